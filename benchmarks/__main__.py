@@ -18,7 +18,8 @@ from benchmarks import churn as churning
 from benchmarks import runs
 from benchmarks.bench import Bench
 from benchmarks.result import BenchmarkResult
-from postdate.cli.bench import Common, Number
+from postdate.cli.bench.commands import Number
+from postdate.cli.bench.places import Common
 from postdate.cli.command import Exit, add_command, group, option, options_of
 from postdate.cli.entry import run
 

@@ -18,7 +18,8 @@ from benchmarks.places import Targets, opened
 from benchmarks.processes import Partner
 from benchmarks.result import BenchmarkResult, Figure
 from benchmarks.shared_count import SharedCount
-from postdate.cli.bench import STUCK_SECONDS, Common, lateness_of
+from postdate.cli.bench.messages import STUCK_SECONDS, lateness_of
+from postdate.cli.bench.places import Common
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode

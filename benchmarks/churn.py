@@ -15,7 +15,7 @@ from benchmarks.processes import Partner
 from benchmarks.result import BenchmarkResult, Figure
 from benchmarks.shared_count import SharedCount
 from benchmarks.targets.postgres import PostgresTarget
-from postdate.cli.bench import STUCK_SECONDS
+from postdate.cli.bench.messages import STUCK_SECONDS
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from postdate.cli.bench import BATCH, headers_of, id_of, message_of, queue_names
+from postdate.cli.bench.messages import BATCH, headers_of, id_of, message_of
+from postdate.cli.bench.places import queue_names
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.messages import DelayedMessage
 from postdate.ports import ClaimingStore, Transport

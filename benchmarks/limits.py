@@ -17,7 +17,7 @@ from benchmarks.deployment import Deployment
 from benchmarks.places import Measured, Targets
 from benchmarks.result import LatenessInMilliseconds, lateness
 from benchmarks.targets.target import BareRow
-from postdate.cli.bench import BODY, headers_of, id_of, received_ids
+from postdate.cli.bench.messages import BODY, headers_of, id_of, received_ids
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope, encode_headers

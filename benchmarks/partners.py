@@ -33,10 +33,10 @@ from benchmarks.deployment import Deployment, Ping, Workload, from_json
 from benchmarks.result import lateness
 from benchmarks.shared_count import SharedCount
 from benchmarks.system import peak_rss_mb
-from postdate.cli.bench import Deliveries, paced, watch
+from postdate.cli.bench.messages import Deliveries, paced, watch
 from postdate.clock import SystemClock
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.outgoing import HandlerContext
+from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime.process import freeze_what_is_loaded

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from benchmarks.deployment import Deployment, Opening, application_name, names_of
 from benchmarks.system import LOOPBACK, cpu_seconds, family_cpu_seconds, listening_pid, parent_of
 from benchmarks.targets.target import BenchmarkRun, BenchmarkTarget
-from postdate.cli.bench import Common, Subject, Trial, trial
+from postdate.cli.bench.places import Common, Subject, Trial, trial
 from postdate.ports.backends import Scratch
 
 TARGETS: Mapping[str, str] = {

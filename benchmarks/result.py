@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from postdate.cli.bench import percentiles
+from postdate.cli.bench.messages import percentiles
 
 Figure = float | list[float] | Mapping[str, float]
 

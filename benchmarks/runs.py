@@ -18,10 +18,11 @@ from benchmarks.places import Targets
 from benchmarks.processes import Partner
 from benchmarks.result import BenchmarkResult, Figure, lateness
 from benchmarks.shared_count import SharedCount
-from postdate.cli.bench import STUCK_SECONDS, id_of
+from postdate.cli.bench.messages import STUCK_SECONDS, id_of
 from postdate.clock import SystemClock
 from postdate.endpoint.message_types import MessageTypes
-from postdate.endpoint.outgoing import SendOptions, outgoing_message, sender_headers
+from postdate.endpoint.outgoing import outgoing_message, sender_headers
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
 from postdate.ports import AdministrableStore, TransactionMode

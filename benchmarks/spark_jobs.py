@@ -26,7 +26,7 @@ from benchmarks.limits import arrived, insert_limit, move_limit
 from benchmarks.places import Targets
 from benchmarks.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
 from benchmarks.targets.postgres import PostgresTarget
-from postdate.cli.bench import BODY, STUCK_SECONDS, headers_of, id_of
+from postdate.cli.bench.messages import BODY, STUCK_SECONDS, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.pipeline.audit import audit

@@ -180,9 +180,9 @@ class SqliteStoreSubject(StoreSubject):
 def _set(store: SqliteStore, pragmas: tuple[str, str]) -> Generator[None]:
     """Give the connection that writes a setting, and after the block another."""
     before, after = pragmas
-    store.file._writing_connection().execute(f"PRAGMA {before}")
+    store.file.access._writing_connection().execute(f"PRAGMA {before}")
     yield
-    store.file._writing_connection().execute(f"PRAGMA {after}")
+    store.file.access._writing_connection().execute(f"PRAGMA {after}")
 
 
 class MemoryTransportSubject(TransportSubject):

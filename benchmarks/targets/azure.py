@@ -24,7 +24,7 @@ from postdate.backends.azure.envelope import from_text, to_text
 from postdate.backends.azure.layout import DelayedEntity, read_entity, second_key
 from postdate.backends.azure.login import AzureLogin, parse_login
 from postdate.backends.azure.scratch import clean
-from postdate.cli.bench import BODY, headers_of, id_of
+from postdate.cli.bench.messages import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope

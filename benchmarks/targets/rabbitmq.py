@@ -9,7 +9,7 @@ from benchmarks.targets.amqp import Confirms, RawConnection, publishing_frames
 from benchmarks.targets.target import BareRow, BenchmarkRun, BenchmarkTarget, Mover
 from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.properties import properties_of
-from postdate.cli.bench import BODY, headers_of, id_of
+from postdate.cli.bench.messages import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.messages import Envelope
 from postdate.ports.backends import Scratch

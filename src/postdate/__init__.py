@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from postdate.backends.mariadb.database import MariaDb
     from postdate.backends.mariadb.store import MariaDbStore as MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts as MariaDbTimeouts
-    from postdate.backends.memory.database import Memory
-    from postdate.backends.memory.database import MemorySagaStore as MemorySagaStore
-    from postdate.backends.memory.database import MemoryTimeouts as MemoryTimeouts
+    from postdate.backends.memory.database import (
+        Memory,
+        MemorySagaStore as MemorySagaStore,
+        MemoryTimeouts as MemoryTimeouts,
+    )
     from postdate.backends.memory.store import MemoryStore as MemoryStore
     from postdate.backends.memory.transport import MemoryTransport as MemoryTransport
-    from postdate.backends.msmq.transport import Msmq
-    from postdate.backends.msmq.transport import MsmqTransport as MsmqTransport
+    from postdate.backends.msmq.transport import Msmq, MsmqTransport as MsmqTransport
     from postdate.backends.postgres.database import Postgres
     from postdate.backends.postgres.outbox import PostgresOutbox as PostgresOutbox
     from postdate.backends.postgres.sagas import PostgresSagaStore as PostgresSagaStore
     from postdate.backends.postgres.store import PostgresStore as PostgresStore
     from postdate.backends.postgres.timeouts import PostgresTimeouts as PostgresTimeouts
     from postdate.backends.postgres.transport import PostgresTransport as PostgresTransport
-    from postdate.backends.rabbitmq.transport import RabbitMq
-    from postdate.backends.rabbitmq.transport import RabbitMqTransport as RabbitMqTransport
+    from postdate.backends.rabbitmq.transport import RabbitMq, RabbitMqTransport as RabbitMqTransport
     from postdate.backends.sqlite.database import Sqlite
     from postdate.backends.sqlite.outbox import SqliteOutbox as SqliteOutbox
     from postdate.backends.sqlite.sagas import SqliteSagaStore as SqliteSagaStore
@@ -34,39 +34,42 @@ if TYPE_CHECKING:
     from postdate.backends.sqlserver.database import SqlServer
     from postdate.backends.sqlserver.store import SqlServerStore as SqlServerStore
     from postdate.backends.sqlserver.timeouts import SqlServerTimeouts as SqlServerTimeouts
-    from postdate.client.client import BlockingClient as BlockingClient
-    from postdate.client.client import Client as Client
-    from postdate.client.client import connect
-    from postdate.clock import Clock as Clock
-    from postdate.clock import ScaledClock as ScaledClock
-    from postdate.clock import SystemClock as SystemClock
+    from postdate.client.client import BlockingClient as BlockingClient, Client as Client, connect
+    from postdate.clock import Clock as Clock, ScaledClock as ScaledClock, SystemClock as SystemClock
     from postdate.core.changes import Pending as Pending
     from postdate.core.limits import Limits as Limits
-    from postdate.core.recoverability import DelayedRetry as DelayedRetry
-    from postdate.core.recoverability import Discard as Discard
-    from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
-    from postdate.core.recoverability import MoveToError as MoveToError
-    from postdate.core.recoverability import Recoverability
+    from postdate.core.recoverability import (
+        DelayedRetry as DelayedRetry,
+        Discard as Discard,
+        ImmediateRetry as ImmediateRetry,
+        MoveToError as MoveToError,
+        Recoverability,
+    )
     from postdate.endpoint.endpoint import BlockingEndpoint, Endpoint
+    from postdate.endpoint.handler_context import HandlerContext
     from postdate.endpoint.message_types import time_to_be_received
     from postdate.endpoint.outbox import Outbox
-    from postdate.endpoint.outgoing import HandlerContext
-    from postdate.endpoint.outgoing import SendOptions as SendOptions
     from postdate.endpoint.plain_handlers import BlockingHandlerContext as BlockingHandlerContext
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
-    from postdate.endpoint.settings import Audit, DelayedDelivery, TimeoutManager
-    from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
+    from postdate.endpoint.send_options import SendOptions as SendOptions
+    from postdate.endpoint.settings import (
+        Audit,
+        DelayedDelivery,
+        TimeoutManager,
+        ExternalTimeoutManager as ExternalTimeoutManager,
+    )
     from postdate.errors import PostdateError as PostdateError
-    from postdate.messages import DelayedMessage
-    from postdate.messages import Envelope as Envelope
-    from postdate.messages import Headers as Headers
-    from postdate.messages import Origin as Origin
-    from postdate.ports import Answer as Answer
-    from postdate.ports import DelayedMessageStore, TransactionMode, Transport
-    from postdate.ports import DelayExchange as DelayExchange
-    from postdate.ports import ExpiryRules as ExpiryRules
-    from postdate.ports import Recording as Recording
-    from postdate.ports import SagaStore as SagaStore
+    from postdate.messages import DelayedMessage, Envelope as Envelope, Headers as Headers, Origin as Origin
+    from postdate.ports import (
+        Answer as Answer,
+        DelayedMessageStore,
+        TransactionMode,
+        Transport,
+        DelayExchange as DelayExchange,
+        ExpiryRules as ExpiryRules,
+        Recording as Recording,
+        SagaStore as SagaStore,
+    )
 
 __version__ = "0.1.0"
 
@@ -110,9 +113,10 @@ _ROOMS = {
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.endpoint": ("BlockingEndpoint", "Endpoint"),
     "endpoint.message_types": ("time_to_be_received",),
+    "endpoint.handler_context": ("HandlerContext",),
     "endpoint.plain_handlers": ("BlockingHandlerContext",),
     "endpoint.outbox": ("Outbox",),
-    "endpoint.outgoing": ("HandlerContext", "SendOptions"),
+    "endpoint.send_options": ("SendOptions",),
     "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
     "endpoint.settings": ("Audit", "DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "errors": ("PostdateError",),

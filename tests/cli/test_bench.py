@@ -14,8 +14,8 @@ from redis import Redis
 from tests.cli.conftest import Ran
 from tests.cli.test_benchmarks import names_in
 
-from postdate.cli import bench
-from postdate.cli.bench import id_of, lateness_of, message_of, percentiles
+from postdate.cli.bench import commands, messages, places
+from postdate.cli.bench.messages import id_of, lateness_of, message_of, percentiles
 
 RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
@@ -115,20 +115,20 @@ def test_a_person_reads_a_name_and_a_figure_a_line(cli):
     ids=["each once", "one lost", "two doubled", "one of nobody"],
 )
 def test_a_promise_that_is_not_kept_is_counted(cli, monkeypatch, arrivals, figures):
-    received_ids = bench.received_ids
+    received_ids = commands.received_ids
 
     async def received(*arguments):
         return arrivals(await received_ids(*arguments))
 
-    monkeypatch.setattr(bench, "received_ids", received)
+    monkeypatch.setattr(commands, "received_ids", received)
     ran = cli("bench", "drain", "--n", "20", "--json")
     assert (ran.json["lost"], ran.json["duplicated"], ran.json["early"]) == figures
     assert ran.status == (1 if any(figures) else 0)
 
 
 def test_deliveries_that_do_not_come_end_a_run(cli, monkeypatch):
-    monkeypatch.setattr(bench, "STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(bench.Deliveries, "delivered", lambda *_: None)
+    monkeypatch.setattr(messages, "STUCK_SECONDS", 0.2)
+    monkeypatch.setattr(messages.Deliveries, "delivered", lambda *_: None)
     ran = cli("bench", "drain", "--n", "20", "--json")
     assert ran.status == 1
     assert "nothing was delivered for" in ran.err
@@ -172,7 +172,7 @@ def schemas(url):
 def fixed_run(monkeypatch):
     """Give all runs of this process one name, and return it."""
     name = os.urandom(6).hex()
-    monkeypatch.setattr(bench.secrets, "token_hex", lambda _bytes: name)
+    monkeypatch.setattr(places.secrets, "token_hex", lambda _bytes: name)
     return name
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_left_on_servers(measure, fixed_run, postgres_url, redis_url,
 def test_queues_are_deleted_on_rabbitmq(measure, fixed_run, rabbitmq_url):
     assert measure("sqlite", "rabbitmq", "drain", "--n", "20").status == 0
     connection = pika.BlockingConnection(pika.URLParameters(rabbitmq_url))
-    for queue in bench.queue_names(fixed_run):
+    for queue in places.queue_names(fixed_run):
         with pytest.raises(ChannelClosedByBroker, match="no queue"):
             connection.channel().queue_declare(queue, passive=True)
     connection.close()

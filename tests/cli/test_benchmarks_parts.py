@@ -21,7 +21,7 @@ from benchmarks.shared_count import SharedCount
 from benchmarks.targets.amqp import Confirms
 
 from postdate.backends.rabbitmq import wire
-from postdate.cli.bench import id_of
+from postdate.cli.bench.messages import id_of
 
 RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)

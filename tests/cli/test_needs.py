@@ -10,7 +10,7 @@ import pytest
 from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
 from postdate.config import load_settings
 from postdate.core.changes import Pending
-from postdate.endpoint.outgoing import SendOptions
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import MessageNotFound, NotSupported, QueueNotFound, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.operations import (

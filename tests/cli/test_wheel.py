@@ -30,7 +30,7 @@ def test_it_has_no_benchmarks_and_no_examples(wheel):
     names = wheel.namelist()
     folders = ("postdate/bench/", "postdate/demo/")
     assert not [name for name in names if "benchmark" in name or "example" in name or name.startswith(folders)]
-    assert "postdate/cli/bench.py" in names
+    assert "postdate/cli/bench/commands.py" in names
 
 
 def test_it_asks_for_nothing_that_only_the_examples_need(wheel):

@@ -11,8 +11,8 @@ from tests.conftest import as_another_process
 from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.file import _forget
 from postdate.backends.sqlite.processes import Sign, Silence
+from postdate.backends.sqlite.registration import unregister
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 
@@ -78,7 +78,7 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
 
 
 async def test_a_process_shows_life_while_it_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.sqlite.file._HOUSEKEEPING_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.sqlite.upkeep._HOUSEKEEPING_SECONDS", 0.1)
     monkeypatch.setattr("postdate.backends.sqlite.processes._SIGNS_IN_A_BOUND", 600)
     store = SqliteStore(tmp_path / "a.db")
     await store.store_many([DelayedMessage(f"m-{n}", NOW, "done") for n in range(3)], NOW)
@@ -129,7 +129,7 @@ async def test_whoever_sends_is_told_that_others_have_it(tmp_path: Path) -> None
     assert all(store.still_holds(claim) for claim in held)
     other = as_another_process(lambda: SqliteStore(tmp_path / "a.db"))
     number = store.file.claimant
-    other.file.write_blocking(lambda tx: _forget(tx, number))
+    other.file.write_blocking(lambda tx: unregister(tx, number))
     await until(lambda: set(lost) >= {claim.message.message_id for claim in held})
     assert not any(store.still_holds(claim) for claim in held)
     again = await store.claim_due(LATER, 10)
@@ -175,7 +175,7 @@ async def test_a_process_that_was_taken_for_dead_looks_again_when_it_is_register
         as_another_process(lambda: SqliteStore(tmp_path / "empty.db", synchronous="normal")),
         store.file.claimant,
     )
-    await other.file.write(lambda tx: _forget(tx, number))
+    await other.file.write(lambda tx: unregister(tx, number))
     assert not await store.cancel("none", NOW)
     assert (store.file.claimant != number, bool(woken)) == (True, True)
     stop()

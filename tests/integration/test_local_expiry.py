@@ -557,7 +557,7 @@ async def test_a_full_disk_is_logged_and_the_expired_leave_when_there_is_room(
 
 
 def fill(at: Place, path: Path, *, mounted: bool) -> None:
-    connection = at.transport.file._writing_connection()
+    connection = at.transport.file.access._writing_connection()
     if not mounted:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -571,4 +571,4 @@ def make_room(at: Place, path: Path, *, mounted: bool) -> None:
     if mounted:
         (path.parent / "ballast").unlink()
     else:
-        at.transport.file._writing_connection().execute("PRAGMA max_page_count = 1000000")
+        at.transport.file.access._writing_connection().execute("PRAGMA max_page_count = 1000000")

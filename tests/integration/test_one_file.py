@@ -25,7 +25,7 @@ from postdate import (
     Recoverability,
     SqliteStore,
 )
-from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.access import FileAccess
 from postdate.core.recoverability import Host, error_headers
 from postdate.errors import MessageError, StoreError
 from postdate.ports import Outcome
@@ -231,7 +231,7 @@ async def test_lock_files_that_were_removed_come_back(tmp_path: Path) -> None:
         shutil.rmtree(folder)
         store.file._chores.round()
         assert {each.name for each in folder.iterdir()} == {"1.lock", "1.alive"}
-        assert store.file.free_claims_of_the_dead() == 0
+        assert store.file._chores.free_claims_of_the_dead() == 0
 
 
 async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
@@ -240,17 +240,17 @@ async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
     """A statement in progress would fail its commit: "SQL statements in progress"."""
     store = SqliteStore(tmp_path / "store.db", synchronous="normal")
     await store.setup()
-    turn = SqliteFile._turn
+    turn = FileAccess._turn
 
     @contextmanager
-    def then_another_writer(file: SqliteFile) -> Generator[None]:
-        with turn(file):
+    def then_another_writer(access: FileAccess) -> Generator[None]:
+        with turn(access):
             yield
         for statement in ("BEGIN IMMEDIATE", "SAVEPOINT part", "RELEASE part", "COMMIT"):
-            assert file._writer is not None
-            file._writer.execute(statement)
+            assert access._writer is not None
+            access._writer.execute(statement)
 
-    monkeypatch.setattr(SqliteFile, "_turn", then_another_writer)
+    monkeypatch.setattr(FileAccess, "_turn", then_another_writer)
     store.file.checkpoint_blocking()
     monkeypatch.undo()
     await store.close()

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, SystemClock, TransactionMode
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.operations.error_queue import returned_copy
+from postdate.operations.error_returns import returned_copy
 from postdate.ports import End, Received
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]

@@ -27,7 +27,7 @@ from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerS
 from postdate.backends.sqlserver.login import login_answer
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
-from postdate.cli.bench import Common
+from postdate.cli.bench.places import Common
 from postdate.errors import ConfigurationError, StoreNotWritable, StoreUnreachable
 from postdate.ports import Recording
 

@@ -96,7 +96,7 @@ def _must_run(*command: str) -> None:
 
 
 def _pages(store: SqliteStore, count: int) -> None:
-    store.file._writing_connection().execute(f"PRAGMA max_page_count = {count}")
+    store.file.access._writing_connection().execute(f"PRAGMA max_page_count = {count}")
 
 
 async def fill(store: SqliteStore) -> list[str]:

@@ -28,7 +28,7 @@ from postdate.backends.rabbitmq.consuming import ConsumingChannel
 from postdate.backends.rabbitmq.content import BITS
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
-from postdate.operations.error_queue import returned_copy
+from postdate.operations.error_returns import returned_copy
 from postdate.ports import DelayExchange, End, MessageFilter
 from postdate.runtime.resource import Resource
 

@@ -19,7 +19,7 @@ from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.core.recoverability import Host, error_headers
 from postdate.errors import InvalidHeaders, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Envelope, to_envelope
-from postdate.operations.error_queue import returned_copy
+from postdate.operations.error_returns import returned_copy
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 QUEUE = "postdate.intake"

@@ -27,7 +27,7 @@ from postdate.core.upkeep import daily, store_clock, wall_times
 from postdate.core.zones import ZoneRules, read_rules
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.operations import error_queue
+from postdate.operations import error_returns
 from postdate.ports import Claim
 from postdate.testing.clock import START
 
@@ -249,7 +249,7 @@ def holding_what_is_returned() -> Generator[Breaks]:
     async def nobody_has(store: object, destination: str) -> bool:
         return False
 
-    with _instead(error_queue, "has_limits", nobody_has):
+    with _instead(error_returns, "has_limits", nobody_has):
         yield Breaks()
 
 

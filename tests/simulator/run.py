@@ -52,7 +52,7 @@ from postdate.core.recoverability import Recoverability
 from postdate.core.upkeep.wall_times import KeptZones, WallTime
 from postdate.core.zones import SOURCE, ZoneFiles, ZoneSource, zone_files
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.outgoing import HandlerContext
+from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import DuplicateMessage, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.messages import DelayedMessage, Headers
@@ -549,7 +549,7 @@ def _queue(kind: Kind) -> str:
 
 
 def _options(destination: str, due: Any, message_id: str) -> Any:
-    from postdate.endpoint.outgoing import SendOptions
+    from postdate.endpoint.send_options import SendOptions
 
     return SendOptions(destination=destination, deliver_at=due, message_id=message_id)
 

@@ -51,10 +51,10 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.administration import place_text, read_place
 from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.common import OUTCOME_RECORDS
 from postdate.ports.limits import LANES, KeptLimits, LimitsInUse
-from postdate.ports.stores import place_text, read_place
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 HEARD_WITHIN_SECONDS: Final = 1.5

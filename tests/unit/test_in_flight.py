@@ -255,7 +255,7 @@ async def test_patience_is_real_time_on_a_clock_that_runs_fast(make) -> None:
     assert in_real_time(fast, SECOND) == 1_440 * SECOND
     assert in_real_time(bench.clock, SECOND) == SECOND
     dispatcher = Dispatcher(bench.store, bench.transport, bench.settings, fast, bench.breaker, bench.failure_rate)
-    assert dispatcher._longest_send == timedelta(hours=12)
+    assert dispatcher._sender.longest_send == timedelta(hours=12)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ async def test_a_release_of_a_claim_does_not_take_the_place_of_what_was_sent(ben
 
 async def test_a_claim_that_is_held_is_released_although_an_older_one_was_lost(bench) -> None:
     gate = Sends(bench).next(TransportUnavailable("nack"))
-    bench.dispatcher._settings = replace(bench.dispatcher._settings, number_of_retries=5)
+    bench.dispatcher._recovery._settings = replace(bench.dispatcher._recovery._settings, number_of_retries=5)
     await bench.keep(bench.message(due_in=-1))
     async with bench.dispatcher.running():
         await bench.look()
@@ -193,7 +193,7 @@ async def test_a_success_while_a_probe_is_claimed_ends_the_backoff(bench) -> Non
             await bench.keep(bench.message(id_, -1))
             await bench.look()
             await bench.clock.settle()
-        assert bench.dispatcher._probing.is_waiting
+        assert bench.dispatcher._recovery.probing.is_waiting
         await bench.clock.advance(SECOND)
 
         async def claims_while_the_other_succeeds(now: datetime, limit: int):
@@ -261,7 +261,7 @@ async def test_messages_of_one_full_queue_are_given_back_together(bench) -> None
 async def test_a_look_that_is_cancelled_gives_back_what_it_has_claimed(bench) -> None:
     """Between the claim and the batch nobody had it."""
     await bench.keep(bench.message("full-1", -1, "full"), bench.message("m-1", -1))
-    bench.dispatcher._destinations.failed("full", bench.clock.monotonic())
+    bench.dispatcher._recovery.destinations.failed("full", bench.clock.monotonic())
     asked = anyio.Event()
 
     async def never(*_: object) -> int:
@@ -277,7 +277,7 @@ async def test_a_look_that_is_cancelled_gives_back_what_it_has_claimed(bench) ->
                 await asked.wait()
                 bench.memory.release = release
                 scope.cancel()
-    bench.dispatcher._destinations.succeeded("full")
+    bench.dispatcher._recovery.destinations.succeeded("full")
     async with bench.dispatcher.running():
         await bench.look_for(5 * SECOND)
     assert bench.ids("billing") == ["m-1"]

@@ -486,7 +486,7 @@ async def test_a_look_that_asked_nothing_says_nothing_about_the_store(make_bench
     dispatcher = dispatcher_of(bench)
     work = due_work(bench.memory, bench.transport, dispatcher, bench.clock)
     assert (await work.take(bench.clock.now())).has_asked
-    dispatcher._probing.failed(bench.clock.monotonic())
+    dispatcher._recovery.probing.failed(bench.clock.monotonic())
     assert not (await work.take(bench.clock.now())).has_asked
 
 

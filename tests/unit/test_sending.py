@@ -17,8 +17,9 @@ from postdate import (
     SendOptions,
 )
 from postdate.clock import LATEST
-from postdate.endpoint.outgoing import SendKeywords, kept, outgoing_message, sender_headers, through_queue
+from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers, through_queue
 from postdate.endpoint.plain_handlers import BlockingHandlerContext
+from postdate.endpoint.send_options import SendKeywords
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
 from postdate.testing import EndpointTest, VirtualClock
 

@@ -14,7 +14,8 @@ import postdate
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
 from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
 from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store, latest_time
-from postdate.endpoint.outgoing import SendOptions, outgoing_message
+from postdate.endpoint.outgoing import outgoing_message
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import StoreNotWritable, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import StoreCapabilities

@@ -81,7 +81,7 @@ _later("destinations", "postdate.cli.destinations", "Pause queues, and limit how
 _later("dashboard", "postdate.cli.dashboard", "Show what waits as a page for the browser.")
 _later("move", "postdate.cli.move", "Move what waits into another store.")
 _later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
-_later("bench", "postdate.cli.bench", "Measure this machine's own store and queues.")
+_later("bench", "postdate.cli.bench.commands", "Measure this machine's own store and queues.")
 _later("config", "postdate.cli.diagnosis", "Look at the settings.")
 _later("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to mend it.")
 _later("version", "postdate.cli.diagnosis", "Say which Postdate, Python and SQLite these are.")

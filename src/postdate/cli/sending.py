@@ -23,7 +23,7 @@ from postdate.cli.command import (
     wall_time_of,
     wrong_usage,
 )
-from postdate.endpoint.outgoing import SendOptions
+from postdate.endpoint.send_options import SendOptions
 from postdate.operations.plain import shown_time
 from postdate.wiring import setup_sql
 

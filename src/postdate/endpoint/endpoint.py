@@ -34,9 +34,10 @@ from postdate.endpoint.assemble import (
 from postdate.endpoint.handling import Handler, Handlers, MessageEndings
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
-from postdate.endpoint.outgoing import OutgoingMessages, SendKeywords, SendOptions, publishing
+from postdate.endpoint.outgoing import OutgoingMessages, publishing
 from postdate.endpoint.plain_handlers import PlainHandler, in_threads
 from postdate.endpoint.sagas import Saga
+from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
 from postdate.endpoint.settings import (
     Audit,

@@ -43,8 +43,9 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
+from postdate.endpoint.handler_context import BusinessTransaction, HandlerContext
 from postdate.endpoint.message_types import MessageTypes, type_name
-from postdate.endpoint.outgoing import BusinessTransaction, HandlerContext, OutgoingMessages
+from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, calling_own_store, is_saga_timeout
 from postdate.endpoint.service import CriticalErrors
 from postdate.endpoint.settings import Audit

@@ -22,8 +22,8 @@ from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
 from postdate.core.recoverability import is_outage
 from postdate.core.simple_store import sharing
+from postdate.endpoint.handler_context import BusinessTransaction
 from postdate.endpoint.handling import Handling, failure_of
-from postdate.endpoint.outgoing import BusinessTransaction
 from postdate.endpoint.saga_handling import calling_own_store
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, UnsupportedTransactionMode
 from postdate.messages import Envelope, Headers

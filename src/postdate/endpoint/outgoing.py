@@ -1,4 +1,4 @@
-"""Makes, sends and stores an endpoint's messages, at once or with a handler, by its context.
+"""Makes the messages of an endpoint, and sends them or stores them, wherever delayed ones go.
 
 Source: specification 5; ADR 9, 14.
 """
@@ -9,65 +9,50 @@ import logging
 import platform
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from random import random
-from types import MappingProxyType
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any
 
-from postdate.clock import EARLIEST, Clock, later
+from postdate.clock import Clock, later
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.recoverability import checked_answers
 from postdate.core.simple_store import enlisting
 from postdate.core.timeout_manager.steps import clear_timeouts, to_timeout_manager
 from postdate.core.upkeep.store_clock import latest_time
 from postdate.core.upkeep.wall_times import KeptZones, WallTime
-from postdate.core.windows import Window
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.endpoint.message_types import INFINITE, MessageTypes, TimesToBeReceived, finite, type_name
+from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived, finite, type_name
+from postdate.endpoint.send_options import SendOptions
 from postdate.endpoint.service import EndpointContext
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_manager_queue
 from postdate.errors import (
-    ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
-    InvalidTimestamp,
-    MessageError,
     MessageTooLarge,
     NotSupported,
     PostdateError,
     UnknownMessageType,
 )
 from postdate.messages import (
-    LONGEST_TIME_TO_BE_RECEIVED,
     DelayedMessage,
     Envelope,
     Headers,
-    aware_utc,
-    check_destination,
     check_headers,
-    check_id,
     check_not_reserved,
     delay_headers,
     encode_headers,
     format_time_span,
     format_timestamp,
     new_message_id,
-    parse_timestamp,
     size_in_bytes,
 )
 from postdate.ports import (
     End,
     JoiningStore,
-    NativeTransaction,
-    OutboxStore,
-    OutboxTransaction,
     PublishingTransport,
-    Received,
     RecordKind,
     TransactionMode,
     Transport,
@@ -77,136 +62,7 @@ from postdate.ports import (
 from postdate.ports.changing import no_transaction_of_yours
 from postdate.runtime import tracing
 
-
-class SendKeywords(TypedDict, total=False):
-    """The keywords of every ``send``; what each means: :meth:`postdate.Endpoint.send`."""
-
-    destination: str | None
-    delay: timedelta | None
-    deliver_at: datetime | str | None
-    expires_at: datetime | None
-    time_to_be_received: timedelta | None
-    use_dead_letter_queue: bool | None
-    headers: Mapping[str, str] | None
-    message_id: str | None
-    zone: str | None
-    window: str | None
-    spread: timedelta | None
-
-
 log = logging.getLogger("postdate.endpoint")
-
-_TYPES: Final = {
-    "delay": timedelta,
-    "time_to_be_received": timedelta,
-    "spread": timedelta,
-    "zone": str,
-    "window": str,
-    "headers": Mapping,
-}
-"""Of options that no other check asks for their type."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """How one message is sent: the keywords of :meth:`postdate.Endpoint.send`. May be used again for other messages.
-
-    Raises:
-        DelayConflict: options that exclude each other.
-        InvalidMessage: a destination or an id that is blank or too long, a negative delay, or a time to be received of
-            zero or less.
-        InvalidTimestamp: a date-time without a time zone.
-    """
-
-    destination: str | None = None
-    delay: timedelta | None = None
-    deliver_at: datetime | str | None = None
-    expires_at: datetime | None = None
-    time_to_be_received: timedelta | None = None
-    use_dead_letter_queue: bool | None = None
-    headers: Mapping[str, str] | None = None
-    message_id: str | None = None
-    zone: str | None = None
-    window: str | None = None
-    spread: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        self._check_types()
-        if self.destination is not None:
-            check_destination(self.destination)
-        if self.message_id is not None:
-            check_id(self.message_id)
-        if self.delay is not None and self.deliver_at is not None:
-            raise DelayConflict("delay and deliver_at exclude each other: give one of them")
-        if self.zone is not None and (self.window, self.spread) != (None, None):
-            raise DelayConflict("what follows the clocks of a zone is due just then: no window, and no spread")
-        for name in ("delay", "spread"):
-            if (getattr(self, name) or timedelta(0)) < timedelta(0):
-                raise InvalidMessage(f"{name} must not be negative, not {getattr(self, name)}")
-        if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
-            raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
-        if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
-            raise InvalidMessage(
-                f"time_to_be_received is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: "
-                f"{self.time_to_be_received}; leave it out, or say timedelta.max, for a message that is wanted for ever"
-            )
-        if self.use_dead_letter_queue is not None and self.is_delayed:
-            raise DelayConflict(
-                "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
-            )
-        self._check_due()
-        if self.expires_at is not None:
-            aware_utc(self.expires_at, "expires_at")
-
-    def _check_types(self) -> None:
-        """Refuse values of another type, which callers without type checks may give."""
-        for name, kind in _TYPES.items():
-            value: object = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise InvalidMessage(f"{name} must be a {kind.__name__}, not {type(value).__name__} {value!r}")
-
-    def _check_due(self) -> None:
-        """Refuse a due time or a window that cannot be."""
-        self._due(EARLIEST, EARLIEST)
-        if self.window is not None:
-            Window.read(self.window)
-
-    @property
-    def is_delayed(self) -> bool:
-        """Whether it is to be delivered later."""
-        return (self.delay, self.deliver_at, self.window, self.spread) != (None,) * 4
-
-    @property
-    def wall_time(self) -> WallTime | None:
-        """What the clocks of ``zone`` show when it is due."""
-        return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
-
-    def due(self, now: datetime, latest: datetime | None = None) -> datetime | None:
-        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
-
-        A delay counts from ``latest``, the latest time that it may be where a clock is not exact; ``None``: ``now``.
-        With ``spread`` it is another one at each call, as likely at each instant of the spread at which the window is
-        open.
-        """
-        due = self._due(now, now if latest is None else latest)
-        if self.window is None and self.spread is None:
-            return due
-        due, spread = max(due or now, now), self.spread or timedelta(0)
-        share = random()  # noqa: S311 - no secret
-        if self.window is not None:
-            return Window.read(self.window).instant_within(due, spread, share)
-        return due + share * (later(due, spread) - due)
-
-    def _due(self, now: datetime, latest: datetime) -> datetime | None:
-        if (wall := self.wall_time) is not None:
-            return wall.instant()
-        if isinstance(self.deliver_at, str):
-            raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
-        if self.deliver_at is not None:
-            return aware_utc(self.deliver_at, "deliver_at")
-        if self.delay is None:
-            return None
-        return later(latest, self.delay) if self.delay else now  # without any, it is due already
 
 
 def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
@@ -525,163 +381,3 @@ def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
         if header in incoming:
             tied[header] = incoming[header]
     return {key: value for key, value in tied.items() if value}
-
-
-class BusinessTransaction:
-    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
-
-    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
-        self.transaction, self._store, self._queues = transaction, store, queues
-
-    def check_isolated_send(self) -> None:
-        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
-        if self.transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
-            raise NotSupported(
-                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
-                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
-            )
-
-
-class IncomingMessage:
-    """What a handler can ask of its message."""
-
-    received: Received
-    _headers: Mapping[str, str]
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
-
-        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
-        """
-        return self._headers
-
-    @property
-    def message_id(self) -> str:
-        """Id of the incoming message: stable, however often it is delivered."""
-        return self.headers.get(Headers.MESSAGE_ID, self.received.envelope.message_id)
-
-    @property
-    def due(self) -> datetime | None:
-        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
-        return self.received.envelope.due
-
-
-class HandlerContext(IncomingMessage):
-    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
-
-    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
-    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
-    """
-
-    def __init__(
-        self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
-    ) -> None:
-        self._messages, self.received, self._business = messages, received, business
-        self._headers = MappingProxyType(received.envelope.headers)
-        self.outgoing: list[Outgoing] = []
-        self.named: list[DelayedMessage] = []
-        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
-        id."""
-        self.work: list[Work] = []
-        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
-        work."""
-        self.afterwards: list[Callable[[], Awaitable[None]]] = []
-        """Done when the message has ended well; must raise nothing."""
-        self.saga: Mapping[str, str] = {}
-        """Headers that say which saga instance sends; empty while none is at work."""
-        self.has_ended = False
-        """Set when its handlers have ended: what is sent from then on is refused."""
-
-    async def transaction(self) -> NativeTransaction:
-        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
-
-        What is written on it is committed together with what this handler sends, and with the mark that the message was
-        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
-
-        Returns:
-            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
-            an ``sqlite3.Connection``. It refuses to commit or roll back.
-
-        Raises:
-            ConfigurationError: the endpoint has no outbox.
-            StoreUnavailable: the database cannot be reached.
-        """
-        if self._business is None:
-            raise ConfigurationError(
-                f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
-                f"outbox=Outbox(…) when you create it"
-            )
-        return await self._business.transaction.begin()
-
-    async def send(
-        self,
-        message: object,
-        *,
-        isolated: bool = False,
-        **how: Unpack[SendKeywords],
-    ) -> str:
-        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
-
-        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
-        message fails the handler as it ends.
-        """
-        how["headers"] = self._with_saga(how.get("headers"))
-        options = SendOptions(**how)
-        outgoing = self._messages.make(message, options, related_to=self.headers)
-        if options.message_id is not None and isinstance(outgoing, DelayedMessage):
-            outgoing = self._named(outgoing, isolated=isolated)
-        return await self._leave(outgoing, isolated=isolated)
-
-    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
-        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
-
-        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
-        end.
-        """
-        if self._business is not None:
-            self.named += () if isolated else (outgoing,)
-        elif self.received.unanswered and self._messages.delays_leave_first:
-            with suppress(KeyError, InvalidTimestamp):
-                since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
-                return replace(
-                    outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: format_timestamp(since)}
-                )
-        return outgoing
-
-    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
-
-        A reply cannot be delayed (row 7).
-
-        Raises:
-            InvalidMessage: the incoming message names no address for replies.
-        """
-        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
-        return await self._leave(self._messages.make(message, options, related_to=self.headers))
-
-    async def publish(
-        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
-    ) -> str:
-        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
-        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
-        return await self._leave(self._messages.make(message, options, related_to=self.headers))
-
-    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        return {**self.saga, **(headers or {})} if self.saga else headers
-
-    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
-        """Have a message leave, at once or at the end; return its id."""
-        if self.has_ended:
-            raise MessageError(
-                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
-            )
-        if isolated or self._messages.mode is TransactionMode.NONE:
-            if self._business is not None:
-                self._business.check_isolated_send()
-            await self._messages.send([outgoing])
-        else:
-            if Headers.WALL_TIME in outgoing.headers:
-                self.afterwards.append(partial(self._messages.keep_zone_afterwards, outgoing))
-            self.outgoing.append(outgoing)
-        return outgoing.message_id

@@ -9,8 +9,9 @@ from typing import Any, Unpack
 
 from anyio import from_thread, to_thread
 
+from postdate.endpoint.handler_context import HandlerContext, IncomingMessage
 from postdate.endpoint.handling import Handler
-from postdate.endpoint.outgoing import HandlerContext, IncomingMessage, SendKeywords
+from postdate.endpoint.send_options import SendKeywords
 from postdate.errors import ConfigurationError
 
 

@@ -21,9 +21,11 @@ from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.recoverability import BORNE, is_outage
 from postdate.core.simple_store import sharing
+from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.message_types import type_name
-from postdate.endpoint.outgoing import HandlerContext, Outgoing, OutgoingMessages, SendOptions, sent_by_saga, to_saga_of
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, sent_by_saga, to_saga_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole, as_text
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,

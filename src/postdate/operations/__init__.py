@@ -5,21 +5,22 @@ written as JSON as it is: times in UTC, names instead of numbers, no secrets.
 """
 
 from postdate.operations.doctor import Diagnosis as Diagnosis, Probe as Probe, Verdict as Verdict, diagnose as diagnose
+from postdate.operations.error_edits import Edit as Edit, edit as edit
 from postdate.operations.error_queue import (
-    Edit as Edit,
     ErrorDetails as ErrorDetails,
     ErrorFilter as ErrorFilter,
     ErrorGroups as ErrorGroups,
     ErrorLine as ErrorLine,
     ErrorList as ErrorList,
-    Returned as Returned,
-    Treatment as Treatment,
-    edit as edit,
     group_errors as group_errors,
     list_errors as list_errors,
+    show_error as show_error,
+)
+from postdate.operations.error_returns import (
+    Returned as Returned,
+    Treatment as Treatment,
     return_all as return_all,
     return_messages as return_messages,
-    show_error as show_error,
 )
 from postdate.operations.explanation import Explanation as Explanation, MessageState as MessageState, explain as explain
 from postdate.operations.messages import (

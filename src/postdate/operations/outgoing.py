@@ -12,7 +12,7 @@ from typing import Literal
 from postdate.config import Settings
 from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import JSON_CONTENT_TYPE
-from postdate.endpoint.outgoing import SendOptions
+from postdate.endpoint.send_options import SendOptions
 from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
 from postdate.operations.doctor.servers import limits_on_server

@@ -27,8 +27,8 @@ _SECOND, _MINUTE, _HOUR, _DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000
 _BEYOND_EVERY_DIFFERENCE: Final = 10**18
 """Microseconds; more than the distance of any two instants of the calendar, and sums of it still fit into 64 bits."""
 
-# The length and the digits are checked, the separators are not: as in messages.py. Which days a month has is left to
-# Spark's calendar.
+# The length and the digits are checked, the separators are not: as in messages/times.py. Which days a month has is left
+# to Spark's calendar.
 _TIMESTAMP: Final = (
     r"(?s)\A(?!0000)[0-9]{4}.(0[1-9]|1[0-2]).(0[1-9]|[12][0-9]|3[01])"
     r".([01][0-9]|2[0-3]).[0-5][0-9].[0-5][0-9].[0-9]{6}..\z"

@@ -6,6 +6,13 @@ an adapter declares as a value and that is checked at start-up, never silently a
 Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
 """
 
+from postdate.ports.administration import (
+    AdministrableStore as AdministrableStore,
+    MessageFilter as MessageFilter,
+    PendingPage as PendingPage,
+    StoreStatistics as StoreStatistics,
+    counted_between as counted_between,
+)
 from postdate.ports.changing import (
     Answer as Answer,
     JoiningStore as JoiningStore,
@@ -67,20 +74,15 @@ from postdate.ports.scanning import (
 from postdate.ports.stores import (
     NOTHING_MOVED as NOTHING_MOVED,
     SIMPLE_STORE as SIMPLE_STORE,
-    AdministrableStore as AdministrableStore,
     Claim as Claim,
     ClaimingStore as ClaimingStore,
     DelayedMessageStore as DelayedMessageStore,
-    MessageFilter as MessageFilter,
-    PendingPage as PendingPage,
     Moved as Moved,
     MoveReport as MoveReport,
     MovingStore as MovingStore,
     StoreCapabilities as StoreCapabilities,
     StoreReport as StoreReport,
-    StoreStatistics as StoreStatistics,
     capabilities_of as capabilities_of,
-    counted_between as counted_between,
 )
 from postdate.ports.transports import (
     DUE_EXCHANGE_TYPES as DUE_EXCHANGE_TYPES,

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DelayedMessage
+from postdate.ports.administration import MessageFilter, PendingPage
 from postdate.ports.common import NativeTransaction, RecordKind
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.observation import UNREADABLE
-from postdate.ports.stores import MessageFilter, PendingPage
 
 
 class Answer(enum.Enum):

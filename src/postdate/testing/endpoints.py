@@ -22,8 +22,9 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handling import MessageEndings
 from postdate.endpoint.outbox import Outbox
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, SendKeywords, SendOptions, reply_options
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
 from postdate.endpoint.sagas import Saga, as_text
+from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers

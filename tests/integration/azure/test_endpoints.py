@@ -32,7 +32,8 @@ from postdate.config import load_settings
 from postdate.endpoint.message_types import type_name
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, ErrorQueueNotConfigured
 from postdate.messages import format_timestamp
-from postdate.operations.error_queue import return_all, return_messages, show_error
+from postdate.operations.error_queue import show_error
+from postdate.operations.error_returns import return_all, return_messages
 from postdate.ports import Received
 from postdate.wiring.deployment import OpenDeployment
 

@@ -25,7 +25,7 @@ from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage
 from postdate.ports import MessageFilter, PendingPage, StoreStatistics, counted_between
-from postdate.ports.stores import no_cursor
+from postdate.ports.administration import no_cursor
 
 READ_AT_ONCE: Final = 1_000
 """Azure's most entities in one answer."""

@@ -35,9 +35,9 @@ from postdate.ports import (
     Wake,
     counted_between,
 )
+from postdate.ports.administration import place_text, read_place
 from postdate.ports.changing import KeyedIds, Making
 from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore, LimitsInUse
-from postdate.ports.stores import place_text, read_place
 
 
 @dataclass(slots=True)

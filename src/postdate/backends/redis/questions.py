@@ -43,7 +43,7 @@ from postdate.ports import (
     Standing,
     StoreStatistics,
 )
-from postdate.ports.stores import no_cursor
+from postdate.ports.administration import no_cursor
 
 _PAGE: Final = 500
 _PLACE: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")

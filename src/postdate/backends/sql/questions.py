@@ -24,8 +24,8 @@ from postdate.ports import (
     StoreStatistics,
     counted_between,
 )
+from postdate.ports.administration import place_text, read_place
 from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
-from postdate.ports.stores import place_text, read_place
 
 
 def header_text(message_id: str) -> str:

@@ -9,8 +9,8 @@ What differs from the other backends:
   database: when the process dies the lock ends, and the next process frees its rows. There is no lease.
 - Wake-ups are datagrams on the loopback interface.
 
-Read first: ``store`` for the SQL of a delivery; then ``file`` for the write transactions, and ``processes`` for
-claims.
+Read first: ``store``, and ``moving`` for the SQL of a delivery; then ``transactions`` for grouped writes, and
+``processes`` for claims.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     wanted = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
     conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
     sql = f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
-    connection = file.snapshot()
+    connection = file.access.snapshot()
     try:
         done, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
         while True:
@@ -164,7 +164,7 @@ class SqliteRecordStream(RecordStreamStore):
     def _be_there(self) -> None:
         if not self._file.path.exists():
             raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
-        self._file.setup_blocking()  # a file that nobody has open has no log, which only a writer may create
+        self._file.access.setup()  # a file that nobody has open has no log, which only a writer may create
 
     @override
     def close(self) -> None:

@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.sqlite.rows import (
-    QUEUED,
-    Transaction,
-    content_of,
-    mark_and_log,
-    queue_topic,
-    read_rows,
-    time_of,
-)
+from postdate.backends.sqlite.rows import QUEUED, Transaction, content_of, mark_and_log, queue_topic, read_rows, time_of
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import encode_headers, format_timestamp

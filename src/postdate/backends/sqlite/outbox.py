@@ -113,7 +113,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     def before_fork(self, deadline: float) -> None:
-        """Close the connections, as :class:`postdate.backends.sqlite.file.SqliteFile` does.
+        """Close the connections, as :class:`postdate.backends.sqlite.access.FileAccess` does.
 
         A handler that has one is not waited for: it may be what forks. Then the child cannot use the file.
         """

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakSet
 
 from typing_extensions import override
@@ -26,7 +23,10 @@ from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sql.questions import page_of
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.questions import SqliteQuestions
+from postdate.backends.sqlite.replacing import KEEP_KEY, newest_of_key, replace_newest
 from postdate.backends.sqlite.rows import (
     DUE,
     WAITING,
@@ -40,23 +40,18 @@ from postdate.backends.sqlite.rows import (
     mark_unreadable,
     message_of,
     next_attempt,
-    queue_topic,
-    read_rows,
     record,
-    shown,
     signal_if_first,
     time_of,
     waiting_row,
 )
 from postdate.backends.sqlite.unreadable import UnreadableFileRows, readable_and_all_rows
-from postdate.clock import LATEST, to_microseconds
+from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage, check_reschedule, rescheduled_text
 from postdate.ports import (
-    NOTHING_MOVED,
     OUTCOME_RECORDS,
     Claim,
-    Moved,
     MoveReport,
     MovingStore,
     Outcome,
@@ -70,8 +65,8 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.changing import KEYED, KeyedIds, Making
-from postdate.ports.limits import LANE_WIDTH, LANES, KeptLimits
+from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.limits import KeptLimits
 
 _HEADERS: Final = """
     SELECT seq, CAST(headers AS BLOB) FROM content
@@ -103,88 +98,6 @@ class _Token:
     released: bool = False
 
 
-def _first_by(time: str, which: str) -> str:
-    """Return SQL for the first messages of a page, by an index of ``time``.
-
-    In two parts, each a range of the index: compared as a pair, time and number are none.
-    """
-    listed = f"SELECT * FROM delayed_message WHERE {which} AND {time} < coalesce(:due_to, {2**63 - 1})"
-    return f"""SELECT * FROM (
-        SELECT * FROM (
-            {listed} AND {time} = :due_from AND seq > :behind
-            UNION ALL {listed} AND {time} > :due_from
-            ORDER BY {time}, seq LIMIT coalesce(:among, -1))
-        WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
-
-
-_LANES: Final = to_microseconds(LANES)
-_LANE_WIDTH: Final = LANE_WIDTH // timedelta(microseconds=1)
-
-
-def _next_lane(lane: str) -> str:
-    """Return SQL for the number of the first lane from ``lane`` on that has messages."""
-    return f"""
-        SELECT (min(d.attempt_at) - {_LANES}) / {_LANE_WIDTH} FROM delayed_message AS d
-        WHERE d.attempt_at >= {_LANES} + ({lane}) * {_LANE_WIDTH}"""
-
-
-_UNREADABLE: Final = "SELECT count(*) FROM delayed_message WHERE unreadable IS NOT NULL"
-
-
-class _Questions:
-    """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
-
-    # Due times differ from attempt_at only in failed, claimed and held rows: only these are read.
-    next_due: Final = f"""
-        SELECT min(first) FROM (
-            SELECT min(attempt_at) AS first FROM delayed_message
-            UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL
-            UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at > {_LANES})"""
-    statistics: Final = f"""
-        SELECT (SELECT count(*) FROM delayed_message) - ({_UNREADABLE}),
-            (SELECT count(*) FROM delayed_message WHERE attempt_at < :at)
-                + (SELECT count(*) FROM delayed_message WHERE failures > 0 AND attempt_at >= :at AND due < :at)
-                + (SELECT count(*) FROM delayed_message
-                    WHERE failures = 0 AND attempt_at > {_LANES} AND due < :at),
-            (SELECT count(*) FROM delayed_message WHERE attempt_at IS NULL AND unreadable IS NULL),
-            (SELECT count(*) FROM delayed_message WHERE failures > 0 AND unreadable IS NULL),
-            ({next_due}), ({_UNREADABLE})"""
-    due_count: Final = "SELECT count(*) FROM delayed_message WHERE attempt_at >= :first AND attempt_at < :end"
-    moved_dues: Final = f"""
-        SELECT at - ((at % 1000000) + 1000000) % 1000000, sum(count) FROM (
-            SELECT due AS at, 1 AS count FROM delayed_message WHERE failures > 0 AND unreadable IS NULL
-            UNION ALL SELECT due, 1 FROM delayed_message
-                WHERE failures = 0 AND attempt_at IS NULL AND unreadable IS NULL
-            UNION ALL SELECT due, 1 FROM delayed_message
-                WHERE failures = 0 AND attempt_at > {_LANES}
-            UNION ALL SELECT attempt_at, -1 FROM delayed_message WHERE failures > 0 AND unreadable IS NULL)
-        WHERE at >= :first AND at < :end GROUP BY 1"""
-    record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
-    list_pending: Final = f"""
-        SELECT {WAITING_COLUMNS} FROM (
-            {_first_by("attempt_at", "attempt_at = due")}
-            UNION ALL {_first_by("due", "attempt_at <> due")}
-            UNION ALL {_first_by("due", "attempt_at IS NULL AND unreadable IS NULL")}) ORDER BY due, seq LIMIT :limit"""
-    get: Final = f"""
-        SELECT {WAITING_COLUMNS} FROM delayed_message
-        WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
-    limits_table: Final = "destination_limit"
-    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
-    limits_of_held: Final = f"""
-        WITH RECURSIVE
-        last(lane) AS (SELECT max(lane) FROM destination_limit),
-        held(lane) AS (
-            SELECT ({_next_lane("0")})
-            UNION ALL
-            SELECT ({_next_lane("h.lane + 1")}) FROM held AS h WHERE h.lane < (SELECT lane FROM last))
-        SELECT l.destination, l.lane, l.limits, l.free_at
-        FROM held AS h JOIN destination_limit AS l ON l.lane = h.lane"""
-    history: Final = (
-        "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = :id ORDER BY seq"
-    )
-
-
 class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, ReplacingStore):
     """Keeps delayed messages in an SQLite file.
 
@@ -205,7 +118,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     _messages = WAITING
     _dialect = SqliteSqlDialect()
-    _sql = _Questions
+    _sql = SqliteQuestions
 
     def __init__(
         self,
@@ -233,8 +146,10 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     @property
     @override
     def capabilities(self) -> StoreCapabilities:
-        if self._capabilities.holds_at_most != self.file.holds_at_most:  # said by a transport that was opened later
-            self._capabilities = replace(self._capabilities, holds_at_most=self.file.holds_at_most)
+        if (
+            self._capabilities.holds_at_most != self.file.registration.holds_at_most
+        ):  # said by a transport that was opened later
+            self._capabilities = replace(self._capabilities, holds_at_most=self.file.registration.holds_at_most)
         return self._capabilities
 
     @override
@@ -312,11 +227,11 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
             rows = claimed(tx, WAITING, _CLAIM, values, lambda row: (row[0], message_of(row)), at)
             return rows, tx.claimant, latest
 
-        found, claimant, latest = await self.file.write(claim)
-        found.sort(key=lambda each: (each[1].due, each[0]))
-        batch = _Claimed(claimant, [message.message_id for _, message in found])
+        rows, claimant, latest = await self.file.write(claim)
+        rows.sort(key=lambda each: (each[1].due, each[0]))
+        batch = _Claimed(claimant, [message.message_id for _, message in rows])
         self._claimed.add(batch)
-        return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in found]
+        return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in rows]
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
@@ -330,7 +245,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
             with suppress(RuntimeError):  # the loop is closed: nothing is sent there any more
                 loop.call_soon_threadsafe(report, claimant)
 
-        return self.file.when_fenced(fenced)
+        return self.file.registration.when_fenced(fenced)
 
     @override
     def still_holds(self, claim: Claim) -> bool:
@@ -359,9 +274,9 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         def give_back(tx: Transaction) -> bool:
-            held = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
+            row = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
             then, at = to_microseconds(attempt_at), to_microseconds(now)
-            return held is not None and _count_failure(tx, held[0], then, at, reason)
+            return row is not None and _count_failure(tx, row[0], then, at, reason)
 
         return await self.file.write(give_back)
 
@@ -409,7 +324,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     @override
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         at = to_microseconds(now)
-        return await self.file.write(lambda tx: _move(tx, at, limit, listing=listing))
+        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
 
     @override
     async def pause(self) -> None:
@@ -451,16 +366,16 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         """
         ids, at = KeyedIds(key), to_microseconds(now)
         while True:
-            newest, id_ = await self.file.read(lambda connection: _place_of(connection, ids))
+            newest, id_ = await self.file.read(lambda connection: newest_of_key(connection, ids))
             stored_at = None if newest.seq is None else time_of(newest.stored_at)
             (row,) = self._rows([make(id_, stored_at)])
-            if await self.file.write(partial(_replace, ids=ids, newest=newest, row=row, at=at)):
+            if await self.file.write(partial(replace_newest, ids=ids, newest=newest, row=row, at=at)):
                 return id_
 
     @override
     async def keep_keys(self, message_ids: Sequence[str]) -> None:
         values = [(each,) for each in message_ids]
-        await self.file.write(lambda tx: tx.executemany(_KEEP_KEY, values) and None)
+        await self.file.write(lambda tx: tx.executemany(KEEP_KEY, values) and None)
 
     @override
     async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
@@ -493,63 +408,12 @@ def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, *, free: b
 
 
 def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
-    found = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
-    tx.executemany("DELETE FROM content WHERE seq = ?", found)
-    return len(found)
+    contents = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
+    tx.executemany("DELETE FROM content WHERE seq = ?", contents)
+    return len(contents)
 
 
-class _Newest(NamedTuple):
-    """The last message that was stored under a key: ``seq`` and ``content`` are its rows while it waits unclaimed."""
-
-    message_id: str
-    stored_at: object
-    seq: int | None
-    content: int | None
-
-
-def _newest(connection: sqlite3.Connection, ids: KeyedIds) -> _Newest:
-    row = connection.execute(_NEWEST, (ids.first, ids.last, ids.first)).fetchone()
-    return _Newest("", None, None, None) if row is None else _Newest(*row)
-
-
-def _place_of(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[_Newest, str]:
-    """Return the newest message of a key, and its id if it waits, else a new id. Raises `InvalidMessage`."""
-    newest = _newest(connection, ids)
-    if newest.seq is not None:
-        return newest, newest.message_id
-    candidates = (ids.after(newest.message_id, refused) for refused in count())
-    return newest, next(each for each in candidates if not connection.execute(_IS_KNOWN, (each,)).fetchone())
-
-
-def _replace(tx: Transaction, *, ids: KeyedIds, newest: _Newest, row: tuple[Any, ...], at: int) -> bool:
-    """Write a message in place of the newest one of a key; false: that has changed, and nothing was done."""
-    if _newest(tx.connection, ids) != newest:
-        return False
-    message_id, due, destination, expires_at, *written = row
-    if newest.seq is None:
-        if insert(tx, [row], at).already_there:
-            return False
-        tx.execute(_KEEP_KEY, (message_id,))
-        return True
-    signal_if_first(tx, due)
-    tx.execute(_REPLACE, (due, due, destination, expires_at, newest.seq))
-    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, newest.content))
-    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
-    return True
-
-
-_NEWEST: Final = f"""
-    SELECT r.message_id, r.at, d.seq, d.content
-    FROM record AS r LEFT JOIN delayed_message AS d
-        ON d.seq = r.seq AND d.claimant IS NULL AND d.unreadable IS NULL
-    WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
-        AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
-    ORDER BY r.message_id DESC LIMIT 1"""
-_IS_KNOWN: Final = "SELECT 1 FROM record WHERE kind = 1 AND message_id = ?"
-_KEEP_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
 _RESCHEDULE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0 WHERE seq = ?"
-_REPLACE: Final = """
-    UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
 _OF_ID: Final = "WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
 _BEGINNING: Final = -(2**63)
 _CLAIM: Final = f"""
@@ -581,10 +445,10 @@ def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
 
 
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
-    if held := _delete(tx, _HELD, _held_by(tx, claim)):
+    if count := _delete(tx, _HELD, _held_by(tx, claim)):
         message = claim.message
         record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
-    return held
+    return count
 
 
 def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int, reason: str) -> bool:
@@ -605,95 +469,3 @@ def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int,
     condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
     sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
     return tx.execute(sql, (message_id,)).fetchone()
-
-
-# --- moving due messages to their queues inside the file, by a few statements a batch ------------------------------
-
-# The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
-# number ends nothing, here and in the queue: the receiver of the message marks it.
-_TAKE_BATCH: Final = """
-    INSERT INTO temp.batch (seq, queue_id, expired)
-    SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
-    FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
-    WHERE d.attempt_at < :now
-        AND (NOT EXISTS (SELECT 1 FROM destination_limit) OR coalesce((
-            SELECT l.limits FROM destination_limit AS l WHERE l.store = 0 AND l.destination = d.destination), '') = '')
-    ORDER BY d.attempt_at LIMIT :limit"""
-_SEND_BATCH: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
-    SELECT b.queue_id, d.message_id, d.due, d.expires_at,
-        iif(typeof(d.expires_at) = 'integer', d.expires_at + :ahead, NULL), :dead_letter, d.content
-    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    WHERE NOT b.expired ORDER BY b.position"""
-_RECORD_BATCH: Final = """
-    INSERT INTO record (kind, message_id, at, due, destination)
-    SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
-    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    ORDER BY b.position"""
-_LIST_BATCH: Final = """
-    SELECT d.message_id, d.due, d.destination, b.expired
-    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
-_CONTENT_OF_EXPIRED: Final = """
-    SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired"""
-_FIRST_DUE: Final = """
-    SELECT d.due FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    WHERE NOT b.expired ORDER BY b.position LIMIT 1"""
-# Grouping sorts; most batches go to one queue, which is seen in one walk.
-_ONE_QUEUE: Final = """
-    SELECT name FROM queue WHERE queue_id = (
-        SELECT iif(min(queue_id) = max(queue_id), min(queue_id), NULL) FROM temp.batch WHERE NOT expired)"""
-_SENT_TO: Final = """
-    SELECT q.name, b.sent FROM (
-        SELECT queue_id, count(*) AS sent FROM temp.batch WHERE NOT expired GROUP BY queue_id) AS b
-    CROSS JOIN queue AS q ON q.queue_id = b.queue_id"""
-_REMOVE_BATCH: Final = """
-    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
-_HEAD_DOES_NOT_MOVE: Final = """
-    SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
-        OR EXISTS (SELECT 1 FROM destination_limit AS l
-            WHERE l.store = 0 AND l.destination = d.destination AND l.limits <> '')
-    FROM delayed_message AS d INDEXED BY delayed_message_attempt
-    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
-
-
-def _move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
-    """Move up to ``limit`` messages that were due before ``now`` (microseconds); see `MovingStore.move_due`."""
-    tx.execute(
-        "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
-    )
-    tx.execute("DELETE FROM temp.batch")
-    values = {"now": now, "limit": limit}
-    moved, to, first_due = NOTHING_MOVED if listing else None, Counter[str](), None
-    if taken := tx.execute(_TAKE_BATCH, values).rowcount:
-        moved = _listed(tx) if listing else None
-        (first_due,) = tx.execute(_FIRST_DUE).fetchone() or (None,)
-        to = _move_batch(tx, now, taken)
-    head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
-    left_behind, next_due = bool(head and head[0]), next_attempt(tx.connection)
-    return MoveReport(to.total(), taken - to.total(), left_behind, next_due, to, time_of(first_due), moved)
-
-
-def _listed(tx: Transaction) -> Moved:
-    ids, dues, destinations, expired = zip(*read_rows(tx.connection, _LIST_BATCH, ()), strict=True)
-    return Moved(
-        [shown(each) for each in ids],
-        [time_of(due) or LATEST for due in dues],
-        [shown(each) for each in destinations],
-        [bool(each) for each in expired],
-    )
-
-
-def _move_batch(tx: Transaction, now: int, taken: int) -> Counter[str]:
-    """Return how many went to which queue; the others of those that were taken had expired."""
-    # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
-    values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
-    delivered = tx.execute(_SEND_BATCH, values).rowcount
-    tx.execute(_RECORD_BATCH, {"now": now})
-    if delivered < taken:
-        tx.executemany("DELETE FROM content WHERE seq = ?", tx.execute(_CONTENT_OF_EXPIRED).fetchall())
-    tx.execute(_REMOVE_BATCH)
-    one = tx.execute(_ONE_QUEUE).fetchone()
-    to = Counter[str]({one[0]: delivered} if one else dict(tx.execute(_SENT_TO).fetchall()))
-    for name in to:
-        tx.signal(queue_topic(name))
-    return to

@@ -79,7 +79,7 @@ class UnwrittenOutcome:
 class Doom:
     """Why a message goes to the error queue at its next claim, if it is unchanged by then.
 
-    The error copy may leave only under a young claim. See ``FRESH`` in :mod:`postdate.core.due.dispatcher`.
+    The error copy may leave only under a young claim. See ``FRESH`` in :mod:`postdate.core.due.recovery`.
     """
 
     error: PostdateError

@@ -1,118 +1,36 @@
-"""Messages, their headers, and the formats in which both travel.
-
-Pure values: nothing here does I/O or reads a clock. Header names and formats are those of the specification
-(section 1.5, rows 10-14), so that endpoints on either side of a queue understand each other.
-"""
+"""Messages as values: the delayed one in a store, the envelope on its way to a queue, and what no message may have."""
 
 from __future__ import annotations
 
-import enum
 import os
-import re
 import time
 import uuid
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Self
 
-import msgspec
-
-from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, MessageTooLarge, NotADelayedMessage
+from postdate.errors import InvalidHeaders, InvalidMessage, MessageTooLarge
+from postdate.messages.headers import (
+    Headers,
+    Origin,
+    check_headers,
+    decode_headers,
+    encode_headers,
+    origin_of,
+    size_in_bytes,
+)
+from postdate.messages.times import aware_utc, format_timestamp
 
 MESSAGE_ID_LIMIT = 250
 """Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
 
-_COPY_BYTES = 256 * 1024
-
 DESTINATION_LIMIT = 200
 """Characters in a destination: what the narrowest supported store holds (specification 1.3)."""
 
-
-class Headers:
-    """Names of the headers that Postdate reads or writes."""
-
-    MESSAGE_ID = "NServiceBus.MessageId"
-    CORRELATION_ID = "NServiceBus.CorrelationId"
-    CONVERSATION_ID = "NServiceBus.ConversationId"
-    RELATED_TO = "NServiceBus.RelatedTo"
-    ENCLOSED_MESSAGE_TYPES = "NServiceBus.EnclosedMessageTypes"
-    CONTENT_TYPE = "NServiceBus.ContentType"
-    MESSAGE_INTENT = "NServiceBus.MessageIntent"
-    REPLY_TO_ADDRESS = "NServiceBus.ReplyToAddress"
-    ORIGINATING_ENDPOINT = "NServiceBus.OriginatingEndpoint"
-    ORIGINATING_MACHINE = "NServiceBus.OriginatingMachine"
-    TIME_SENT = "NServiceBus.TimeSent"
-    DELIVER_AT = "NServiceBus.DeliverAt"
-    TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
-    EXPIRES_AT = "Postdate.ExpiresAt"
-    WALL_TIME = "Postdate.WallTime"
-    EDIT_OF = "Postdate.EditOf"
-    EDITED_AS = "Postdate.EditedAs"
-    TRACE_PARENT = "traceparent"
-    START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
-    MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
-    DELAYED_RETRIES = "NServiceBus.Retries"
-    DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"
-    IMMEDIATE_RETRIES = "NServiceBus.FLRetries"
-    FAILED_QUEUE = "NServiceBus.FailedQ"
-    TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
-    PROCESSING_MACHINE = "NServiceBus.ProcessingMachine"
-    PROCESSING_ENDPOINT = "NServiceBus.ProcessingEndpoint"
-    PROCESSING_STARTED = "NServiceBus.ProcessingStarted"
-    PROCESSING_ENDED = "NServiceBus.ProcessingEnded"
-    HOST_ID = "$.diagnostics.hostid"
-    HOST_DISPLAY_NAME = "$.diagnostics.hostdisplayname"
-    ERROR_CODE = "Postdate.ErrorCode"
-    SAGA_ID = "NServiceBus.SagaId"
-    SAGA_TYPE = "NServiceBus.SagaType"
-    ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"
-    ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
-    IS_SAGA_TIMEOUT_MESSAGE = "NServiceBus.IsSagaTimeoutMessage"
-
-    EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"
-    EXCEPTION_INNER_TYPE = "NServiceBus.ExceptionInfo.InnerExceptionType"
-    EXCEPTION_HELP_LINK = "NServiceBus.ExceptionInfo.HelpLink"
-    EXCEPTION_MESSAGE = "NServiceBus.ExceptionInfo.Message"
-    EXCEPTION_SOURCE = "NServiceBus.ExceptionInfo.Source"
-    EXCEPTION_STACK_TRACE = "NServiceBus.ExceptionInfo.StackTrace"
-    EXCEPTION_DATA_PREFIX = "NServiceBus.ExceptionInfo.Data."
-
-    TIMEOUT_PROPERTIES_PREFIX = "NServiceBus.Timeouts.Properties."
-    TIMEOUT_DESTINATION = TIMEOUT_PROPERTIES_PREFIX + "NServiceBus.Timeout.Destination"
-    TIMEOUT_EXPIRE = TIMEOUT_PROPERTIES_PREFIX + "NServiceBus.Timeout.Expire"
-    TIMEOUT_DELAY = TIMEOUT_PROPERTIES_PREFIX + "DelayDeliveryFor"
-    TIMEOUT_DELIVER_AT = TIMEOUT_PROPERTIES_PREFIX + "DeliverAt"
-
-    # Of timeout managers (specification 4.3). Of these, the first two stay on a message when it is delivered.
-    EXPIRE = "NServiceBus.Timeout.Expire"
-    ROUTE_EXPIRED_TIMEOUT_TO = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
-    RELATED_TO_TIMEOUT_ID = "NServiceBus.RelatedToTimeoutId"
-    TIMEOUT_ID = "Timeout.Id"
-    CLEAR_TIMEOUTS = "NServiceBus.ClearTimeouts"
-    CONTROL_MESSAGE = "NServiceBus.ControlMessage"
-
-
-class Origin(enum.Enum):
-    """Why a message waits in a store."""
-
-    APPLICATION = "application"
-    """An application scheduled it."""
-
-    RETRY = "retry"
-    """It arrived, and its handler failed: it waits to be tried again."""
-
-    SAGA_TIMEOUT = "saga-timeout"
-    """A saga asked for it."""
-
-
-def origin_of(headers: Mapping[str, str]) -> Origin:
-    """Return why a message with these headers waits, or waited, in a store."""
-    if Headers.DELAYED_RETRIES in headers:
-        return Origin.RETRY
-    is_timeout = headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
-    return Origin.SAGA_TIMEOUT if is_timeout else Origin.APPLICATION
+_COPY_BYTES = 256 * 1024
+"""What copies for the error and the audit queue may have above the limit, for the headers that are added to them."""
 
 
 def new_message_id() -> str:
@@ -125,162 +43,6 @@ def new_message_id() -> str:
     value = (value & ~(0xF << 76)) | (0x7 << 76)
     value = (value & ~(0x3 << 62)) | (0x2 << 62)
     return str(uuid.UUID(int=value))
-
-
-# --- time on the wire -------------------------------------------------------------------------------------------
-
-
-_TIMESTAMP = re.compile(r"([0-9]{4}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{6})..", re.DOTALL)
-_TIME_SPAN = re.compile(
-    r"\s*(?P<sign>-)?(?:(?P<days_only>[0-9]{1,8})"
-    r"|(?:(?P<days>[0-9]{1,8})\.)?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{1,2})"
-    r"(?::(?P<seconds>[0-9]{1,2})(?:\.(?P<fraction>[0-9]{1,7}))?)?)\s*",
-    re.ASCII,
-)
-
-
-def aware_utc(instant: datetime, what: str = "the time") -> datetime:
-    """Return ``instant`` in UTC.
-
-    Raises:
-        InvalidTimestamp: it is not a date-time or has no time zone.
-    """
-    if not isinstance(instant, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
-        raise InvalidTimestamp(f"{what} must be a datetime with a time zone, not {type(instant).__name__} {instant!r}")
-    if instant.tzinfo is None or instant.utcoffset() is None:
-        raise InvalidTimestamp(
-            f"{what} {instant.isoformat()} has no time zone; pass an aware datetime, for example "
-            f"datetime(..., tzinfo=UTC) or datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
-        )
-    try:
-        return instant.astimezone(UTC)
-    except OverflowError as error:
-        raise InvalidTimestamp(f"{what} {instant!r} is outside the years 1 to 9999 in UTC") from error
-
-
-def format_timestamp(instant: datetime) -> str:
-    """Return the wire form ``yyyy-MM-dd HH:mm:ss:ffffff Z``: 28 characters, UTC, microseconds after a colon.
-
-    Source: specification 1.5, row 14.
-    """
-    utc = aware_utc(instant)
-    return (
-        f"{utc.year:04d}-{utc.month:02d}-{utc.day:02d} "
-        f"{utc.hour:02d}:{utc.minute:02d}:{utc.second:02d}:{utc.microsecond:06d} Z"
-    )
-
-
-def parse_timestamp(text: str) -> datetime:
-    """Return the aware UTC instant of a wire timestamp, to the microsecond.
-
-    As specified, the length and the digits are checked and the separators are not.
-
-    Raises:
-        InvalidTimestamp: the text is blank, not 28 characters long, has no digit where one must be, or names no
-            existing date.
-    """
-    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidTimestamp("a timestamp is blank; expected 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
-    if (match := _TIMESTAMP.fullmatch(text)) is None:
-        raise InvalidTimestamp(f"{text!r} is not a timestamp of the form 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
-    try:
-        return datetime(*(int(digits) for digits in match.groups()), tzinfo=UTC)
-    except ValueError as error:
-        raise InvalidTimestamp(f"{text!r} names no existing instant: {error}") from error
-
-
-def format_time_span(span: timedelta) -> str:
-    """Return ``[-][d.]hh:mm:ss[.fffffff]``, the constant time-span form, for example ``31.00:00:01``."""
-    microseconds = span // timedelta(microseconds=1)
-    sign, microseconds = ("-", -microseconds) if microseconds < 0 else ("", microseconds)
-    seconds, fraction = divmod(microseconds, 1_000_000)
-    days, seconds = divmod(seconds, 86_400)
-    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-    return f"{sign}{f'{days}.' if days else ''}{text}{f'.{fraction:06d}0' if fraction else ''}"
-
-
-def parse_time_span(text: str) -> timedelta | None:
-    """Return the duration of a time-span text, or ``None`` when it is not one.
-
-    A bare whole number counts days; hours, minutes and seconds must be in their ranges; digits below a
-    microsecond are dropped. Source: specification 2.4.
-    """
-    if (match := _TIME_SPAN.fullmatch(text)) is None:
-        return None
-    part = match.groupdict()
-    if part["days_only"] is not None:
-        span = _days(int(part["days_only"]))
-        return -span if span is not None and part["sign"] else span
-    hours, minutes, seconds = int(part["hours"]), int(part["minutes"]), int(part["seconds"] or 0)
-    whole_days = _days(int(part["days"] or 0))
-    if hours > 23 or minutes > 59 or seconds > 59 or whole_days is None:
-        return None
-    microseconds = int((part["fraction"] or "0").ljust(7, "0")[:6])
-    span = whole_days + timedelta(hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds)
-    return -span if part["sign"] else span
-
-
-_LONGEST_SPAN_DAYS = 10_675_198
-"""Days in the longest time span of the wire format (64 bits of 100 ns)."""
-
-LONGEST_TIME_TO_BE_RECEIVED = timedelta(days=1_000_000)
-"""So that it ends before the year 9999, which no receiver's calendar goes beyond."""
-
-
-def _days(days: int) -> timedelta | None:
-    return timedelta(days=days) if days <= _LONGEST_SPAN_DAYS else None
-
-
-# --- headers on the wire ----------------------------------------------------------------------------------------
-
-
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers that cannot be carried unchanged.
-
-    Raises:
-        InvalidHeaders: a key or value is not text, a key is empty, or a text has a lone surrogate.
-    """
-    for key, value in headers.items():
-        if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidHeaders(
-                f"header {key!r} is {type(value).__name__} {value!r}; keys and values of headers must be str"
-            )
-        if not key:
-            raise InvalidHeaders("a header has an empty name")
-        if not (key.isascii() and value.isascii()):
-            try:
-                (key + value).encode()
-            except UnicodeEncodeError as error:
-                raise InvalidHeaders(f"header {key!r} has text that UTF-8 cannot encode: {error}") from error
-
-
-def encode_headers(headers: Mapping[str, str]) -> str:
-    """Return the headers as a compact JSON object: the form in which our stores and queues keep them."""
-    return msgspec.json.encode(dict(headers)).decode()
-
-
-def size_in_bytes(headers: str, body: bytes) -> int:
-    """Return how much a message counts against a limit: its encoded headers, in UTF-8, and its body."""
-    return len(body) + (len(headers) if headers.isascii() else len(headers.encode()))
-
-
-_DECODE_HEADERS = msgspec.json.Decoder(dict[str, str]).decode
-
-
-def decode_headers(text: str | bytes) -> dict[str, str]:
-    """Return the headers of a JSON object of texts.
-
-    Raises:
-        InvalidHeaders: not JSON, not an object, a value that is no text, or an empty name.
-    """
-    try:
-        found = _DECODE_HEADERS(text)
-    except (msgspec.MsgspecError, ValueError) as error:
-        shown = text if isinstance(text, str) else text.decode(errors="replace")
-        raise InvalidHeaders(f"headers must be a JSON object of texts, not {shown[:80]!r}: {error}") from error
-    if "" in found:
-        raise InvalidHeaders("a header has an empty name")
-    return found
 
 
 def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
@@ -311,9 +73,6 @@ def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker:
         f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
         f"elsewhere and send a reference, or raise largest_message_bytes"
     )
-
-
-# --- messages ---------------------------------------------------------------------------------------------------
 
 
 def check_text(value: str, what: str, limit: int) -> None:
@@ -541,83 +300,6 @@ class Envelope:
         return cls.restored(
             message.destination, message.message_id, headers, message.body, message.expires_at, message.due
         )
-
-
-def to_envelope(message: DelayedMessage) -> Envelope:
-    """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
-    headers = headers_with_expiry(message)
-    if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # seldom, and one search is quicker than a look at each
-        headers = without_delay_headers(headers)
-    return Envelope.of(message, headers)
-
-
-def headers_with_expiry(message: DelayedMessage | Envelope) -> Mapping[str, str]:
-    """Return the headers with the absolute expiry, which so survives queues that have no place for it."""
-    if message.expires_at is None or Headers.EXPIRES_AT in message.headers:
-        return message.headers
-    return {**message.headers, Headers.EXPIRES_AT: format_timestamp(message.expires_at)}
-
-
-def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers without those that only steer delayed delivery."""
-    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
-    return {key: value for key, value in headers.items() if not key.startswith(prefix)}
-
-
-def check_not_reserved(headers: Mapping[str, str]) -> None:
-    """Refuse headers with the prefix of those that only steer delayed delivery, on whatever way a message goes.
-
-    Raises:
-        InvalidHeaders: names the header.
-    """
-    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
-    if (clash := next((key for key in headers if key.startswith(prefix)), None)) is not None:
-        raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
-
-
-def delay_headers(message: DelayedMessage) -> dict[str, str]:
-    """Return the headers that carry destination and due time through a timeouts queue (specification 1.5).
-
-    Raises:
-        InvalidHeaders: the message already has a header with the reserved prefix.
-    """
-    check_not_reserved(message.headers)
-    due = format_timestamp(message.due)
-    headers = {
-        **message.headers,
-        Headers.TIMEOUT_DESTINATION: message.destination,
-        Headers.TIMEOUT_EXPIRE: due,
-        Headers.TIMEOUT_DELIVER_AT: due,
-    }
-    if message.expires_at is not None:
-        headers[Headers.EXPIRES_AT] = format_timestamp(message.expires_at)
-    return headers
-
-
-def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes) -> DelayedMessage:
-    """Return the delayed message that arrived at a timeouts queue.
-
-    Raises:
-        InvalidMessage: its id or destination is one of the store's own, so that it would pass for one of those.
-        NotADelayedMessage: destination or due time is missing from the headers.
-        InvalidTimestamp: the due time is malformed.
-    """
-    destination, due = headers.get(Headers.TIMEOUT_DESTINATION), headers.get(Headers.TIMEOUT_EXPIRE)
-    if not destination or not due:
-        missing = Headers.TIMEOUT_EXPIRE if destination else Headers.TIMEOUT_DESTINATION
-        raise NotADelayedMessage(f"message {message_id!r} is no delayed message: header {missing!r} is missing")
-    check_id(message_id)
-    check_destination(destination)
-    due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
-    if expires_at is not None and expires_at < due_at:
-        expires_at = None  # the header stays: whoever receives it decides
-    return DelayedMessage(message_id, due_at, destination, without_delay_headers(headers), body, expires_at)
-
-
-def expires_at_of(headers: Mapping[str, str]) -> datetime | None:
-    """Return the instant of the absolute expiry header, or ``None`` without one."""
-    text = headers.get(Headers.EXPIRES_AT)
-    return None if text is None else parse_timestamp(text)
 
 
 def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None) -> None:

@@ -1,0 +1,63 @@
+"""What waits under a key is replaced: the newest message of the key, or a new one where that has left."""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from postdate.backends.sqlite.rows import Transaction, insert, record, signal_if_first
+from postdate.ports import RecordKind
+from postdate.ports.changing import KEYED, KeyedIds
+
+_NEWEST: Final = f"""
+    SELECT r.message_id, r.at, d.seq, d.content
+    FROM record AS r LEFT JOIN delayed_message AS d
+        ON d.seq = r.seq AND d.claimant IS NULL AND d.unreadable IS NULL
+    WHERE r.kind = 1 AND r.message_id BETWEEN ? AND ? AND length(r.message_id) = length(?)
+        AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
+    ORDER BY r.message_id DESC LIMIT 1"""
+_IS_KNOWN: Final = "SELECT 1 FROM record WHERE kind = 1 AND message_id = ?"
+KEEP_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
+_REPLACE: Final = """
+    UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
+
+
+class NewestOfKey(NamedTuple):
+    """The last message that was stored under a key: ``seq`` and ``content`` are its rows while it waits unclaimed."""
+
+    message_id: str
+    stored_at: object
+    seq: int | None
+    content: int | None
+
+
+def _newest(connection: sqlite3.Connection, ids: KeyedIds) -> NewestOfKey:
+    row = connection.execute(_NEWEST, (ids.first, ids.last, ids.first)).fetchone()
+    return NewestOfKey("", None, None, None) if row is None else NewestOfKey(*row)
+
+
+def newest_of_key(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[NewestOfKey, str]:
+    """Return the newest message of a key, and its id if it waits, else a new id. Raises `InvalidMessage`."""
+    newest = _newest(connection, ids)
+    if newest.seq is not None:
+        return newest, newest.message_id
+    candidates = (ids.after(newest.message_id, refused) for refused in count())
+    return newest, next(each for each in candidates if not connection.execute(_IS_KNOWN, (each,)).fetchone())
+
+
+def replace_newest(tx: Transaction, *, ids: KeyedIds, newest: NewestOfKey, row: tuple[Any, ...], at: int) -> bool:
+    """Write a message in place of the newest one of a key; false: that has changed, and nothing was done."""
+    if _newest(tx.connection, ids) != newest:
+        return False
+    message_id, due, destination, expires_at, *written = row
+    if newest.seq is None:
+        if insert(tx, [row], at).already_there:
+            return False
+        tx.execute(KEEP_KEY, (message_id,))
+        return True
+    signal_if_first(tx, due)
+    tx.execute(_REPLACE, (due, due, destination, expires_at, newest.seq))
+    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, newest.content))
+    record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
+    return True

@@ -1,0 +1,185 @@
+"""Transactions on an SQLite file in this process: writes that arrive together share a commit; reads have a snapshot.
+
+All stores and transports on the file share them, so they never wait for each other's locks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+
+from postdate.backends.sqlite.access import FileAccess
+from postdate.backends.sqlite.connection import translate
+from postdate.backends.sqlite.registration import Registration, registered_numbers
+from postdate.backends.sqlite.rows import QueueRules, Transaction
+from postdate.clock import steady_seconds
+from postdate.errors import PostdateError
+from postdate.ports import Recording, Wake
+from postdate.runtime.threads import Job, group_of, in_thread
+
+DEFAULT_RULES = QueueRules()
+_JOBS_IN_ONE_COMMIT = 500
+# After a commit beside another writer: long enough for its turn (it asks every 0.1 ms), short beside a batch.
+_COURTESY_SECONDS = 0.001
+
+T = TypeVar("T")
+
+_Work = Callable[[Transaction], Any]
+
+
+class FileTransactions:
+    """Reads and writes one file, and listens for what other processes write.
+
+    Args:
+        path: of the file.
+        recording: how much is kept for audits.
+        access: to its connections.
+        registration: of this process.
+    """
+
+    def __init__(self, path: Path, recording: Recording, access: FileAccess, registration: Registration) -> None:
+        self.path = path
+        self.recording = recording
+        self.rules = DEFAULT_RULES
+        """How the queues treat expired messages; the system's clock and no rules until a transport gives its own."""
+        self.access = access
+        self.registration = registration
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    @property
+    def claimant(self) -> int:
+        """Number under which this process holds messages; 0 before its first use of the file."""
+        return self.registration.claimant
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Run ``work`` in a write transaction and return its result after the commit.
+
+        Works that arrive while a transaction runs share the next one; a work that raises is rolled back alone.
+        """
+        return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
+
+    async def run(self, work: Callable[[Transaction], T]) -> T:
+        return await self.write(work)
+
+    async def transaction(self, work: Callable[[Transaction], T]) -> T:
+        return await self.write(work)
+
+    def write_blocking(self, work: Callable[[Transaction], T]) -> T:
+        """:meth:`write` in the calling thread, for pipeline processes and the command line."""
+        job = Job[_Work, Any](work)
+        self._commit_together([job])
+        return job.outcome()
+
+    def checkpoint_blocking(self) -> None:
+        # Read to its end within the turn: a statement that is in progress fails the commit of the next writer.
+        self.access.write(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)").fetchall())
+
+    async def give_way(self) -> None:
+        """Give other processes a turn if one wrote lately; called between batches."""
+        if self.registration.is_beside_others:
+            await anyio.sleep(_COURTESY_SECONDS)
+
+    def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
+        try:
+            topics, elsewhere = self.access.write(lambda connection: self._transaction(connection, jobs))
+        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+            for job in jobs:
+                job.error = job.error or error
+            return
+        finally:
+            for job in jobs:
+                job.done = True
+        self.registration.wakeups.signal(topics, elsewhere)
+
+    def _transaction(
+        self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
+    ) -> tuple[set[str], list[tuple[str, int]]]:
+        self.registration.begin(connection, self.access.patience)
+        try:
+            self.access.check_in_place()  # it may have waited long for its turn
+            topics: set[str] = set()
+            for job in jobs:
+                topics |= self._part(connection, job, alone=len(jobs) == 1)
+            elsewhere = self._listeners(connection, topics)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self.registration.has_written = True
+        return topics, elsewhere
+
+    def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
+        transaction = Transaction(connection, self.claimant, self.recording, self.rules)
+        if alone:
+            job.result = job.work(transaction)
+            return transaction.topics
+        connection.execute("SAVEPOINT part")
+        try:
+            job.result = job.work(transaction)
+        except Exception as error:
+            if not connection.in_transaction:  # a full disk rolls back the whole transaction, not only this part
+                raise
+            connection.execute("ROLLBACK TO part")
+            job.error = translate(error, self.path) if isinstance(error, sqlite3.Error) else error
+            transaction.topics.clear()
+        connection.execute("RELEASE part")
+        return transaction.topics
+
+    def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
+        if not topics:
+            return []
+        marks = ",".join("?" * len(topics))
+        return connection.execute(
+            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
+            (*topics, self.claimant),
+        ).fetchall()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of ``work`` on one consistent snapshot, however long it takes."""
+        return await in_thread(self.read_blocking, work)
+
+    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+        return await self.read(work)
+
+    def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return self.access.read(work)
+
+    look_blocking = read_blocking
+
+    def is_in_force(self, claimant: int) -> bool:
+        """Return whether claims under a number are still in force; reads the file only after a long silence."""
+        liveness = self.registration.liveness
+        if claimant != self.claimant or liveness is None or self.access.is_known_replaced:
+            return False
+        if not liveness.is_overdue(steady_seconds()):
+            return True
+        with suppress(PostdateError):
+            return claimant in self.read_blocking(registered_numbers)
+        return False
+
+    # --- listening ----------------------------------------------------------------------------------------------
+
+    async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` at each signal of ``topic``, by any process, until the returned function is called."""
+        return await in_thread(self.listen_blocking, topic, wake)
+
+    def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
+        wakeups = self.registration.wakeups
+        port = wakeups.port
+        self.write_blocking(
+            lambda tx: tx.execute("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", (tx.claimant, topic, port))
+        )
+        return self.registration.wakeups.subscribe(topic, wake)

@@ -1,0 +1,211 @@
+"""``postdate bench``: how fast a store stores, how fast a service delivers from it, and how late.
+
+The adapters do what they do in a service, on messages of the run, in a place that is made for the run and removed
+after it: a file, or the :class:`postdate.ports.backends.Scratch` of a server. So no message of the user is touched.
+Source: ADR 22.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from datetime import timedelta
+from itertools import chain
+from typing import Annotated, Any, Final, cast
+
+import anyio
+import typer
+
+from postdate.cli.bench.messages import (
+    BATCH,
+    Deliveries,
+    id_of,
+    lateness_of,
+    messages_of,
+    paced,
+    percentiles,
+    received_ids,
+    watch,
+)
+from postdate.cli.bench.places import Common, Trial, opened, queue_names, trial
+from postdate.cli.command import Exit, add_command, group, option, options_of
+from postdate.cli.output import print_pairs
+from postdate.clock import SystemClock, steady_seconds
+from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.settings import DelayedDelivery
+from postdate.ports import AdministrableStore, ClaimingStore
+from postdate.runtime.process import freeze_what_is_loaded
+
+app = group(
+    "bench",
+    "Measure your own store and queues, in a place that is made for the run. Physical limits, several services, a "
+    "writer beside them, herds, backlogs and handling: python -m benchmarks in the repository.",
+)
+
+Number = Annotated[int, option("--n", "Messages.", min=1)]
+
+
+@asynccontextmanager
+async def service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, Deliveries]]:
+    """Run a service with its default settings, which is to deliver ``n`` messages from the store."""
+    queues, deliveries = queue_names(trial.run), Deliveries(n)
+    async with opened(trial) as (store, transport):
+        watch(store, transport, deliveries)
+        endpoint = Endpoint(
+            queues.endpoint,
+            transport=transport,
+            delayed_delivery=DelayedDelivery(store),
+            error_queue=queues.error,
+            send_only=True,
+        )
+        async with endpoint:
+            freeze_what_is_loaded()  # as `postdate run` does
+            yield store, deliveries
+
+
+# --- the benchmarks ---------------------------------------------------------------------------------------------------
+
+_LEAD_SECONDS: Final = 1.0
+_AHEAD_SECONDS: Final = 0.2
+
+Figures = dict[str, object]
+Benchmark = Callable[..., Awaitable[Figures]]
+
+
+def _command(benchmark: Benchmark) -> Benchmark:
+    """Register a benchmark as a command with its own options, which stand behind its trial, and the common ones."""
+
+    def run(context: typer.Context, **values: Any) -> None:
+        del context
+        common = Common(**{each.name: values.pop(each.name) for each in fields(Common)})
+        _run(benchmark, common, values)
+
+    add_command(app, benchmark.__name__, benchmark, run, options_of(Common))
+    return benchmark
+
+
+@_command
+async def schedule(
+    trial: Trial,
+    n: Number = 200_000,
+    batch: Annotated[int, option("--batch", "Messages in one commit.", min=1)] = BATCH,
+) -> Figures:
+    """Store messages in bulk. Making them is not counted."""
+    clock, seconds, cpu_s, stored = SystemClock(), 0.0, 0.0, 0
+    due = clock.now() + timedelta(hours=1)
+    trial.report(f"storing {n:,} messages, {batch:,} at a time")
+    async with opened(trial) as (store, _):
+        for messages in messages_of(trial, n, due, timedelta(milliseconds=1), batch):
+            started, cpu_before = time.perf_counter(), time.process_time()
+            stored += (await store.store_many(messages, clock.now())).stored
+            seconds += time.perf_counter() - started
+            cpu_s += time.process_time() - cpu_before
+        if isinstance(store, AdministrableStore):
+            stored = (await store.statistics(clock.now())).pending
+    return {"n": n, "rate": n / seconds, "lost": n - stored, "duplicated": 0, **_cpu(cpu_s, n)}
+
+
+@_command
+async def drain(trial: Trial, n: Number = 200_000) -> Figures:
+    """Deliver messages that are due. The rate is from the first look to the last delivery."""
+    clock, began = SystemClock(), steady_seconds()
+    due = clock.now() - timedelta(days=1)
+    trial.report(f"storing {n:,} messages")
+    async with opened(trial) as (store, _):
+        for messages in messages_of(trial, n, due, timedelta(microseconds=100), BATCH):
+            await store.store_many(messages, clock.now())
+    fill_s = steady_seconds() - began
+    trial.report(f"delivering {n:,} messages")
+    async with service(trial, n) as (_, deliveries):
+        started, cpu_before = time.time(), time.process_time()
+        deliveries.gate.set()
+        await deliveries.complete()
+        cpu_s = time.process_time() - cpu_before
+    seconds = deliveries.marks[-1][0] - started
+    return {"n": n, "rate": n / seconds, **await _promise(trial, n), **_cpu(cpu_s, n), "fill_s": fill_s}
+
+
+@_command
+async def lateness(
+    trial: Trial,
+    rate: Annotated[int, option("--rate", "Messages a second.", min=1)] = 200,
+    seconds: Annotated[float, option("--seconds", "For how long.", min=1)] = 30,
+) -> Figures:
+    """Deliver at an even rate. The same service stores each message a second before it is due."""
+    n, spacing = int(rate * seconds), timedelta(seconds=1) / rate
+    # So that storing one message does not coincide with delivering another each time.
+    lead_seconds = _LEAD_SECONDS + 0.37 / rate
+    trial.report(f"delivering {rate:,} messages a second")
+    async with service(trial, n) as (store, deliveries):
+        first_due = SystemClock().now() + timedelta(seconds=lead_seconds + _AHEAD_SECONDS)
+        messages = chain.from_iterable(messages_of(trial, n, first_due, spacing, batch=1))
+        cpu_before = time.process_time()
+        deliveries.gate.set()
+        stored_when_due = await paced(store, messages, lead_seconds)
+        await deliveries.complete()
+        cpu_s = time.process_time() - cpu_before
+    late = lateness_of([(first_due + number * spacing).timestamp() for number in range(n)], deliveries.marks)
+    promise = await _promise(trial, n, early=sum(value < 0 for value in late))
+    return {"n": n, **promise, **_cpu(cpu_s, n), **percentiles(late), "stored_when_due": stored_when_due}
+
+
+def _cpu(cpu_s: float, n: int) -> Figures:
+    """Return the processor time of this process, which is that of the service, in all and for each message."""
+    return {"cpu_s": cpu_s, "cpu_us_per_message": cpu_s / n * 1_000_000}
+
+
+async def _promise(trial: Trial, n: int, early: int = 0) -> Figures:
+    """Take all messages off their queue and return how many are lost, duplicated, and early or not to be there."""
+    trial.report(f"counting {n:,} messages")
+    async with opened(trial) as (_, transport):
+        times = Counter(await received_ids(transport, queue_names(trial.run).arrived, n))
+    expected = {id_of(number, trial.run) for number in range(n)}
+    return {
+        "lost": len(expected - times.keys()),
+        "duplicated": sum(count > 1 for count in times.values()),
+        "early": early + len(times.keys() - expected),
+    }
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> None:
+    results = list[Figures]()
+
+    async def measure(run: Trial) -> None:
+        servers = await run.set_up()
+        figures = await benchmark(run, **values)
+        rounded = {name: _rounded(name, value) for name, value in figures.items()}
+        results.append({"benchmark": benchmark.__name__, **rounded, "servers": servers})
+
+    async def interruptible(run: Trial) -> None:
+        # SIGINT cancels the first task by asyncio's own means, which do not wait for a thread: one that was making
+        # tables went on, and made the schema of the run once more after it had been dropped. A scope waits.
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(measure, run)
+
+    def report(text: str) -> None:
+        if not common.as_json or sys.stderr.isatty():
+            typer.echo(f"{text} …", err=True)
+
+    with common.working_folder() as folder, trial(common, folder, queue_names, report) as made:
+        anyio.run(interruptible, made)
+    (figures,) = results
+    if common.as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        servers = cast("dict[str, dict[str, str]]", figures.pop("servers"))
+        lines = {name: ", ".join(map(" ".join, facts.items())) for name, facts in servers.items()}
+        print_pairs({**figures, **lines})
+    if any(figures.get(name) for name in ("lost", "duplicated", "early")):
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _rounded(name: str, value: object) -> object:
+    return round(value, 1 if name == "rate" else 3) if isinstance(value, float) else value

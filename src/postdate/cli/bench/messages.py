@@ -1,0 +1,178 @@
+"""The messages of one run: made, stored in time, their deliveries noted, and counted where they arrived.
+
+A message has about 200 bytes of headers and 300 of body. An id holds the number of its message, which tells its due
+time; the ids of one run ascend, like those that we make (UUID v7).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import anyio
+
+from postdate.cli.bench.places import Trial, queue_names
+from postdate.clock import SystemClock
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.ports import Claim, ClaimingStore, End, Ending, MoveReport, MovingStore, Transport, Work
+
+BODY: Final = b"x" * 300
+BATCH: Final = 5_000
+
+
+def id_of(number: int, run: str) -> str:
+    """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
+    digits = f"{number:012x}"
+    return f"{digits[:8]}-{digits[8:]}-7000-8000-{run}"
+
+
+def headers_of(message_id: str) -> dict[str, str]:
+    """Return the headers of a message."""
+    return {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
+
+
+def message_of(number: int, run: str, queue: str, due: datetime) -> DelayedMessage:
+    """Return a message."""
+    message_id = id_of(number, run)
+    return DelayedMessage(message_id, due, queue, headers_of(message_id), BODY)
+
+
+def messages_of(
+    trial: Trial, n: int, first_due: datetime, spacing: timedelta, batch: int
+) -> Iterator[list[DelayedMessage]]:
+    """Yield ``n`` messages of a run in batches, due one after the other."""
+    queue = queue_names(trial.run).arrived
+    for first in range(0, n, batch):
+        numbers = range(first, min(first + batch, n))
+        yield [message_of(number, trial.run, queue, first_due + number * spacing) for number in numbers]
+
+
+_QUIET_SECONDS: Final = 0.3
+_PATIENCE_SECONDS: Final = 10.0
+_RECEIVED_AT_ONCE: Final = 1_000
+
+
+async def received_ids(transport: Transport, queue: str, n: int) -> list[str]:
+    """Take all messages off a queue, of which ``n`` are expected, and return their ids."""
+    clock, receiver, message_ids = SystemClock(), transport.receiver(queue), list[str]()
+    try:
+        while True:
+            batch = None
+            with anyio.move_on_after(_QUIET_SECONDS if len(message_ids) >= n else _PATIENCE_SECONDS):
+                batch = await receiver.receive(_RECEIVED_AT_ONCE)
+            if batch is None:
+                return message_ids
+            message_ids += [each.envelope.message_id for each in batch]
+            for error in await receiver.settle([Ending(each, clock.now(), End(record=None)) for each in batch]):
+                if error is not None:
+                    raise error
+    finally:
+        await receiver.close()
+
+
+STUCK_SECONDS: Final = 120.0
+_AT_ONCE: Final = 16
+
+
+class Deliveries:
+    """Notes the deliveries of a service, and lets it look for due messages only once ``gate`` is open.
+
+    Args:
+        expected: how many messages are to be delivered.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
+        # Machine time at which each batch was durably in its queue, and its size.
+        self.marks: list[tuple[float, int]] = []
+        self.gate = anyio.Event()
+        self._expected = expected
+        self._count = 0
+        self._complete = anyio.Event()
+
+    def delivered(self, count: int) -> None:
+        """Note that ``count`` messages are durably in their queue now."""
+        if count:
+            self.marks.append((time.time(), count))
+            self._count += count
+            if self._count >= self._expected:
+                self._complete.set()
+
+    async def complete(self) -> None:
+        """Wait until all are delivered; raise PostdateError when nothing is delivered for two minutes."""
+        while not self._complete.is_set():
+            before = self._count
+            with anyio.move_on_after(STUCK_SECONDS):
+                await self._complete.wait()
+            if not self._complete.is_set() and self._count == before:
+                raise PostdateError(f"nothing was delivered for {STUCK_SECONDS:.0f} s after {before:,} messages")
+
+
+def watch(store: ClaimingStore, transport: Transport, deliveries: Deliveries) -> None:
+    """Hold back claims until the gate opens, and note deliveries.
+
+    Patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
+    """
+    claim_due, send = store.claim_due, transport.send
+
+    async def gated_claim_due(now: datetime, limit: int) -> Sequence[Claim]:
+        await deliveries.gate.wait()
+        return await claim_due(now, limit)
+
+    async def noted_send(
+        envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        errors = await send(envelopes, now, work=work)
+        deliveries.delivered(sum(error is None for error in errors))
+        return errors
+
+    vars(store)["claim_due"] = gated_claim_due
+    vars(transport)["send"] = noted_send
+    if isinstance(store, MovingStore):
+        move_due = store.move_due
+
+        async def noted_move_due(now: datetime, limit: int, **options: Any) -> MoveReport:
+            await deliveries.gate.wait()
+            report = await move_due(now, limit, **options)
+            deliveries.delivered(report.delivered)
+            return report
+
+        vars(store)["move_due"] = noted_move_due
+
+
+async def paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
+    """Store each message so long before it is due, one commit each, several at the same time.
+
+    Returns how many messages were already due when they were stored: their lateness is unknown.
+    """
+    clock, stored_when_due, limiter = SystemClock(), 0, anyio.CapacityLimiter(_AT_ONCE)
+
+    async def store_one(message: DelayedMessage) -> None:
+        nonlocal stored_when_due
+        async with limiter:
+            await store.store(message, clock.now())
+            stored_when_due += clock.now() >= message.due
+
+    async with anyio.create_task_group() as tasks:
+        for message in messages:
+            await anyio.sleep(max(message.due.timestamp() - lead_seconds - time.time(), 0))
+            tasks.start_soon(store_one, message)
+    return stored_when_due
+
+
+def lateness_of(dues: Iterable[float], marks: Iterable[tuple[float, int]]) -> list[float]:
+    """Return each message's seconds from due to delivered, assuming that batches go in order of due time."""
+    commits = (at for at, count in marks for _ in range(count))
+    return [at - due for due, at in zip(sorted(dues), commits, strict=False)]
+
+
+def percentiles(seconds: Iterable[float]) -> dict[str, float]:
+    """Return percentiles of lateness given in seconds, in milliseconds; all are 0 without values."""
+    ordered = sorted(seconds) or [0.0]
+
+    def at(share: float) -> float:
+        return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1_000
+
+    return {"p50_ms": at(0.5), "p95_ms": at(0.95), "p99_ms": at(0.99), "max_ms": ordered[-1] * 1_000}

@@ -1,0 +1,317 @@
+"""What each method of a client does, alone in the open store or as steps in a transaction of the application.
+
+:class:`postdate.Client` and :class:`postdate.BlockingClient` make the same calls, and differ in how they wait for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from postdate.client.background import InUse, log
+from postdate.clock import Clock, later
+from postdate.config import Settings
+from postdate.core.changes import (
+    Pending,
+    administrable,
+    cancel,
+    change_all,
+    change_steps,
+    check_limit,
+    count_of,
+    count_steps,
+    first_of,
+    first_steps,
+    reschedule,
+    standing,
+    would_be,
+)
+from postdate.core.limits import Limits, change_limits, limiting, limits_of
+from postdate.core.upkeep.store_clock import latest_time
+from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
+from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers
+from postdate.endpoint.send_options import SendOptions
+from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
+from postdate.ports import Answer, JoiningStore, ReplacingStore, Steps
+from postdate.ports.changing import KeyedIds, no_transaction_of_yours
+from postdate.wiring import opened, store_observer
+
+if TYPE_CHECKING:
+    from postdate.operations import Explanation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall(Generic[T]):
+    """What a method does: ``alone``, or as the ``joined`` steps in a transaction of the application."""
+
+    alone: Callable[[InUse], Awaitable[T]]
+    joined: Callable[[JoiningStore, Clock], Steps[T]]
+    zones: frozenset[str | None] = frozenset()
+    """Whose clocks messages follow that it stores."""
+    changes: str | None = None
+    """The id of the message that it changes, and that a transaction may be too old to see."""
+
+    async def ready(self, opened: InUse) -> InUse:
+        """Have the store know the zones."""
+        for zone in filter(None, self.zones):
+            await opened.zones.keep(zone, opened.clock.now())
+        return opened
+
+    async def run(self, opened: InUse) -> T:
+        """Do it alone."""
+        return await self.alone(await self.ready(opened))
+
+    def may_be_unseen(self, answer: object) -> bool:
+        """Whether to look outside of the transaction for the message that was not found in it."""
+        return answer is Answer.NOT_FOUND and self.changes is not None
+
+    async def seen(self, opened: InUse) -> Answer:
+        """Return the answer for a message that a transaction did not see, whose view of the database may be old."""
+        assert self.changes is not None
+        outside = await standing(administrable(opened.store), self.changes)
+        return Answer.NOT_FOUND if outside is Answer.NOT_FOUND else Answer.UNSEEN
+
+
+class ClientCalls:
+    """The calls of a client, and what both of its kinds have."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._types, self._wanted = MessageTypes(), TimesToBeReceived()
+        self._sender = sender_headers(endpoint, None)
+        self._looked: int | None = None
+        """The process in which it was looked whether somebody delivers."""
+
+    async def joining(self, call: ClientCall[Any], opened: InUse) -> tuple[JoiningStore, Clock]:
+        """Return the store, if it can be part of a transaction of the application, and its clock."""
+        await call.ready(opened)
+        if not isinstance(opened.store, JoiningStore):
+            raise no_transaction_of_yours(opened.store)
+        await self.warn(opened)
+        return opened.store, opened.clock
+
+    async def warn(self, opened: InUse) -> None:
+        """Warn, once in each process, where no other delivers what is stored, as far as the store can tell."""
+        if self._looked == os.getpid():
+            return
+        self._looked = os.getpid()
+        view = store_observer(opened.store)
+        try:
+            seen = () if view is None else await view.processes()
+        except PostdateError as error:  # what was sent is stored
+            log.info("whether somebody delivers cannot be seen: %s", error)
+            return
+        if view is not None and not any(each.alive and each.delivers for each in seen):
+            log.warning(
+                "no other process delivers what is sent: unless an endpoint in this one does, start a service with the "
+                "same settings: postdate run"
+            )
+
+    def send(self, messages: Sequence[tuple[object, SendOptions]]) -> ClientCall[list[str]]:
+        for each in messages:
+            match each:
+                case (_, SendOptions()):
+                    pass
+                case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without types
+                    raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
+
+        def made(clock: Clock) -> list[DelayedMessage]:
+            return [self._made(message, options, clock) for message, options in messages]
+
+        async def alone(opened: InUse) -> list[str]:
+            delayed, now = made(opened.clock), opened.clock.now()
+            if len(delayed) == 1:
+                await opened.store.store(delayed[0], now)
+            elif there := (await opened.store.store_many(delayed, now)).already_there:
+                raise DuplicateMessage.of(*there)
+            await self.warn(opened)
+            return [each.message_id for each in delayed]
+
+        def joined(store: JoiningStore, clock: Clock) -> Steps[list[str]]:
+            delayed = made(clock)
+            yield from store.storing_steps(delayed, clock.now())
+            return [each.message_id for each in delayed]
+
+        return ClientCall(alone, joined, frozenset(options.zone for _, options in messages))
+
+    def _made(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
+        destination = options.destination
+        if destination is None:
+            raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
+        if options.use_dead_letter_queue is not None:
+            raise NotSupported("a client's messages go by way of the store, which keeps no use_dead_letter_queue")
+        if options.time_to_be_received is None and (span := self._wanted.of(type(message))) is not None:
+            options = replace(options, time_to_be_received=span)
+        content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
+        return kept(outgoing_message(self._sender, content, body, destination, options, clock), clock.now())
+
+    def cancel(self, message_id: str) -> ClientCall[Answer]:
+        check_id(message_id)
+        return self._cancel(message_id)
+
+    def _cancel(self, message_id: str) -> ClientCall[Answer]:
+        async def alone(opened: InUse) -> Answer:
+            return await cancel(administrable(opened.store), message_id, opened.clock.now())
+
+        return ClientCall(
+            alone, lambda store, clock: store.cancelling_steps(message_id, clock.now()), changes=message_id
+        )
+
+    def reschedule(
+        self, message_id: str, delay: timedelta | None, deliver_at: datetime | str | None, zone: str | None = None
+    ) -> ClientCall[Answer]:
+        if (delay is None) == (deliver_at is None):
+            raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
+        check_id(message_id)
+        return self._reschedule(message_id, options)
+
+    def _reschedule(self, message_id: str, options: SendOptions) -> ClientCall[Answer]:
+        wall_time = None if options.zone is None else str(options.wall_time)
+
+        async def alone(opened: InUse) -> Answer:
+            due, now = _due(options, opened.clock), opened.clock.now()
+            return await reschedule(administrable(opened.store), message_id, due, now, wall_time)
+
+        def joined(store: JoiningStore, clock: Clock) -> Steps[Answer]:
+            return store.rescheduling_steps(message_id, _due(options, clock), clock.now(), wall_time)
+
+        return ClientCall(alone, joined, frozenset({options.zone}), changes=message_id)
+
+    def replace(
+        self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions
+    ) -> ClientCall[str]:
+        check_id(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
+        if longest_wait is not None and options.zone is not None:
+            raise InvalidMessage("longest_wait is a span, which clocks of a zone do not keep: leave out one of them")
+        if options.message_id is not None:
+            raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
+
+        def made(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
+            how = replace(options, message_id=message_id)
+            if longest_wait is not None:
+                now, due = clock.now(), _due(options, clock)
+                due = min(due, later(now if stored_at is None else stored_at, longest_wait))
+                how = replace(how, delay=None, deliver_at=due, window=None, spread=None)
+            return self._made(message, how, clock)
+
+        async def alone(opened: InUse) -> str:
+            if not isinstance(opened.store, ReplacingStore):
+                raise NotSupported(
+                    f"{type(opened.store).__name__} does not replace what waits under a key: cancel that by its id, "
+                    f"and send anew"
+                )
+            clock = opened.clock
+            id_ = await opened.store.replace(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
+            await self.warn(opened)
+            return id_
+
+        def joined(store: JoiningStore, clock: Clock) -> Steps[str]:
+            return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
+
+        return ClientCall(alone, joined, frozenset({options.zone}))
+
+    def get(self, message_id: str) -> ClientCall[DelayedMessage | None]:
+        check_id(message_id)
+
+        async def alone(opened: InUse) -> DelayedMessage | None:
+            return await administrable(opened.store).get(message_id)
+
+        return ClientCall(alone, lambda store, _: store.getting_steps(message_id))
+
+    def list(self, where: Pending, limit: int | None, after: str | None = None) -> ClientCall[list[DelayedMessage]]:
+        if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+            raise InvalidMessage(f"say which messages with Pending(…), such as Pending('queue'), not {where!r}")
+        if limit is not None:
+            check_limit(limit)
+
+        async def alone(opened: InUse) -> list[DelayedMessage]:
+            return await first_of(administrable(opened.store), where, limit, after)
+
+        return ClientCall(alone, lambda store, _: first_steps(store, where, limit, after))
+
+    def change(
+        self,
+        where: Pending,
+        change: Callable[[DelayedMessage], ClientCall[Answer]],
+        expected: Callable[[DelayedMessage, datetime], Answer],
+        *,
+        dry_run: bool,
+        zone: str | None = None,
+    ) -> ClientCall[Counter[Answer]]:
+        """Change all that match; or count the answers that are ``expected``."""
+        listing = self.list(where, None)
+        where.check_says_something()
+
+        async def alone(opened: InUse) -> Counter[Answer]:
+            if dry_run:
+                return await count_of(
+                    administrable(opened.store), where, lambda each: expected(each, opened.clock.now())
+                )
+            messages = await listing.alone(opened)
+            return await change_all(messages, lambda each: change(each).alone(opened))
+
+        def joined(store: JoiningStore, clock: Clock) -> Steps[Counter[Answer]]:
+            if dry_run:
+                return (yield from count_steps(store, where, lambda each: expected(each, clock.now())))
+            messages = yield from listing.joined(store, clock)
+            return (yield from change_steps(messages, lambda each: change(each).joined(store, clock)))
+
+        return ClientCall(alone, joined, frozenset({zone}))
+
+    def cancel_where(self, where: Pending, *, dry_run: bool) -> ClientCall[Counter[Answer]]:
+        return self.change(
+            where, lambda each: self._cancel(each.message_id), lambda each, _: would_be(each, None), dry_run=dry_run
+        )
+
+    def reschedule_where(
+        self,
+        where: Pending,
+        delay: timedelta | None,
+        deliver_at: datetime | str | None,
+        later_by: timedelta | None,
+        zone: str | None,
+        *,
+        dry_run: bool,
+    ) -> ClientCall[Counter[Answer]]:
+        if (delay, deliver_at, later_by).count(None) != 2:
+            raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
+        if later_by is not None and not isinstance(later_by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidMessage(f"later_by must be a timedelta, not {type(later_by).__name__} {later_by!r}")
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # refuses what cannot be
+
+        def change(message: DelayedMessage) -> ClientCall[Answer]:
+            how = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
+            return self._reschedule(message.message_id, how)
+
+        def expected(message: DelayedMessage, now: datetime) -> Answer:
+            due = options.due(now) if later_by is None else later(message.due, later_by)
+            return would_be(message, due or now)
+
+        return self.change(where, change, expected, dry_run=dry_run, zone=None if dry_run else zone)
+
+    def change_limits(
+        self, destination: str, change: Callable[[Limits], Limits]
+    ) -> Callable[[InUse], Awaitable[Limits]]:
+        return lambda opened: change_limits(limiting(opened.store), destination, change, opened.clock.now())
+
+    async def limits(self, opened: InUse) -> dict[str, Limits]:
+        return await limits_of(limiting(opened.store))
+
+    async def explain(self, settings: Settings, message_id: str) -> Explanation:
+        from postdate import operations
+
+        async with opened(settings) as deployment:
+            return await operations.explain(deployment, message_id, await operations.present(deployment))
+
+
+def _due(options: SendOptions, clock: Clock) -> datetime:
+    """Return when a message is due by these options; one without any, now."""
+    now = clock.now()
+    return options.due(now, latest_time(clock)) or now

@@ -1,0 +1,268 @@
+"""What becomes of due messages that could not be sent: given back, retried later, or moved to the error queue.
+
+The rules are in :mod:`postdate.core.recoverability`; this does what they say. Source: specification 1.8, 1.10; ADR 45.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from postdate.clock import Clock, in_real_time, later
+from postdate.core.due.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
+from postdate.core.due.finishing import Finisher
+from postdate.core.due.in_flight import Batch, within
+from postdate.core.due.sending import Sender
+from postdate.core.health.attempts import Attempts, Release
+from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.recoverability import (
+    DelayedRetry,
+    DispatchSettings,
+    Resolution,
+    after_copy,
+    after_dispatch_failed,
+    is_lasting,
+    is_outage,
+    reason_of,
+    retry_delay,
+)
+from postdate.errors import (
+    DestinationUnavailable,
+    MessageError,
+    PostdateError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+from postdate.ports import Claim, ClaimingStore, Outcome, Transport
+from postdate.runtime.reporting import Metrics
+from postdate.runtime.resource import Backoff, Resource, resource_of
+
+FRESH = timedelta(seconds=10)
+"""Error copies leave only under younger claims, as leases last longer; under an older one the message is claimed again
+first."""
+
+_BORNE_AS_PROBE = 2
+"""A message may fail so often as the probe of a transport, others being sent in between; then it is to blame for it."""
+
+log = logging.getLogger("postdate.dispatcher")
+
+
+class DispatchRecovery:
+    """Notes which destinations take messages, and deals with the messages that one did not take.
+
+    An outage is no failure of its messages: they are given back, and nothing is counted.
+    """
+
+    def __init__(  # noqa: PLR0913 - collaborators; put together in one place
+        self,
+        store: ClaimingStore,
+        transport: Transport,
+        settings: DispatchSettings,
+        clock: Clock,
+        sender: Sender,
+        finisher: Finisher,
+        attempts: Attempts,
+        breaker: RepeatedFailures,
+        failure_rate: FailureRate,
+        metrics: Metrics,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._sender = sender
+        self._finisher = finisher
+        self._attempts = attempts
+        self._failure_rate = failure_rate
+        self._metrics = metrics
+        self._fresh = in_real_time(clock, FRESH)
+        self.probing = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS)
+        """While the transport is out of reach only a probe is claimed: another process may be able to send the rest."""
+        self.destinations = Destinations()
+        # In the database of the queues the store is out of reach, too, and nothing can be claimed.
+        backoff = None if sender.enlisting else self.probing
+        self._transport_calls = resource_of(transport).calls(
+            "cannot send due messages", log, breaker=breaker, backoff=backoff
+        )
+        self._full = Resource("every queue").calls("some queues take no messages now", log)
+        error_queue = f"error queue {settings.error_queue}"
+        self._refused = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
+
+    def succeeded(self, sent: Sequence[Claim]) -> bool:
+        """Note messages that were sent; return whether the transport could not be reached before."""
+        self._attempts.succeeded(*(claim.message.message_id for claim in sent))
+        seconds = self._clock.monotonic()
+        is_back = self._transport_calls.succeeded(seconds)
+        if self.destinations:
+            for destination in {claim.message.destination for claim in sent}:
+                self.destinations.succeeded(destination)
+            if not self.destinations:
+                self._full.succeeded(seconds)
+        return is_back
+
+    async def recover(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
+        """Deal with messages that could not be sent: the claim, the error, and whether it was attempted at all."""
+        self._metrics.count("failed", len(failures))
+        failures = [(claim, self._blamed(batch, claim, error), attempted) for claim, error, attempted in failures]
+        await self._wait_out(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
+        await self.retry_or_move(batch, [each for each in failures if not is_outage(each[1])])
+
+    def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
+        """Turn an outage that comes with this message, whenever it is sent, into a failure of the message.
+
+        Otherwise it would be the probe for ever, and nothing else would be sent.
+        """
+        is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
+        if is_suspect and self._attempts.failed(claim.message.message_id) > _BORNE_AS_PROBE:
+            return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
+        return error
+
+    async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
+        """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
+        seconds, noted, back = self._clock.monotonic(), set[str](), list[Release]()
+        at = self._clock.now()
+        for claim, error in failed:
+            destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
+            if destination not in noted:
+                noted.add(destination)
+                self._note_outage(destination, error, seconds)
+            wait = self.destinations.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
+            back.append(Release(claim, later(at, timedelta(seconds=wait)) if wait else None))
+        if back:
+            await self.give_back(batch, back)
+
+    def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
+        """Note an outage of one destination, or of the whole transport: ``""``."""
+        if destination:
+            self._full.failed(error, seconds)
+            if self.destinations.failed(destination, seconds):  # known by now, it says nothing about others
+                self._transport_calls.refused(error, seconds)
+        else:
+            self._transport_calls.failed(error, seconds)
+
+    def _wait(self, batch: Batch, seconds: float) -> float:
+        """Return the seconds until a message may be attempted again while the transport is out of reach."""
+        if self._sender.enlisting is not None:  # with the queues the store is out of reach: polls fail, too
+            return retry_delay(0).total_seconds()
+        return self.probing.remaining(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
+
+    async def retry_or_move(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
+        """Retry failed messages later, or move them to the error queue."""
+        if not failures:
+            return
+        back, moved = list[Release](), 0
+        _log_failures([(claim, error) for claim, error, _ in failures])
+        for claim, error, attempted in failures:
+            may_go = attempted and not batch.error_queue_is_down
+            again = await self._move_or_retry(batch, claim, error, attempted=may_go)
+            if again is None:
+                batch.settled([claim])
+                moved += claim.message.message_id not in batch.lost
+            else:
+                back.append(again)
+        if back:
+            await self.give_back(batch, back)
+            self._metrics.count("retried", len(back))
+        if moved:
+            self._metrics.count("moved_to_error", moved)
+
+    async def give_back(self, batch: Batch, back: Sequence[Release]) -> None:
+        """Release claims of a batch."""
+        batch.gave_back = True
+        await self._finisher.give_back(back)
+        batch.settled([each.claim for each in back])
+
+    async def _move_or_retry(
+        self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
+    ) -> Release | None:
+        """Return how a message is given back; ``None``: it is in the error queue, or another process has it.
+
+        A message that was not ``attempted`` is retried: it only waited for its turn, or the error queue refused another
+        one of its batch, and claims are not held long enough to ask again for each.
+        """
+        failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
+        decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
+        if error.transient:
+            self._transport_calls.refused(error, self._clock.monotonic())
+        again = self._retry(claim, error, reason_of(error))
+        is_counted = claim.message.message_id in batch.counted
+        if not attempted or isinstance(decision, DelayedRetry):
+            return self._still_doomed(claim, error, again) if is_counted else again
+        if not batch.is_ours(claim, self._store):
+            return None
+        if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
+            # The destination is slow, or this process stood still, and others have the message and may have sent it.
+            # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
+            if is_counted:
+                return self._still_doomed(claim, error, again)
+            self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())
+            return again
+        return await self._move_to_error(batch, claim, error)
+
+    def _still_doomed(self, claim: Claim, error: PostdateError, again: Release) -> Release:
+        """Retry without another record: the failure is written already, only the error copy could not leave."""
+        self._attempts.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
+        return replace(again, reason=None)
+
+    def _retry(self, claim: Claim, error: PostdateError, reason: str) -> Release:
+        pause = retry_delay(claim.message.number_of_failures, error)
+        return Release(claim, later(self._clock.now(), pause), reason)
+
+    async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> Release | None:
+        """Send the error copy, then remove the message; when the error queue fails, too, it stays (row 41).
+
+        A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
+        store marks the message as unreadable; where it cannot, the message stays and waits longer each time.
+        """
+        resolution, failure = Resolution.ERROR_COPY, error
+        while resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
+            if not batch.is_ours(claim, self._store):
+                return None
+            refused = await self._send_copy(claim, error, brief=resolution is Resolution.BRIEF_ERROR_COPY)
+            if refused is None:
+                self._refused.succeeded(self._clock.monotonic())
+                self._failure_rate.success()
+                log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
+                return None
+            failure, resolution = (
+                refused,
+                after_copy(resolution, refused) if is_lasting(refused) else Resolution.REQUEUE,
+            )
+        if resolution is Resolution.STUCK:
+            why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
+            if await self._finisher.mark_unreadable(claim, why):
+                return None
+        self._refused.failed(failure, self._clock.monotonic())
+        self._failure_rate.failure(failure, self._clock.monotonic())
+        batch.error_queue_is_down = failure.transient
+        again = self._retry(claim, failure, f"error queue: {reason_of(failure)}")
+        if claim.message.message_id in batch.counted and is_outage(failure):
+            return self._still_doomed(claim, error, again)
+        return again
+
+    async def _send_copy(self, claim: Claim, error: PostdateError, *, brief: bool) -> PostdateError | None:
+        detail = reason_of(error)
+        try:
+            copy = self._settings.error_copy(claim.message, error, self._clock.now(), brief=brief)
+        except MessageError as failure:  # its row holds what nobody could have stored
+            return failure
+        if self._sender.enlisting is not None:
+            return await self._sender.send_enlisted([claim], [copy], Outcome.FAILED, detail)
+        (failure,) = await within(self._clock, self._sender.longest_send, lambda: self._sender.send([copy])) or [
+            self._sender.no_answer(copy.destination)
+        ]
+        if failure is None:
+            await self._finisher.finish([claim], Outcome.FAILED, detail)
+        return failure
+
+
+def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
+    """Log one line for each destination and kind of failure: a thousand messages of one batch say no more than one."""
+    kinds: defaultdict[tuple[str, str], list[tuple[Claim, PostdateError]]] = defaultdict(list)
+    for claim, error in failed:
+        kinds[claim.message.destination, error.code].append((claim, error))
+    for (destination, _), (first, *others) in kinds.items():
+        more = f" and {len(others)} more" if others else ""
+        log.error("cannot send message %s%s to %s: %s", first[0].message.message_id, more, destination, first[1])

@@ -1,0 +1,159 @@
+"""Sends the messages of claims, and removes them in the same transaction where store and queues share a database.
+
+Source: specification 1.8; ADR 0002, 0010.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+
+from postdate.clock import Clock, in_real_time
+from postdate.core.due.finishing import Finisher, Journal
+from postdate.core.due.in_flight import Batch, Group, InFlight
+from postdate.core.health.deadlines import Deadlines, translate_store_errors
+from postdate.core.recoverability import checked_answers, is_outage, may_be_of_one
+from postdate.core.simple_store import enlisting
+from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.messages import Envelope, to_envelope
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport
+from postdate.runtime import tracing
+from postdate.runtime.reporting import Metrics
+
+LONGEST_SEND = timedelta(seconds=30)
+"""A destination that has not answered by then counts as unavailable."""
+
+log = logging.getLogger("postdate.dispatcher")
+
+
+class Sender:
+    """Sends groups of messages: one call for all destinations where the transport pipelines, else one for each.
+
+    Sends to one destination take turns, so that one that hangs does not delay others. A group without an answer after
+    :data:`LONGEST_SEND` is cut off by its batch.
+    """
+
+    def __init__(  # noqa: PLR0913 - collaborators; put together in one place
+        self,
+        store: ClaimingStore,
+        transport: Transport,
+        clock: Clock,
+        finisher: Finisher,
+        in_flight: InFlight,
+        metrics: Metrics,
+        journal: Journal,
+        call_deadline: timedelta,
+    ) -> None:
+        self._store = store
+        self._transport = transport
+        self._clock = clock
+        self._finisher = finisher
+        self._in_flight = in_flight
+        self._metrics = metrics
+        self._journal = journal
+        self.enlisting = enlisting(store, transport)
+        """The store, if it shares a database with the queues."""
+        # Not short when the dispatcher stops: what is being sent is waited for (row 55).
+        self._deadlines = Deadlines.of_transport(transport, clock, call_deadline)
+        self.longest_send = in_real_time(clock, LONGEST_SEND)
+
+    def groups(self, claims: Sequence[Claim], began: float) -> list[Group]:
+        """Return one group for each call to the transport: of all messages, or of those of one destination."""
+        if self._transport.capabilities.pipelines and self.enlisting is None:
+            return [Group("", claims, began)] if claims else []
+        by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
+        for claim in claims:
+            by_destination[claim.message.destination].append(claim)
+        return [Group(destination, group, began) for destination, group in by_destination.items()]
+
+    async def answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
+        """Send a group when it is its turn; return an error, or ``None``, for each of its messages."""
+        if self.enlisting is not None:
+            group.begin_turn(self._clock.monotonic())
+            return await self._answer_enlisted(group.claims)
+        with group.scope:
+            if not group.destination:
+                return await self._attempt(batch, group)
+            if not self._in_flight.is_full(group.destination, self._clock.monotonic()):
+                async with self._in_flight.turn(group.destination, self._clock):
+                    return await self._attempt(batch, group)
+        return [self.no_answer(group.destination)] * len(group.claims)
+
+    async def _attempt(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
+        group.begin_turn(self._clock.monotonic())
+        self._notice_losses(batch, group)
+        if not group.claims:
+            return []
+
+        async def answered_late(errors: Sequence[PostdateError | None]) -> None:
+            """Remember these messages as sent: claimed again, they are only removed."""
+            sent = [claim for claim, error in zip(group.claims, errors, strict=False) if error is None]
+            self._finisher.remember_sent(sent)
+
+        return await self.send([to_envelope(claim.message) for claim in group.claims], answered_late)
+
+    def _notice_losses(self, batch: Batch, group: Group) -> None:
+        """Drop claims that others may have by now: this process may have stood still since it claimed them."""
+        ours = [claim for claim in group.claims if batch.is_ours(claim, self._store)]
+        if len(ours) < len(group.claims):
+            log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
+            batch.settled([claim for claim in group.claims if claim.message.message_id in batch.lost])
+            group.claims = ours
+
+    async def send(
+        self,
+        envelopes: Sequence[Envelope],
+        late: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
+    ) -> Sequence[PostdateError | None]:
+        """Send messages without any transaction. ``late`` is called with an answer that comes after the deadline."""
+        began = self._clock.monotonic()
+        try:
+            with tracing.current.dispatching([each.headers for each in envelopes]):
+                errors = await self._deadlines.call_apart(
+                    lambda: self._transport.send(envelopes, self._clock.now()), late
+                )
+        except PostdateError as error:
+            return [error] * len(envelopes)
+        finally:
+            self._metrics.sent(len(envelopes), timedelta(seconds=self._clock.monotonic() - began))
+        try:
+            return checked_answers(self._transport, len(envelopes), errors)
+        except TransportUnavailable as error:
+            return [error] * len(envelopes)
+
+    async def _answer_enlisted(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
+        """Send and remove all in one transaction; where one fails, each in its own, so as not to undo the others."""
+        error = await self.send_enlisted(claims, [to_envelope(claim.message) for claim in claims])
+        if error is None or (is_outage(error) and not may_be_of_one(error)) or len(claims) == 1:
+            return [error] * len(claims)
+        return [await self.send_enlisted([claim], [to_envelope(claim.message)]) for claim in claims]
+
+    async def send_enlisted(
+        self,
+        claims: Sequence[Claim],
+        envelopes: Sequence[Envelope],
+        outcome: Outcome = Outcome.DELIVERED,
+        detail: str = "",
+    ) -> PostdateError | None:
+        """Send and remove messages in one transaction."""
+        assert self.enlisting is not None
+        now = self._clock.now()
+        try:
+            with translate_store_errors(self._store):
+                work = self.enlisting.finishing(claims, outcome, now, detail)
+            errors = await self._deadlines.call_apart(lambda: self._transport.send(envelopes, now, work=[work]))
+            error = next(filter(None, errors), None)
+        except PostdateError as failure:
+            error = failure
+        if error is None:
+            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], now, detail)
+        return error
+
+    def no_answer(self, destination: str) -> PostdateError:
+        """Return the error of a send that timed out: an outage, which says nothing about the messages."""
+        text = f"did not answer within {LONGEST_SEND.total_seconds():g} s"
+        if destination:
+            return DestinationUnavailable(f"{destination} {text}")
+        return TransportUnreachable(f"{type(self._transport).__name__} {text}")

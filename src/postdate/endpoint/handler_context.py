@@ -1,0 +1,180 @@
+"""What a handler has of its message: its headers, sends that leave with its end, and the transaction of the outbox.
+
+Source: specification 5; ADR 17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from types import MappingProxyType
+from typing import Unpack
+
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
+from postdate.endpoint.send_options import SendKeywords, SendOptions
+from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, NotSupported
+from postdate.messages import DelayedMessage, Headers, format_timestamp, parse_timestamp
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Received, TransactionMode, Work
+
+
+class BusinessTransaction:
+    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
+
+    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
+        self.transaction, self._store, self._queues = transaction, store, queues
+
+    def check_isolated_send(self) -> None:
+        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
+        if self.transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+            raise NotSupported(
+                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
+                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
+            )
+
+
+class IncomingMessage:
+    """What a handler can ask of its message."""
+
+    received: Received
+    _headers: Mapping[str, str]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self.received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self.received.envelope.due
+
+
+class HandlerContext(IncomingMessage):
+    """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
+
+    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
+    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
+    """
+
+    def __init__(
+        self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
+    ) -> None:
+        self._messages, self.received, self._business = messages, received, business
+        self._headers = MappingProxyType(received.envelope.headers)
+        self.outgoing: list[Outgoing] = []
+        self.named: list[DelayedMessage] = []
+        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
+        id."""
+        self.work: list[Work] = []
+        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
+        work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
+        self.saga: Mapping[str, str] = {}
+        """Headers that say which saga instance sends; empty while none is at work."""
+        self.has_ended = False
+        """Set when its handlers have ended: what is sent from then on is refused."""
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.transaction.begin()
+
+    async def send(
+        self,
+        message: object,
+        *,
+        isolated: bool = False,
+        **how: Unpack[SendKeywords],
+    ) -> str:
+        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
+
+        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
+        message fails the handler as it ends.
+        """
+        how["headers"] = self._with_saga(how.get("headers"))
+        options = SendOptions(**how)
+        outgoing = self._messages.make(message, options, related_to=self.headers)
+        if options.message_id is not None and isinstance(outgoing, DelayedMessage):
+            outgoing = self._named(outgoing, isolated=isolated)
+        return await self._leave(outgoing, isolated=isolated)
+
+    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
+        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
+
+        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
+        end.
+        """
+        if self._business is not None:
+            self.named += () if isolated else (outgoing,)
+        elif self.received.unanswered and self._messages.delays_leave_first:
+            with suppress(KeyError, InvalidTimestamp):
+                since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
+                return replace(
+                    outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: format_timestamp(since)}
+                )
+        return outgoing
+
+    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+
+        A reply cannot be delayed (row 7).
+
+        Raises:
+            InvalidMessage: the incoming message names no address for replies.
+        """
+        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
+        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
+        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+
+    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return {**self.saga, **(headers or {})} if self.saga else headers
+
+    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
+        """Have a message leave, at once or at the end; return its id."""
+        if self.has_ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
+        if isolated or self._messages.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
+            await self._messages.send([outgoing])
+        else:
+            if Headers.WALL_TIME in outgoing.headers:
+                self.afterwards.append(partial(self._messages.keep_zone_afterwards, outgoing))
+            self.outgoing.append(outgoing)
+        return outgoing.message_id

@@ -1,0 +1,145 @@
+"""How one message is sent: the keywords of every ``send``, checked when they are given. Source: specification 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from random import random
+from typing import Final, TypedDict
+
+from postdate.clock import EARLIEST, later
+from postdate.core.upkeep.wall_times import WallTime
+from postdate.core.windows import Window
+from postdate.endpoint.message_types import INFINITE
+from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp
+from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, aware_utc, check_destination, check_id
+
+
+class SendKeywords(TypedDict, total=False):
+    """The keywords of every ``send``; what each means: :meth:`postdate.Endpoint.send`."""
+
+    destination: str | None
+    delay: timedelta | None
+    deliver_at: datetime | str | None
+    expires_at: datetime | None
+    time_to_be_received: timedelta | None
+    use_dead_letter_queue: bool | None
+    headers: Mapping[str, str] | None
+    message_id: str | None
+    zone: str | None
+    window: str | None
+    spread: timedelta | None
+
+
+_TYPES: Final = {
+    "delay": timedelta,
+    "time_to_be_received": timedelta,
+    "spread": timedelta,
+    "zone": str,
+    "window": str,
+    "headers": Mapping,
+}
+"""Of options that no other check asks for their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How one message is sent: the keywords of :meth:`postdate.Endpoint.send`. May be used again for other messages.
+
+    Raises:
+        DelayConflict: options that exclude each other.
+        InvalidMessage: a destination or an id that is blank or too long, a negative delay, or a time to be received of
+            zero or less.
+        InvalidTimestamp: a date-time without a time zone.
+    """
+
+    destination: str | None = None
+    delay: timedelta | None = None
+    deliver_at: datetime | str | None = None
+    expires_at: datetime | None = None
+    time_to_be_received: timedelta | None = None
+    use_dead_letter_queue: bool | None = None
+    headers: Mapping[str, str] | None = None
+    message_id: str | None = None
+    zone: str | None = None
+    window: str | None = None
+    spread: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        if self.destination is not None:
+            check_destination(self.destination)
+        if self.message_id is not None:
+            check_id(self.message_id)
+        if self.delay is not None and self.deliver_at is not None:
+            raise DelayConflict("delay and deliver_at exclude each other: give one of them")
+        if self.zone is not None and (self.window, self.spread) != (None, None):
+            raise DelayConflict("what follows the clocks of a zone is due just then: no window, and no spread")
+        for name in ("delay", "spread"):
+            if (getattr(self, name) or timedelta(0)) < timedelta(0):
+                raise InvalidMessage(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
+            raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
+        if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
+            raise InvalidMessage(
+                f"time_to_be_received is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: "
+                f"{self.time_to_be_received}; leave it out, or say timedelta.max, for a message that is wanted for ever"
+            )
+        if self.use_dead_letter_queue is not None and self.is_delayed:
+            raise DelayConflict(
+                "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
+            )
+        self._check_due()
+        if self.expires_at is not None:
+            aware_utc(self.expires_at, "expires_at")
+
+    def _check_types(self) -> None:
+        """Refuse values of another type, which callers without type checks may give."""
+        for name, kind in _TYPES.items():
+            value: object = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidMessage(f"{name} must be a {kind.__name__}, not {type(value).__name__} {value!r}")
+
+    def _check_due(self) -> None:
+        """Refuse a due time or a window that cannot be."""
+        self._due(EARLIEST, EARLIEST)
+        if self.window is not None:
+            Window.read(self.window)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is to be delivered later."""
+        return (self.delay, self.deliver_at, self.window, self.spread) != (None,) * 4
+
+    @property
+    def wall_time(self) -> WallTime | None:
+        """What the clocks of ``zone`` show when it is due."""
+        return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
+
+    def due(self, now: datetime, latest: datetime | None = None) -> datetime | None:
+        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
+
+        A delay counts from ``latest``, the latest time that it may be where a clock is not exact; ``None``: ``now``.
+        With ``spread`` it is another one at each call, as likely at each instant of the spread at which the window is
+        open.
+        """
+        due = self._due(now, now if latest is None else latest)
+        if self.window is None and self.spread is None:
+            return due
+        due, spread = max(due or now, now), self.spread or timedelta(0)
+        share = random()  # noqa: S311 - no secret
+        if self.window is not None:
+            return Window.read(self.window).instant_within(due, spread, share)
+        return due + share * (later(due, spread) - due)
+
+    def _due(self, now: datetime, latest: datetime) -> datetime | None:
+        if (wall := self.wall_time) is not None:
+            return wall.instant()
+        if isinstance(self.deliver_at, str):
+            raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
+        if self.deliver_at is not None:
+            return aware_utc(self.deliver_at, "deliver_at")
+        if self.delay is None:
+            return None
+        return later(latest, self.delay) if self.delay else now  # without any, it is due already

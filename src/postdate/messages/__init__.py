@@ -1,0 +1,53 @@
+"""Messages, their headers, and the formats in which both travel.
+
+Pure values: nothing here does I/O or reads a clock. Header names and formats are those of the specification
+(section 1.5, rows 10-14), so that endpoints on either side of a queue understand each other.
+"""
+
+from postdate.messages.headers import (
+    Headers as Headers,
+    Origin as Origin,
+    check_headers as check_headers,
+    decode_headers as decode_headers,
+    encode_headers as encode_headers,
+    origin_of as origin_of,
+    size_in_bytes as size_in_bytes,
+)
+from postdate.messages.message import (
+    DESTINATION_LIMIT as DESTINATION_LIMIT,
+    DelayedMessage as DelayedMessage,
+    Envelope as Envelope,
+    INTENTS as INTENTS,
+    MARKERS as MARKERS,
+    MESSAGE_ID_LIMIT as MESSAGE_ID_LIMIT,
+    OF_THE_STORE as OF_THE_STORE,
+    OWN_PREFIX as OWN_PREFIX,
+    check_destination as check_destination,
+    check_id as check_id,
+    check_reschedule as check_reschedule,
+    check_text as check_text,
+    new_message_id as new_message_id,
+    rescheduled as rescheduled,
+    rescheduled_headers as rescheduled_headers,
+    rescheduled_text as rescheduled_text,
+    stored_headers as stored_headers,
+    why_too_large as why_too_large,
+    with_failures as with_failures,
+)
+from postdate.messages.times import (
+    LONGEST_TIME_TO_BE_RECEIVED as LONGEST_TIME_TO_BE_RECEIVED,
+    aware_utc as aware_utc,
+    format_time_span as format_time_span,
+    format_timestamp as format_timestamp,
+    parse_time_span as parse_time_span,
+    parse_timestamp as parse_timestamp,
+)
+from postdate.messages.transit import (
+    check_not_reserved as check_not_reserved,
+    delay_headers as delay_headers,
+    expires_at_of as expires_at_of,
+    from_delay_headers as from_delay_headers,
+    headers_with_expiry as headers_with_expiry,
+    to_envelope as to_envelope,
+    without_delay_headers as without_delay_headers,
+)

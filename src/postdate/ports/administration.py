@@ -1,0 +1,267 @@
+"""What an operator asks of a store, and changes in it: counts, the list of pending messages and its cursors, records.
+
+Source: specification, row 119.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Self
+
+from postdate.errors import InvalidMessage
+from postdate.messages import DelayedMessage
+from postdate.ports.common import Record, RecordKind
+from postdate.ports.observation import Observer, OldSnapshot, ServerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Counts of one store, consistent with each other.
+
+    Args:
+        pending: messages that wait.
+        overdue: of these, due strictly before ``now`` and not claimed; what limits of a queue hold, too.
+        claimed: of these, held by a process at the moment.
+        failing: of these, with at least one failed attempt.
+        next_due: earliest due time, UTC.
+        unreadable: rows that cannot be read; not among those pending.
+    """
+
+    pending: int
+    overdue: int
+    claimed: int
+    failing: int
+    next_due: datetime | None
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive.
+
+    Args:
+        among: no others need be found than those among so many that are due first within the bounds; ``None``: all.
+        after: only those behind this place in the list of all pending messages: see :attr:`DelayedMessage.cursor` and
+            :attr:`PendingPage.after`.
+    """
+
+    destination: str | None = None
+    due_from: datetime | None = None
+    due_to: datetime | None = None
+    among: int | None = None
+    after: str | None = None
+
+    def matches(self, message: DelayedMessage) -> bool:
+        """Return whether ``message`` fulfils the conditions, but for its place."""
+        return (
+            (self.destination is None or message.destination == self.destination)
+            and (self.due_from is None or message.due >= self.due_from)
+            and (self.due_to is None or message.due < self.due_to)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """Some pending messages in the order of the list, each with its cursor.
+
+    Args:
+        messages: those that can be read.
+        after: where the next page begins; ``None``: there is none. It does not depend on what is in the rows, so rows
+            that cannot be read do not end a list.
+    """
+
+    messages: Sequence[DelayedMessage]
+    after: str | None
+
+    @classmethod
+    def of(cls, messages: Sequence[DelayedMessage], limit: int) -> Self:
+        """Return the page of a store that passes over unreadable messages until it has read ``limit`` others."""
+        return cls(messages, messages[-1].cursor if messages and len(messages) >= limit else None)
+
+
+def place_text(due: int, number: int) -> str:
+    """Return the cursor of a message in a store that numbers them; ``due`` in microseconds since 1970 UTC."""
+    return f"{due} {number}"
+
+
+def read_place(cursor: str) -> tuple[int, int]:
+    """Return due time and number of :func:`place_text`. Raises `InvalidMessage`."""
+    match = _PLACE.fullmatch(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    place = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if match is None or max(map(abs, place)) >= _END_OF_NUMBERS:
+        raise no_cursor(cursor)
+    return place
+
+
+_PLACE: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
+
+
+_END_OF_NUMBERS: Final = 2**63
+"""Databases keep both in 64 bits with a sign."""
+
+
+def no_cursor(cursor: object) -> InvalidMessage:
+    """Return the error of a text that is no cursor of the store."""
+    return InvalidMessage(f"{_shown(cursor)} is no cursor of a message, as a list of this store gave it")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:80]
+
+
+def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
+    """Return how many lie in each interval of :meth:`AdministrableStore.due_counts`; of instants and how many there."""
+    counts = [0] * (len(edges) - 1)
+    for due, count in dues:
+        if edges[0] <= due < edges[-1]:
+            counts[bisect_right(edges, due) - 1] += count
+    return counts
+
+
+class AdministrableStore(ABC):
+    """A store that answers an operator's questions, and whose pending messages can be changed (row 119).
+
+    Every built-in store is one.
+    """
+
+    def observer(self) -> Observer | None:
+        """Return an observer of this store, or ``None``; it uses the store's connections.
+
+        Guarantees:
+            administration.a_look_is_had_before_the_store_is_prepared.
+        """
+        return None
+
+    async def server_facts(self) -> ServerFacts | None:
+        """Ask the server about itself; changes nothing, and needs no tables. ``None``: there is no server.
+
+        Raises:
+            StoreUnavailable: it does not answer, or refuses; the message says which.
+        """
+        return None
+
+    async def old_snapshots(self) -> Sequence[OldSnapshot] | None:
+        """Return the sessions that hold an old snapshot of the database, the oldest first.
+
+        Only those old enough to matter; ``None`` for a database without snapshots.
+        """
+        return None
+
+    @abstractmethod
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """Count what is there; reads an index, not the messages.
+
+        Guarantees:
+            administration.statistics_agree_with_the_messages.
+        """
+
+    @abstractmethod
+    async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
+        """Count the pending messages that are due in each interval; reads an index, not the messages.
+
+        What an outage keeps back may count at its next attempt.
+
+        Args:
+            edges: instants, UTC, ascending, on whole seconds; at least two.
+
+        Returns:
+            One count an interval, from ``edges[i]`` (inclusive) to ``edges[i + 1]`` (exclusive), in their order.
+
+        Guarantees:
+            administration.what_is_due_is_counted_by_interval.
+        """
+
+    @abstractmethod
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """Count the records of each kind; reads them all.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why.
+        """
+
+    @abstractmethod
+    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+        """Return a page of the list of pending messages, which goes by due time, then by order of storing.
+
+        It touches the messages of the page and, where few match ``where``, those between them; never those that were
+        passed before, however many are due at one instant.
+
+        Args:
+            where: which messages, and behind which place in the list.
+            limit: messages at most; at least 1.
+
+        Raises:
+            InvalidMessage: ``where.after`` is no cursor of this store.
+
+        Guarantees:
+            administration.pending_messages_are_listed, a_herd_is_listed_page_by_page,
+            a_cursor_is_exact_when_its_message_has_gone;
+            unreadable.unreadable_messages_do_not_end_a_list.
+        """
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """Return the first ``limit`` messages of the list, page by page.
+
+        Guarantees:
+            administration.pending_messages_are_listed.
+        """
+        messages = list[DelayedMessage]()
+        page = PendingPage((), where.after)
+        while limit > len(messages) and (page.after is not None or not messages):
+            page = await self.read_pending(replace(where, after=page.after), limit - len(messages))
+            messages += page.messages
+            if page.after is None:
+                break
+        return messages
+
+    @abstractmethod
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """Return a pending message, or ``None``.
+
+        Guarantees:
+            administration.a_pending_message_is_found_by_id.
+        """
+
+    @abstractmethod
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """Return every record of one message in the order of writing.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries.
+        """
+
+    @abstractmethod
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched.
+
+        Guarantees:
+            administration.a_cancelled_message_is_gone, what_is_being_dispatched_is_left_alone.
+        """
+
+    @abstractmethod
+    async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
+        """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
+
+        It begins anew: failures of before count no more.
+
+        Args:
+            message_id: of the message.
+            due: aware, UTC; may be past.
+            now: for the record; aware, UTC.
+            wall_time: set its header of a wall time to this; ``None``: take that header off, as the message does not
+                follow the clocks of a zone any more.
+
+        Raises:
+            InvalidMessage: the message expires before ``due``.
+
+        Guarantees:
+            administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
+            what_is_rescheduled_has_all_its_retries, nothing_is_rescheduled_past_its_expiry,
+            what_is_rescheduled_follows_the_clocks_that_are_given,
+            what_is_being_dispatched_is_left_alone.
+        """
