@@ -84,7 +84,9 @@ def sqlite(version: tuple[int, ...]) -> Probe:
 
 def settings_read(settings: Settings) -> Probe:
     file = "no postdate.toml here" if settings.file is None else str(settings.file)
-    return Probe("settings", Verdict.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
+    return Probe(
+        "settings", Verdict.OK, f"{file}; {shown_count(settings.number_set, 'value')} set, the others are defaults"
+    )
 
 
 def loopback(attempt: Callable[[], None] | None = None) -> Probe:
