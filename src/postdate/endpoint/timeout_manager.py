@@ -152,18 +152,18 @@ class TimeoutManagerService(Service):
         outage = StoreWaits(context.clock, said)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
-            rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
+            rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
             attempts=Attempts(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),
             clock=context.clock,
             policy=immediate_attempts(ATTEMPTS, MessageError),
             metrics=context.metrics,
-            given_up=telling(due.given_up) if dispatches else None,
+            on_give_up=telling(due.give_up) if dispatches else None,
         )
         step: StoreStep | DispatchStep
         if dispatches:
-            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.gone, recovery)
+            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.remove, recovery)
         else:
             step = StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery)
         self._deadlines += step.deadlines

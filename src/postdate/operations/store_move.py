@@ -21,7 +21,7 @@ from postdate.backends.registry import place_of
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.config import Address, Settings, resolved
 from postdate.core.changes import EVERYTHING, PendingPages
-from postdate.core.copies import GIVEN_AWAY, MISSING, difference
+from postdate.core.copies import IN_ANOTHER_STORE, MISSING, difference
 from postdate.core.limits import Limits, change_limits, limits_of
 from postdate.core.upkeep.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import ConfigurationError, MessageError, MigrationConflict, NotSupported, StoreError, StoreNotSetUp
@@ -60,7 +60,7 @@ _LOOK_SECONDS: Final = 0.5
 
 _REASONS: Final = {
     MISSING: "the new store knows the id, and does not have the message",
-    GIVEN_AWAY: "it was moved out of the new store before, which would not deliver it",
+    IN_ANOTHER_STORE: "it was moved out of the new store before, which would not deliver it",
 }
 
 _INTENTS_DUE: Final = datetime(9999, 1, 1, tzinfo=UTC)

@@ -76,7 +76,7 @@ _TRANSPORT_ERRORS: Final = _Errors(TransportUnavailable, TransportUnreachable)
 _logged_failures = WeakKeyDictionary[object, set[str]]()
 """By adapter: the failures that were logged with their traceback. Many callers share an adapter, so they share this."""
 
-_logged_failures_of_others = set[str]()
+_logged_foreign_failures = set[str]()
 """Those of adapters that cannot be weak keys."""
 
 
@@ -107,7 +107,7 @@ def _translate(adapter: object, error: BaseException, errors: _Errors) -> Postda
     try:
         logged = _logged_failures.setdefault(adapter, set())
     except TypeError:
-        logged = _logged_failures_of_others
+        logged = _logged_foreign_failures
     if text not in logged:  # from here on it is an outage like any other, and is logged as such
         log.error(text, exc_info=error)
         if len(logged) >= _REMEMBERED_FAILURES:
