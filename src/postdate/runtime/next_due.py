@@ -1,7 +1,7 @@
 """The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
 
 A query of stored messages is announced by :meth:`NextDue.look` and ends with :meth:`NextDue.seen`; messages that are
-stored, given back, or announced by other processes go to :meth:`NextDue.heard`.
+stored, given back, or announced by other processes go to :meth:`NextDue.announce`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NextDue(Generic[T]):
         self._known = first
         return first
 
-    def heard(self, attempt_at: T) -> None:
+    def announce(self, attempt_at: T) -> None:
         """Note a message that may be attempted from then on; wake listeners if that is before all known ones."""
         with self._lock:
             for look, heard in self._looks.items():

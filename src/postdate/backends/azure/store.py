@@ -224,7 +224,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     def _may_be_attempted(self, attempt_at: datetime) -> None:
         self._opened.pages.changed(attempt_at)
-        self._next_due.heard(to_microseconds(attempt_at))
+        self._next_due.announce(to_microseconds(attempt_at))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if attempt_at is None or self._waits_for_room:
             self._next_due.forget()
         elif held:
-            self._next_due.heard(to_microseconds(attempt_at))
+            self._next_due.announce(to_microseconds(attempt_at))
         return len(held)
 
     @override
@@ -402,7 +402,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def _look(self) -> None:
         """Wake the poller when a message is due before all that it knows of."""
         if (first := await self._first_attempt()) is not None:
-            self._next_due.heard(to_microseconds(first))
+            self._next_due.announce(to_microseconds(first))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -485,7 +485,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if done:
             self._holding.deferred.pop(message_id, None)
             self._opened.pages.forget()
-            self._next_due.heard(to_microseconds(new.attempt_at))
+            self._next_due.announce(to_microseconds(new.attempt_at))
         return done
 
     @override

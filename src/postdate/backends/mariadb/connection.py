@@ -26,7 +26,7 @@ from postdate.backends.sql.row_locks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, error_of, meaning_of
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -74,7 +74,7 @@ def translate(error: pymysql.Error, where: str) -> PostdateError:
     number, said = _number_and_text(error)
     state: str = getattr(error, "sqlstate", None) or ""
     if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
-        return told(meaning, said, where)
+        return error_of(meaning, said, where)
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:

@@ -82,7 +82,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
         while (row := await self._pool.transaction(replace)) is None:
             pass
-        self._next_due.heard(row.due)
+        self._next_due.announce(row.due)
         return row.message_id
 
     @override

@@ -85,9 +85,9 @@ class MariaDbTables(RowLockTables):
         first = self.next_attempt(session, ())
         return None if first is None else first - 1
 
-    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
-        session.change(self._mariadb.record_held, {**held, **note})
-        return session.change(self._mariadb.delete_held, held)
+    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+        session.change(self._mariadb.record_held, {**values, **note})
+        return session.change(self._mariadb.delete_held, values)
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
@@ -113,7 +113,7 @@ class MariaDbTables(RowLockTables):
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})
         session.show_life()
 
-    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+    def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         asked = ", ".join(f"@@{name}" for name in _SETTINGS)
         ((version, isolation, *found),) = session.rows(f"SELECT VERSION(), @@tx_isolation, {asked}")
         settings = {"isolation": isolation, **dict(zip(_SETTINGS, map(str, found), strict=True))}

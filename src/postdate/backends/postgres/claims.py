@@ -40,7 +40,7 @@ class PostgresClaims(Claims):
     def first_locked(self) -> datetime | None:
         """Return the earliest attempt among messages held by row locks."""
         with self._lock:
-            return min((token.attempt_at for token in self._held.values() if token.holder is None), default=None)
+            return min((token.attempt_at for token in self._tokens.values() if token.holder is None), default=None)
 
     @override
     def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep, *, as_it_was: bool) -> int:

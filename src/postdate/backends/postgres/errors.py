@@ -9,7 +9,7 @@ from typing import Final
 import psycopg
 
 from postdate.backends.postgres.sessions import POOLED
-from postdate.backends.sql.row_locks.parts import Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Meanings, error_of, meaning_of
 from postdate.errors import (
     PostdateError,
     StoreError,
@@ -63,7 +63,7 @@ def translate(error: psycopg.Error, where: str) -> PostdateError:
     meaning = _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or StoreTroubled
     if not state and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
         said = POOLED
-    found = told(meaning, said, where)
+    found = error_of(meaning, said, where)
     return StoreNotWritable(f"{found}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else found
 
 

@@ -76,11 +76,11 @@ class PostgresNextDue(NextDue[datetime]):
             return self._seen(heard, first)
 
     @override
-    def heard(self, attempt_at: datetime) -> None:
+    def announce(self, attempt_at: datetime) -> None:
         with self._lock:
             if self._since is not None and attempt_at < self._since:
                 self._since = attempt_at
-        super().heard(attempt_at)
+        super().announce(attempt_at)
 
     @override
     def forget(self) -> None:

@@ -177,7 +177,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         row = self._row(message)
         if not await together(self, self._stored, (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
-        self._next_due.heard(message.due)
+        self._next_due.announce(message.due)
 
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
@@ -197,7 +197,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             return StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
-            self._next_due.heard(min(message.due for message in messages))
+            self._next_due.announce(min(message.due for message in messages))
         return report
 
     @override
@@ -212,7 +212,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(now, 1)
-            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
+            self._claims.lease(self._claims.tokens_of(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -310,7 +310,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         def finish(connection: Connection) -> None:
             removed = 0
-            held = self._claims.held(claims)
+            held = self._claims.tokens_of(claims)
             self._claims.lease(held)  # the other transaction must not wait for our own row locks
             for holder, numbers in by_holder(held):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
@@ -339,7 +339,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
         def give_back() -> bool:
             if done := self._claims.settle([claim], count):
-                self._next_due.heard(attempt_at)
+                self._next_due.announce(attempt_at)
             return bool(done)
 
         return await in_thread(give_back)
@@ -364,7 +364,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
         def release() -> int:
             if done := self._claims.settle(claims, give_back, as_it_was=attempt_at is None):
-                self._next_due.heard(attempt_at or min(claim.message.due for claim in claims))
+                self._next_due.announce(attempt_at or min(claim.message.due for claim in claims))
             return done
 
         return await in_thread(release)
@@ -391,7 +391,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                 if topic == "lost":
                     self._next_due.forget()
                 elif topic == "due" and number == store_id:
-                    self._next_due.heard(from_microseconds(value))
+                    self._next_due.announce(from_microseconds(value))
 
             listener.holder()
             stop_hearing = listener.hear(heard)
@@ -470,7 +470,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             return False
 
         if done := await self.database.transaction(reschedule):
-            self._next_due.heard(due)
+            self._next_due.announce(due)
         return done
 
     @override
@@ -540,7 +540,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             rows = columns.rows(batch)
             report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)
         if report.stored:
-            self._next_due.heard(due)
+            self._next_due.announce(due)
         return report
 
     def _columns(self) -> Columns:

@@ -99,7 +99,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def setup(self) -> None:
-        wanted = self._known
+        wanted = self._checked_table
 
         def create(connection: Connection) -> None:
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (SchemaNames(self._schema).lock_class,))
@@ -114,7 +114,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Claim by a row lock; the server ends its transaction, and the claim, after a minute without statements."""
         wanted = normal_id(timeout_id)
-        return None if wanted is None else await in_thread(self._claim, self._known, wanted)
+        return None if wanted is None else await in_thread(self._claim, self._checked_table, wanted)
 
     def _claim(self, table: _PostgresTable, timeout_id: str) -> TimeoutClaim | None:
         connection = self._connections.take()

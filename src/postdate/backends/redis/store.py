@@ -159,7 +159,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         known: list[int] = await self._server.run("store", *head, *parts)
         there = set(known)
         if new := [message for place, message in enumerate(messages) if place not in there]:
-            self._next_due.heard(to_microseconds(min(message.due for message in new)))
+            self._next_due.announce(to_microseconds(min(message.due for message in new)))
         return StoreReport(len(new), tuple(messages[place].message_id for place in known))
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
@@ -267,7 +267,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             if attempt_at is None:
                 self._next_due.forget()
             else:
-                self._next_due.heard(to_microseconds(attempt_at))
+                self._next_due.announce(to_microseconds(attempt_at))
         return freed
 
     def _own(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -321,7 +321,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     def _hear(self, text: bytes | None) -> None:
         if text:
-            self._next_due.heard(microseconds_of(text))
+            self._next_due.announce(microseconds_of(text))
         else:
             self._next_due.forget()
 
@@ -380,7 +380,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             headers = encode_headers(rescheduled(found.message, due, wall_time).headers)
             call = (self.place, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
-                self._next_due.heard(to_microseconds(due.astimezone(UTC)))
+                self._next_due.announce(to_microseconds(due.astimezone(UTC)))
                 return True
 
     @override

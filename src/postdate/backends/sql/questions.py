@@ -129,14 +129,14 @@ class SqlQuestions(AdministrableStore, ABC):
 
     async def next_due(self) -> datetime | None:
         """Reads every message, claimed ones too."""
-        found = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
-        return self._dialect.instant(found[0][0]) if found else None
+        rows = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
+        return self._dialect.instant(rows[0][0]) if rows else None
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
         counts = self._sql.record_counts
-        found = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
-        totals = Counter({RecordKind(kind): count for kind, count in found})
+        rows = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
+        totals = Counter({RecordKind(kind): count for kind, count in rows})
         if totals.pop(RecordKind.PRUNED, 0):
             totals.update(Pruned.of(told_by(await self.history(PRUNED_ID))).counts)
         return totals

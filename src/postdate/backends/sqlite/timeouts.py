@@ -61,7 +61,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     @override
     async def setup(self) -> None:
-        statements = self._known.setup
+        statements = self._checked_table.setup
 
         def create(tx: Transaction) -> None:
             for statement in statements:
@@ -75,7 +75,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         """Claim by a locked file; nothing is written to the database."""
         if (wanted := normal_id(timeout_id)) is None:
             return None
-        folder, name = presence_folder(self.file.path), f"{self._known.name.lower()}\n{wanted}"
+        folder, name = presence_folder(self.file.path), f"{self._checked_table.name.lower()}\n{wanted}"
         if (hold := await in_thread(try_to_hold, folder, name)) is None:
             return None
         found = None

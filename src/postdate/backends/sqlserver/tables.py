@@ -62,8 +62,8 @@ class SqlServerTables(RowLockTables):
         for part in _json_lists([_content(number, row) for number, row in numbered]):
             session.change(self.sql.insert_messages, {"rows": part})
 
-    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
-        return session.change(self._sqlserver.finish, {**held, **note})
+    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+        return session.change(self._sqlserver.finish, {**values, **note})
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
@@ -111,7 +111,7 @@ class SqlServerTables(RowLockTables):
                 )
                 self._told.add(holder)
 
-    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+    def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         ((version, now, durability, writes),) = session.rows(self._sqlserver.facts)
         settings = {"delayed_durability": str(durability), "isolation": "READ-COMMITTED", "updateability": str(writes)}
         return version, now, settings
