@@ -38,7 +38,7 @@ class SqlServerTables(RowLockTables):
         self._sqlserver = SqlServerStatements(names)
         super().__init__(names, self._sqlserver, recording)
         self._holds_at_most = holds_at_most
-        self._spoke_at, self._told = steady_seconds(), set[int]()
+        self._spoke_at, self._logged_holders = steady_seconds(), set[int]()
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
@@ -54,8 +54,8 @@ class SqlServerTables(RowLockTables):
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
-            found = session.rows(self.sql.insert_records, {**values, "rows": part})
-            numbers |= {message_id: number for number, message_id in found}
+            inserted = session.rows(self.sql.insert_records, {**values, "rows": part})
+            numbers |= {message_id: number for number, message_id in inserted}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
@@ -96,12 +96,12 @@ class SqlServerTables(RowLockTables):
         for holder, pid, machine in session.rows(self._sqlserver.find_silent, silent):
             of_process = {"pid": pid, "machine": machine, "seconds": silence}
             try:
-                found = session.rows(self._sqlserver.find_silent_sessions, of_process)
-                for (number,) in found:
+                sessions = session.rows(self._sqlserver.find_silent_sessions, of_process)
+                for (number,) in sessions:
                     session.change(f"KILL {int(number)}")
             except StoreNotWritable:
-                found = []
-            if not found and holder not in self._told:
+                sessions = []
+            if not sessions and holder not in self._logged_holders:
                 log.warning(
                     "process %d on %s has shown no life for %d s and keeps what it holds; others may end its "
                     "connections with the rights VIEW SERVER STATE and ALTER ANY CONNECTION",
@@ -109,7 +109,7 @@ class SqlServerTables(RowLockTables):
                     machine,
                     silence,
                 )
-                self._told.add(holder)
+                self._logged_holders.add(holder)
 
     def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         ((version, now, durability, writes),) = session.rows(self._sqlserver.facts)
