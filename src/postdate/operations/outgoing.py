@@ -23,7 +23,7 @@ from postdate.wiring import (
     OpenDeployment,
     build_endpoint,
     delay_exchange,
-    is_wanted,
+    is_enabled,
     open_outbox,
     open_saga_store,
     own_queues,
@@ -86,8 +86,8 @@ async def set_up(
         created=None if before is None else [name for name in wanted if name not in before],
         exchange=None if exchange is None else exchange.name,
         timeouts=None if timeouts_at is None else timeouts_at.shown,
-        sagas=await _set_up_part(settings, "sagas") if is_wanted(settings.sagas, sagas) else None,
-        outbox=await _set_up_part(settings, "outbox") if is_wanted(settings.outbox, outbox) else None,
+        sagas=await _set_up_part(settings, "sagas") if is_enabled(settings.sagas, sagas) else None,
+        outbox=await _set_up_part(settings, "outbox") if is_enabled(settings.outbox, outbox) else None,
         limits=[limit.found for limit in await limits_on_server(deployment.transport, wanted)],
     )
 

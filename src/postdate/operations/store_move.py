@@ -41,7 +41,7 @@ from postdate.ports.backends import Place
 from postdate.ports.changing import KEYED, KEYED_ID
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.wiring import file_of, naming, open_store, placing_errors, store_settings, taken_by_store
+from postdate.wiring import file_of, naming, open_store, placing_errors, settings_of_store, store_settings
 from postdate.wiring.deployment import close
 
 PAGE: Final = 1_000
@@ -176,7 +176,7 @@ def _source_of(plan: StoreMove) -> ClaimingStore:
     _check_there(address, "name the file in which messages wait")
     named = {"schema": plan.schema, "table": plan.table}
     given = {name: value for name, value in named.items() if value is not None}
-    return open_store(address, **taken_by_store(address, {"create": False}), **given)
+    return open_store(address, **settings_of_store(address, {"create": False}), **given)
 
 
 def _target_of(settings: Settings) -> ClaimingStore:

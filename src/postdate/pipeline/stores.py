@@ -30,7 +30,7 @@ from postdate.ports import (
     TransactionMode,
 )
 from postdate.ports.backends import Place
-from postdate.wiring import open_store, store_settings, taken_by_store
+from postdate.wiring import open_store, settings_of_store, store_settings
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class StoreSpec:
         """
         place = resolved(self.address, os.environ)
         known = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
-        return open_store(place, **taken_by_store(place, known))
+        return open_store(place, **settings_of_store(place, known))
 
 
 class OpenStore:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from postdate.clock import Clock, time_left
+from postdate.clock import Clock, time_until
 from postdate.core.health.circuit_breaker import nobody
 from postdate.core.recoverability import BYTES_IN_FLIGHT
 from postdate.errors import PostdateError
@@ -126,7 +126,7 @@ class Batch:
         """Wait for all answers, and end each group that has none ``longest`` after it began."""
         seconds = longest.total_seconds()
         while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
-            await clock.wait_for(self.all_answered, time_left(min(waiting) + seconds, clock.monotonic()))
+            await clock.wait_for(self.all_answered, time_until(min(waiting) + seconds, clock.monotonic()))
             now = clock.monotonic()
             for group in self.groups:
                 if group.is_hanging_on() and group.since + seconds <= now:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, time_left
+from postdate.clock import Clock, in_real_time, time_until
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.health.deadlines import STOP_DEADLINE, translate_store_errors
 from postdate.errors import PostdateError
@@ -143,7 +143,7 @@ class Poller:
             look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_claimed else _SHORTEST_LOOK_AGAIN
             await self._sleep(alarm, result.next_attempt, look_again)
             if result.count:
-                pause = time_left(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
+                pause = time_until(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
                 await self._clock.wait_for(self._stop, pause)
 
     async def _listen(self, alarm: Alarm) -> None:

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, time_left
+from postdate.clock import Clock, in_real_time, time_until
 from postdate.core.recoverability import text_of
 from postdate.errors import (
     PostdateError,
@@ -381,7 +381,7 @@ class Deadlines:
                 self._is_idle = True
                 await self._attention.wait()
                 continue
-            await self._clock.wait_for(self._attention, time_left(self._end_of(oldest), self._monotonic()))
+            await self._clock.wait_for(self._attention, time_until(self._end_of(oldest), self._monotonic()))
             now = self._monotonic()
             for task, begin in list(self._begin_times.items()):
                 if self._end_of(begin) > now:

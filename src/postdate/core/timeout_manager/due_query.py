@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from postdate.clock import Clock, later, time_left
+from postdate.clock import Clock, later, time_until
 from postdate.core.due.poller import PollResult
 from postdate.core.health.circuit_breaker import nobody
 from postdate.core.health.deadlines import Deadlines
@@ -194,7 +194,7 @@ class DueTimeouts:
         ahead = self._next_query
         if self._fetched:  # more than there was room for; looking back may have made some
             ahead = now if self._announced.room else None
-        back = later(self._clock.now(), time_left(self._look_back_at, self._clock.monotonic()))
+        back = later(self._clock.now(), time_until(self._look_back_at, self._clock.monotonic()))
         self._next_look = back if ahead is None else min(back, ahead)
         return PollResult(count, self._next_look <= now, self._next_look)
 

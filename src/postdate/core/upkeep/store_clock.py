@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from postdate.clock import Clock, SystemClock, later, time_left
+from postdate.clock import Clock, SystemClock, later, time_until
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
@@ -198,10 +198,10 @@ class FollowingClock:
         measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
             self._used = anyio.Event()
-            in_time = time_left(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
+            in_time = time_until(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
             await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
             if self._measured and self._used.is_set():
-                in_time = time_left(measure_at, self._own.monotonic())
+                in_time = time_until(measure_at, self._own.monotonic())
                 # Worth it where a round trip takes less than what clocks come apart by until the next measurement.
                 gains = self._judges and self._took < MEASURED_EVERY * _DRIFT
                 await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if gains else in_time)
