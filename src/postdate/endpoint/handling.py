@@ -129,11 +129,11 @@ class Handlers:
         """Decode the message and call every handler of its type, one after the other; log who keeps the event loop."""
         calling = self._call(received, context)
         step: Callable[[Any], Any] = calling.send
-        given: Any = None
+        result: Any = None
         began = steady_seconds()
         while True:
             try:
-                waits_for = step(given)
+                waits_for = step(result)
             except StopIteration:
                 if steady_seconds() - began >= _STANDS_AFTER_SECONDS:
                     _log_standing(began, received)
@@ -144,10 +144,10 @@ class Handlers:
                 raise
             _log_standing(began, received)
             try:
-                given = yield waits_for
+                result = yield waits_for
                 step = calling.send
             except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
-                step, given = calling.throw, error
+                step, result = calling.throw, error
             began = steady_seconds()
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
@@ -294,13 +294,15 @@ class Handling:
         receiver: Receiver,
     ) -> None:
         self.outgoing, self.endings, self.handlers, self.audit = outgoing, endings, handlers, audit
-        is_taken = outgoing.mode is TransactionMode.NONE
-        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if is_taken else None
+        already_off_queue = outgoing.mode is TransactionMode.NONE
+        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if already_off_queue else None
         self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
         """Ends messages as the transaction mode says."""
         self._asking = Attempts()
         # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
-        rules = RecoveryRules(asked_again_after=() if is_taken else (SagaConflict,), already_off_queue=is_taken)
+        rules = RecoveryRules(
+            asked_again_after=() if already_off_queue else (SagaConflict,), already_off_queue=already_off_queue
+        )
         self._recovery = PolicyRecovery(rules=rules, endings=endings, metrics=endings.metrics)
         self.leaving = replace(self._recovery, attempts=Attempts())
         """Of messages whose ends send or store something."""
@@ -390,8 +392,8 @@ class Handling:
 
     async def send(self, end: End) -> None:
         """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
-        rest = await self._send_apart(end)
-        await self._send(rest.outgoing, rest.work)
+        remaining = await self._send_apart(end)
+        await self._send(remaining.outgoing, remaining.work)
 
     async def _send_apart(self, end: End) -> End:
         """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""

@@ -29,7 +29,7 @@ from postdate.operations.unreadable import UnreadableLine, unreadable_of
 from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
+from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
 from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
@@ -406,7 +406,7 @@ class _Question:
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        removed = Pruned.of(told_by(await self.store.history(PRUNED_ID))).before
+        removed = Pruned.of(pruned_details(await self.store.history(PRUNED_ID))).before
         if removed is not None:
             facts.append(f"records of messages that were over before {shown_time(removed)} have been removed")
         was_never_stored = self._sees_queues and removed is None

@@ -24,7 +24,7 @@ from postdate.ports import (
     StoreStatistics,
     counted_between,
 )
-from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
+from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
 from postdate.ports.stores import place_text, read_place
 
 
@@ -138,7 +138,7 @@ class SqlQuestions(AdministrableStore, ABC):
         rows = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
         totals = Counter({RecordKind(kind): count for kind, count in rows})
         if totals.pop(RecordKind.PRUNED, 0):
-            totals.update(Pruned.of(told_by(await self.history(PRUNED_ID))).counts)
+            totals.update(Pruned.of(pruned_details(await self.history(PRUNED_ID))).counts)
         return totals
 
     @override

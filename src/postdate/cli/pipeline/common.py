@@ -60,7 +60,7 @@ def on_spark(
 
 
 @contextmanager
-def told_to_stop() -> Generator[threading.Event]:
+def stop_on_signal() -> Generator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set, so that a query ends in order."""
     stop = threading.Event()
     with signals_handled(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):

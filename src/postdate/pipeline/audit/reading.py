@@ -36,7 +36,7 @@ from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import GIVEN_BACK
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, told_by
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, pruned_details
 
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
@@ -233,7 +233,7 @@ def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
     markers = list[tuple[datetime | None, str]]()
     for endpoint in endpoints:
         with opened(endpoint.store) as store:
-            markers += told_by(store.ask(lambda itself: itself.history(PRUNED_ID)))
+            markers += pruned_details(store.ask(lambda itself: itself.history(PRUNED_ID)))
     return Pruned.of(markers)
 
 
