@@ -162,23 +162,23 @@ def later(instant: datetime, duration: timedelta) -> datetime:
         return LATEST if duration > timedelta(0) else EARLIEST
 
 
-def brought_up_to_date(shown: datetime, heard_at: float) -> datetime:
+def brought_up_to_date(shown: datetime, read_at: float) -> datetime:
     """Return the least that a clock shows now, from what it showed when it was read.
 
     Args:
         shown: aware, UTC.
-        heard_at: when it was read, in seconds of :func:`steady_seconds`; in any thread.
+        read_at: when it was read, in seconds of :func:`steady_seconds`; in any thread.
     """
-    return later(shown, timedelta(seconds=steady_seconds() - heard_at))
+    return later(shown, timedelta(seconds=steady_seconds() - read_at))
 
 
-def time_left(deadline: float, seconds: float) -> timedelta:
+def time_until(deadline: float, seconds: float) -> timedelta:
     """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero when it has come.
 
     Rounded up, so that the deadline has come after a wait of this length.
     """
-    left = deadline - seconds
-    return timedelta(microseconds=max(math.ceil(round(left * 1_000_000, 3)), 1)) if left > 0 else timedelta(0)
+    remaining = deadline - seconds
+    return timedelta(microseconds=max(math.ceil(round(remaining * 1_000_000, 3)), 1)) if remaining > 0 else timedelta(0)
 
 
 def checked_clock(clock: Clock) -> Clock:

@@ -67,7 +67,7 @@ def test_options_leave_out_what_waits_for_another_reason(cli, waiting) -> None:
 
 
 def test_what_takes_long_says_how_far_it_is(cli, waiting, monkeypatch) -> None:
-    monkeypatch.setattr(command, "TOLD_EACH", 2)
+    monkeypatch.setattr(command, "REPORT_EVERY", 2)
     assert cli.ok("messages", "cancel", "--queue", "bills").err.splitlines() == ["2 so far", "4 so far"]
     assert cli.ok("queues", "purge", "orders").err == ""
 

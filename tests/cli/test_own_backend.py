@@ -373,8 +373,8 @@ def test_loading_that_is_interrupted_is_begun_again(monkeypatch):
     point, found = Point(), registry._Registry()
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     with pytest.raises(KeyboardInterrupt):
-        found.found()
-    assert "Other" in {each.product for each in found.found()}
+        found.all()
+    assert "Other" in {each.product for each in found.all()}
 
 
 def test_what_it_refers_to_and_is_not_there_is_named(postdate):

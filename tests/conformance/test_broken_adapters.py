@@ -86,7 +86,7 @@ class EarlyByOneMicrosecond(MemoryStore):
 class OverwritesOnDuplicate(MemoryStore):
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         self._entries.pop(message.message_id, None)
-        self._known.discard(message.message_id)
+        self._seen_ids.discard(message.message_id)
         await super().store(message, now)
 
 
@@ -159,7 +159,7 @@ class RoundsToMilliseconds(MemoryStore):
 
 
 class IgnoresTokens(MemoryStore):
-    def _held(self, claim: Claim):
+    def _claimed_entry(self, claim: Claim):
         return self._entries.get(claim.message.message_id)
 
 
@@ -364,7 +364,7 @@ class ReplacesWhatIsBeingDelivered(MemoryStore):
 
 class ReplacesByTheFormOfTheId(MemoryStore):
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        likely = [id_ for id_ in self._known if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
+        likely = [id_ for id_ in self._seen_ids if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
         await self.keep_keys(sorted(likely)[-1:])
         return await super().replace(key, make, now)
 
@@ -706,7 +706,7 @@ class ForgetsFailuresOnRollback(BrokenTransport):
 class KeepsWhatItHeldWhenClosed(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def close(self) -> None:
-            self._held.clear()
+            self._claimed.clear()
             await super().close()
 
 
@@ -847,7 +847,7 @@ class LosesWhatExpiresInItsHands(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
             assert isinstance(received.token, int)
-            _, kept = self._held[received.token]
+            _, kept = self._claimed[received.token]
             if _has_ended(kept, to_microseconds(self._transport._clock.now())):
                 self._let_go(received)
             await super().commit(received, now, end)

@@ -15,7 +15,7 @@ from postdate.errors import QueueNotFound
 from postdate.messages import Envelope, format_timestamp
 from postdate.ports import End, RecordKind, Transport
 from postdate.testing import TransportSubject
-from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, left_in, queues, receive_all
+from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, ids_in, queues, receive_all
 from postdate.wiring import OpenDeployment
 
 START = SystemClock().now()
@@ -154,7 +154,7 @@ async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject:
             results = {each.message_id: each for each in await operations.return_all(here, IN, START, how=how)}
             assert (results["m1"].done, results["m2"].done) == (False, True)
             assert f"it was edited, and sent as {sent.message_id}" in results["m1"].remark
-        assert sorted(await left_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])
+        assert sorted(await ids_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])
         await all_are_back(transport, 3)
         details = await operations.show_error(here, IN, "m1", START)
         assert details.headers[Headers.EDITED_AS] == sent.message_id

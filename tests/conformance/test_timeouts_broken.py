@@ -109,7 +109,7 @@ class LooksAndThenAdds(SqliteTimeouts):
 
 class PeeksByWriting(SqliteTimeouts):
     async def peek(self, timeout_id: str) -> Timeout | None:
-        await self.file.write(lambda tx: self._known.peek(tx, normal_id(timeout_id) or ""))
+        await self.file.write(lambda tx: self._checked_table.peek(tx, normal_id(timeout_id) or ""))
         return await super().peek(timeout_id)
 
 

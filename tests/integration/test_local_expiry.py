@@ -25,7 +25,7 @@ from postdate.backends.sqlite.housekeeping import (
     BATCH,
     DEAD_LETTER_HEADER,
     DEAD_LETTERS,
-    ROUNDS_AT_REST,
+    ROUNDS_UNUSED,
     take_out_expired,
 )
 from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
@@ -409,7 +409,7 @@ async def test_a_file_that_an_administrator_made_stays_as_large_as_it_is(path: P
         assert await at.received() == ["old"]
         await at.send(*[lasting(f"m-{n}", size=20_000) for n in range(1_000)])
         await at.clock.advance(HALF_A_MINUTE * 2)
-        for _ in range(2 + ROUNDS_AT_REST):
+        for _ in range(2 + ROUNDS_UNUSED):
             at.keep_house()
         assert at.ends() == {"old": None}
         at.transport.file.checkpoint_blocking()

@@ -334,10 +334,10 @@ async def test_a_process_is_heard_of_on_each_connection_by_which_it_holds(
     await store.setup()
     await store.store_many(messages(3), NOW)
     claims = await store.claim_due(NOW + SECOND, 10)
-    (batch,) = {token.batch for token in store._claims._held.values()}
+    (batch,) = {token.batch for token in store._claims._tokens.values()}
     for _ in range(2):
-        heard_at = batch.heard_at
-        await until(lambda heard_at=heard_at: batch.heard_at > heard_at)
+        heard_at = batch.answered_at
+        await until(lambda heard_at=heard_at: batch.answered_at > heard_at)
     assert await store.finish(claims, Outcome.DELIVERED, NOW) == 3
     await store.close()
 
@@ -351,9 +351,9 @@ async def test_a_process_that_lives_keeps_what_it_holds(brief: MariaDbStore) -> 
     await brief.setup()
     await brief.store_many(messages(3), NOW)
     claims = await brief.claim_due(NOW + SECOND, 10)
-    (batch,) = {token.batch for token in brief._claims._held.values()}
-    claimed_at = batch.heard_at
-    await until(lambda: batch.heard_at - claimed_at > 2.5)
+    (batch,) = {token.batch for token in brief._claims._tokens.values()}
+    claimed_at = batch.answered_at
+    await until(lambda: batch.answered_at - claimed_at > 2.5)
     assert await brief.finish(claims, Outcome.DELIVERED, NOW) == 3
     await brief.close()
 

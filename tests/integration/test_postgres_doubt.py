@@ -57,7 +57,7 @@ async def test_the_rest_of_a_batch_whose_commit_is_in_doubt_can_be_given_back(po
     async with placed(postgres_url) as place:
         await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(3)], now())
         claims = await place.store.claim_due(now(), 10)
-        batch: Any = place.store._claims.held(claims)[0].batch
+        batch: Any = place.store._claims.tokens_of(claims)[0].batch
         batch.session = _LosesTheAnswerToCommit(batch.session)
         with pytest.raises(StoreUnavailable):
             await place.store.finish(claims[:1], Outcome.DELIVERED, now())
@@ -174,4 +174,4 @@ async def test_nothing_is_remembered_of_messages_that_ended_in_a_transaction_of_
         work = place.store.finishing(claims, Outcome.FAILED, now())
         await place.transport.send([Envelope("error", "copy")], now(), work=[work])
         assert await place.store.claim_due(now(), 10) == []
-        assert place.store._claims._held == {}
+        assert place.store._claims._tokens == {}

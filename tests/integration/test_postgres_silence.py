@@ -174,7 +174,7 @@ async def test_closing_does_not_wait_for_the_thread_that_listens_while_that_conn
 def test_who_leaves_tries_a_server_that_answers_again(postgres_url: str, link: FaultyLink) -> None:
     """Whatever others were told before: only who left has waited in vain, and only until somebody was answered."""
     pool = PostgresPool(through(link, postgres_url))
-    stays, leaves = (Answers(timedelta(minutes=1), pool.given_up) for _ in range(2))
+    stays, leaves = (Answers(timedelta(minutes=1), pool.abandoned) for _ in range(2))
     leaves.hurry()
     link.cut()
     with pytest.raises(psycopg.OperationalError):
@@ -251,7 +251,7 @@ async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it
     """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
     shared = place.store.database.shared
     with place.connect(application_name="report") as other, shared.connected() as ours:
-        shared.pool.given_up._waiting.append((other.info.backend_pid, ours.opened_at))
+        shared.pool.abandoned._waiting.append((other.info.backend_pid, ours.opened_at))
         shared.connected().close()
         assert other.execute("SELECT 1").fetchone() == (1,)
 

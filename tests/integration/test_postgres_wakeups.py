@@ -293,7 +293,7 @@ async def test_what_could_not_be_given_back_at_the_end_is_free_all_the_same(plac
     await place.store.move_due(now(), 10)
     receiver = transport.receiver("done")
     assert len(await receiver.receive(1)) == 1
-    receiver._held.clear()  # as if giving it back had failed
+    receiver._claimed.clear()  # as if giving it back had failed
     await transport.close()
     (again,) = await received(place.transport.receiver("done"), 1)
     assert again.envelope.message_id == "m-1"

@@ -524,14 +524,14 @@ def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
         return Arrived(Envelope("orders", "m", {}, b""), returns, has_id=True, counted=returns or 0)
 
     assert came(3) == (3, 3)
-    attempts.kept("orders", message(3), failures=4)  # tried again at once
+    attempts.remember("orders", message(3), failures=4)  # tried again at once
     assert came(3) == (4, 0)
-    attempts.kept("orders", message(3), failures=5, returns=1)  # given back to the queue
+    attempts.remember("orders", message(3), failures=5, returns=1)  # given back to the queue
     assert came(4) == (5, 0)
     assert came(6) == (7, 2)
     attempts.forget("orders", message(6))
     assert came(None) == (1, 0)  # a classic queue does not count
-    attempts.kept("orders", message(None), failures=2)
+    attempts.remember("orders", message(None), failures=2)
     assert came(None) == (2, 0)
 
 

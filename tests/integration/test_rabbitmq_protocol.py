@@ -153,13 +153,13 @@ async def test_an_answer_that_came_while_the_event_loop_stood_is_in_time(monkeyp
 async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it_is_taken_for_dead() -> None:
     async with broker(lambda method, channel, send: None) as url:
         link = await AmqpConnection.open(parse_url(url), 60)
-        link.heard_at = before = link.loop.time() - 60
+        link.last_read_at = before = link.loop.time() - 60
         link._listen(1)
         assert link.ended is None
-        link.heard_at = link.loop.time()
+        link.last_read_at = link.loop.time()
         link._listen(1, before)
         assert link.ended is None
-        link.heard_at = before
+        link.last_read_at = before
         link._listen(1, before)
         assert isinstance(link.ended, TransportUnreachable)
         await link.close()
@@ -645,7 +645,7 @@ async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_
     received = await receiver.receive(3)
     assert [each.envelope.body for each in received] == [b"first", b"bad", b"last"]
     assert list(received[1].envelope.headers) == [UNREADABLE]
-    assert set(receiver._held) == {each.token for each in received}
+    assert set(receiver._claims) == {each.token for each in received}
 
 
 def pushed(tag: int, channel: int, lives: bytes | None = None, **counts: int) -> bytes:

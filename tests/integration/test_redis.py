@@ -317,7 +317,7 @@ async def test_a_cancelled_claim_holds_nothing(store: RedisStore) -> None:
     held = {claim.message.message_id for claim in await store.claim_due(NOW + SECOND, 100)}
     there = (await store.statistics(NOW)).claimed
     assert held
-    assert len(held) + len(store._held.keys() - held) == there
+    assert len(held) + len(store._claims.keys() - held) == there
 
 
 async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, store: RedisStore) -> None:

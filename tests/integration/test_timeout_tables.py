@@ -298,7 +298,7 @@ async def test_timeouts_go_by_their_indexes_in_sqlite(tmp_path: Path) -> None:
     persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
     await persister.initialize(ENDPOINT)
     await persister.setup()
-    sql = persister._known.sql
+    sql = persister._checked_table.sql
     with closing(connect(tmp_path / "t.db")) as connection:
         for statement, index in ((sql.due, "_Time"), (sql.first, "_Time"), (sql.delete_saga, "_SagaId")):
             values: dict[str, str] = dict.fromkeys(("after", "until", "limit", "id"), "2026")

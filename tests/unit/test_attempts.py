@@ -26,9 +26,9 @@ def unwritten(message_id: str, *, claimed: bool, lost_at: float = 0.0) -> Unwrit
 def test_a_message_fails_once_more_only_when_others_have_succeeded_since() -> None:
     attempts = Attempts()
     assert [attempts.failed("m-1") for _ in range(3)] == [1, 1, 1]
-    assert not attempts.have_others_succeeded("m-1")
+    assert not attempts.other_messages_succeeded("m-1")
     attempts.succeeded("other")
-    assert attempts.have_others_succeeded("m-1")
+    assert attempts.other_messages_succeeded("m-1")
     assert attempts.failed("m-1") == 2
     attempts.succeeded("m-1")
     assert not attempts
@@ -70,20 +70,20 @@ def test_an_outcome_whose_claim_is_held_is_never_dropped() -> None:
         attempts.remember_unwritten(unwritten(f"claimed-{number}", claimed=True))
     for number in range(300):
         attempts.remember_unwritten(unwritten(f"lost-{number}", claimed=False))
-    assert len(attempts.unwritten) == 300
+    assert len(attempts.outcomes_with_claim) == 300
     assert len(attempts) <= 310
     for number in range(300):
         attempts.forget_unwritten(f"claimed-{number}")
-    assert not attempts.unwritten
+    assert not attempts.outcomes_with_claim
 
 
 def test_an_outcome_counts_as_claimed_until_its_claim_is_lost() -> None:
     attempts, outcome = Attempts(), unwritten("m-1", claimed=True)
     attempts.remember_unwritten(outcome)
-    assert attempts.unwritten == {"m-1": outcome}
+    assert attempts.outcomes_with_claim == {"m-1": outcome}
     outcome.claim = None
     attempts.remember_unwritten(outcome)
-    assert not attempts.unwritten
+    assert not attempts.outcomes_with_claim
     assert attempts.has_unwritten
     assert attempts.unwritten_of("m-1") is outcome
 
@@ -97,7 +97,7 @@ def test_lost_claims_are_forgotten_by_the_time_at_which_they_were_lost() -> None
     attempts.forget_claims_lost_before(4.5)
     assert [attempts.unwritten_of(f"m-{second}") is None for second in range(10)] == [True] * 5 + [False] * 5
     assert attempts.find("suspect") is not None
-    assert list(attempts.unwritten) == ["claimed"]
+    assert list(attempts.outcomes_with_claim) == ["claimed"]
 
 
 @pytest.mark.parametrize(

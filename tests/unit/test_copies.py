@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from postdate.core.copies import GIVEN_AWAY, MISSING, difference
+from postdate.core.copies import IN_ANOTHER_STORE, MISSING, difference
 from postdate.messages import DelayedMessage
 from postdate.ports import Record, RecordKind
 from postdate.ports.migrating import MOVED_AWAY
@@ -59,8 +59,12 @@ def test_a_copy_may_wait_as_it_was_or_be_changed_or_ended_by_the_store(
         (None, [], MISSING),
         (None, [SCHEDULED], MISSING),
         (None, [SCHEDULED, record(RecordKind.RETRIED)], MISSING),
-        (None, [SCHEDULED, record(RecordKind.CANCELLED, f"{MOVED_AWAY}: sqlite:///x.db")], GIVEN_AWAY),
-        (None, [SCHEDULED, record(RecordKind.CANCELLED, "moved to another store by migration 1 to x")], GIVEN_AWAY),
+        (None, [SCHEDULED, record(RecordKind.CANCELLED, f"{MOVED_AWAY}: sqlite:/x")], IN_ANOTHER_STORE),
+        (
+            None,
+            [SCHEDULED, record(RecordKind.CANCELLED, "moved to another store by migration 1 to x")],
+            IN_ANOTHER_STORE,
+        ),
     ],
 )
 def test_anything_else_is_named(copy: DelayedMessage | None, records: list[Record], what: str) -> None:

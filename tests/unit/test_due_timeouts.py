@@ -12,7 +12,7 @@ from tests.unit.timeouts_bench import MICROSECOND, SECOND, FaultyTimeouts
 from postdate import Headers, MemoryTransport
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.due.poller import PollResult
-from postdate.core.timeout_manager.due_query import HEARD_OF_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
+from postdate.core.timeout_manager.due_query import DISPATCHED_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.ports.timeouts import DueTimeout, Timeout
 from postdate.testing import Fault, FaultyTransport, VirtualClock
@@ -66,7 +66,7 @@ class Look:
             timeout_id = envelope.headers[Headers.TIMEOUT_ID]
             await self.memory.try_remove(timeout_id)
             if here:
-                self.due.gone(timeout_id)
+                self.due.remove(timeout_id)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ async def test_what_is_not_heard_of_for_long_holds_up_nobody_and_is_not_announce
     kept = await look.keep(250)
     await look.look()
     assert len(set(look.announced)) == 200
-    await look.look_later(HEARD_OF_WITHIN + SECOND)
+    await look.look_later(DISPATCHED_WITHIN + SECOND)
     await look.look_later()
     assert sorted(look.announced) == sorted(each.timeout_id for each in kept)
 
@@ -130,7 +130,7 @@ async def test_more_failures_than_can_be_remembered_are_not_announced_again_eith
     kept = await look.keep(180)
     await look.look()
     for timeout in kept:
-        look.due.given_up(timeout.timeout_id)
+        look.due.give_up(timeout.timeout_id)
     late = (await look.keep(1, due_in=-0.5))[0]  # later than those that are not looked for any more
     for _ in range(5):
         await look.look_later()
@@ -241,7 +241,7 @@ async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(cloc
     look.clock.step(-timedelta(hours=1))
     for timeout in kept[:2]:
         await look.memory.try_remove(timeout.timeout_id)
-        look.due.gone(timeout.timeout_id)
+        look.due.remove(timeout.timeout_id)
     await look.look_later()
     assert look.announced == [each.timeout_id for each in kept[:2]]
     await look.look_later(timedelta(hours=1))
@@ -284,10 +284,10 @@ def test_what_is_not_found_any_more_is_forgotten() -> None:
     announced = Announced(NOW - timedelta(days=1))
     stays, goes, later = (DueTimeout(name, NOW + number * SECOND) for number, name in enumerate("abc"))
     announced.add([stays, goes, later], NOW)
-    announced.found(NOW - SECOND, NOW + SECOND, [stays], NOW)
+    announced.reconcile(NOW - SECOND, NOW + SECOND, [stays], NOW)
     assert [name in announced for name in "abc"] == [True, False, True]
     announced.leave("a")
-    announced.found(NOW - SECOND, NOW + SECOND, [], NOW)
+    announced.reconcile(NOW - SECOND, NOW + SECOND, [], NOW)
     assert "a" not in announced
 
 

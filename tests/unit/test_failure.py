@@ -32,11 +32,11 @@ from postdate.errors import (
 from postdate.messages import Envelope, Headers
 from postdate.ports import Received
 
-HANDLER = RecoveryRules(anew=(SagaConflict,))
-TAKEN = RecoveryRules(is_taken=True)
-STORING = RecoveryRules(stays=True, counts=True)
-IN_ONE = RecoveryRules(stays=True, is_one=True, counts=True)
-SENDING = RecoveryRules(anew=(DestinationUnavailable,), counts=True)
+HANDLER = RecoveryRules(asked_again_after=(SagaConflict,))
+TAKEN = RecoveryRules(already_off_queue=True)
+STORING = RecoveryRules(waits_in_hand=True, counts_transient=True)
+IN_ONE = RecoveryRules(waits_in_hand=True, shares_database=True, counts_transient=True)
+SENDING = RecoveryRules(asked_again_after=(DestinationUnavailable,), counts_transient=True)
 ITSELF = RecoveryRules()
 NEW = Received(Envelope("sales", "m-1"), 0, object())
 LAST = NEW._replace(is_last=True)
@@ -100,7 +100,7 @@ def test_trouble_of_one_row_counts_from_the_eleventh_time_on(rules: RecoveryRule
 
 def test_who_is_alone_in_trouble_waits_alone_and_once_may_be_chance() -> None:
     resolutions = [
-        resolve_failure(None, StoreTroubled("7"), NEW, met, STORING, have_others_succeeded=True) for met in (0, 1, 2)
+        resolve_failure(None, StoreTroubled("7"), NEW, met, STORING, other_messages_succeeded=True) for met in (0, 1, 2)
     ]
     assert resolutions == [Resolution.WAIT_FOR_STORE, Resolution.WAIT_FOR_STORE, Resolution.WAIT_ALONE]
     assert resolve_failure(None, StoreTroubled("7"), NEW, 2, STORING) is Resolution.WAIT_FOR_STORE

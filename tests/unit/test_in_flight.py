@@ -15,7 +15,7 @@ from tests.unit.test_telemetry import exported
 from postdate import Envelope, ScaledClock
 from postdate.clock import in_real_time
 from postdate.core.due.dispatcher import Dispatcher
-from postdate.core.due.in_flight import BATCHES_AT_ONCE, HELD_AT_MOST, Batch, Group, InFlight
+from postdate.core.due.in_flight import BATCHES_AT_ONCE, MOST_CLAIMS, Batch, Group, InFlight
 from postdate.core.due.poller import Poller
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
@@ -166,7 +166,7 @@ async def test_thousands_for_a_destination_that_hangs_hold_up_others_for_no_more
             await bench.clock.advance(100 * MILLISECOND)
             held.append((await bench.memory.statistics(bench.clock.now())).claimed)
         assert bench.ids("billing") == ["quick"]
-        assert max(held) <= HELD_AT_MOST
+        assert max(held) <= MOST_CLAIMS
         assert bench.ids("error") == []  # what only waited for its turn is not given up
         bench.gates.open("slow")
         await bench.clock.advance(200 * SECOND)
@@ -475,7 +475,7 @@ async def test_room_is_noticed_when_some_of_a_batch_is_done_row_55(bench) -> Non
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     claims = await bench.memory.claim_due(bench.clock.now(), 1_000)
     in_flight, batch = InFlight(), Batch(claims, bench.clock.now(), bench.clock.monotonic())
-    batch.held |= {f"more-{n}": claims[0] for n in range(HELD_AT_MOST - 1_000)}
+    batch.held |= {f"more-{n}": claims[0] for n in range(MOST_CLAIMS - 1_000)}
     in_flight.begin(batch)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(in_flight.wait_for_room, 100)

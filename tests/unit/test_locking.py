@@ -229,10 +229,10 @@ def test_only_what_comes_before_all_that_is_known_wakes() -> None:
     next_due, woken = NextDue[int](), list[str]()
     stop = next_due.listen(lambda: woken.append("woken"))
     for attempt_at, count in ((100, 1), (100, 1), (101, 1), (99, 2)):
-        next_due.heard(attempt_at)
+        next_due.announce(attempt_at)
         assert len(woken) == count
     stop()
-    next_due.heard(1)
+    next_due.announce(1)
     assert len(woken) == 2
     assert not next_due.is_listened_to
 
@@ -240,7 +240,7 @@ def test_only_what_comes_before_all_that_is_known_wakes() -> None:
 def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
     next_due = NextDue[int]()
     look = next_due.look()
-    next_due.heard(50)
+    next_due.announce(50)
     assert next_due.seen(look, 100) == 50
     assert next_due.seen(next_due.look(), 100) == 100
     assert next_due.seen(next_due.look(), None) is None
@@ -249,7 +249,7 @@ def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
 def test_what_is_heard_of_during_two_looks_is_forgotten_by_neither() -> None:
     next_due = NextDue[int]()
     first = next_due.look()
-    next_due.heard(50)
+    next_due.announce(50)
     second = next_due.look()
     assert next_due.seen(second, 100) == 100
     assert next_due.seen(first, None) == 50

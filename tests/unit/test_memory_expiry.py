@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.sqlite.housekeeping import ROUNDS_AT_REST, RoomToGiveBack
+from postdate.backends.sqlite.housekeeping import ROUNDS_UNUSED, RoomToGiveBack
 from postdate.ports import End
 from postdate.ports.transports import ExpiryRules, end_in_queue
 from postdate.testing import VirtualClock
@@ -116,15 +116,15 @@ def after_looks(free: list[int], pages: int = LARGE) -> list[int]:
 
 
 def test_pages_are_given_back_when_they_have_been_free_for_a_while() -> None:
-    assert after_looks([50_000] * (ROUNDS_AT_REST + 1)) == [0] * (ROUNDS_AT_REST - 1) + [50_000, 50_000]
+    assert after_looks([50_000] * (ROUNDS_UNUSED + 1)) == [0] * (ROUNDS_UNUSED - 1) + [50_000, 50_000]
 
 
 def test_a_file_that_uses_its_pages_again_and_again_keeps_them() -> None:
-    assert set(after_looks([90_000, 90_000, 90_000, 10_000] * ROUNDS_AT_REST)) == {0}
+    assert set(after_looks([90_000, 90_000, 90_000, 10_000] * ROUNDS_UNUSED)) == {0}
 
 
 def test_only_what_was_free_all_the_time_is_given_back() -> None:
-    assert after_looks([60_000] + [90_000] * ROUNDS_AT_REST)[-2:] == [60_000, 90_000]
+    assert after_looks([60_000] + [90_000] * ROUNDS_UNUSED)[-2:] == [60_000, 90_000]
 
 
 @pytest.mark.parametrize(("free", "pages"), [(2_000, 2_100), (24_000, LARGE)])

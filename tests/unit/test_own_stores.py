@@ -311,7 +311,7 @@ async def test_stopping_does_not_wait_for_a_silent_store_to_take_back_what_waits
 async def test_more_failed_messages_than_are_kept_wait_their_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simple_store, "KEPT_AT_MOST", 10)
+    monkeypatch.setattr(simple_store, "MOST_LOCKED", 10)
     world.transport.faults.add(lambda call: DOWN if call.method == "send" and call.number > 30 else None)
     async with world.endpoint(retries=1_000) as sales:
         for number in range(30):
@@ -320,7 +320,7 @@ async def test_more_failed_messages_than_are_kept_wait_their_turn(
         assert isinstance(sales.delayed_delivery, DelayedDelivery)
         claims = sales.delayed_delivery.claims
         assert isinstance(claims, SimpleStore)
-        assert len(claims._kept) <= 10
+        assert len(claims._locked_until_next_attempt) <= 10
         assert len(claims._attempts) <= 10
         world.transport.faults.clear()
         await world.clock.advance(200 * SECOND)

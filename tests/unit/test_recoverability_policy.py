@@ -27,9 +27,9 @@ from postdate import (
     SystemClock,
 )
 from postdate.core.recoverability import (
-    TOLD_ENTRIES,
-    TOLD_KEY_LIMIT,
-    TOLD_LIMIT,
+    DATA_ENTRIES,
+    DATA_KEY_LIMIT,
+    DATA_LIMIT,
     Host,
     after_handling_failed,
     customized,
@@ -367,11 +367,11 @@ def test_data_that_cannot_be_read_does_not_keep_a_copy_from_leaving_row_112() ->
 
 
 def test_data_of_an_exception_is_bounded_in_number_and_size_row_112() -> None:
-    assert len(told(Refused(dict.fromkeys(range(100), "x"), ""))) == TOLD_ENTRIES
+    assert len(told(Refused(dict.fromkeys(range(100), "x"), ""))) == DATA_ENTRIES
     (key,) = told(Refused({"k" * 1_000_000: "x"}, ""))
-    assert len(key) == len(Headers.EXCEPTION_DATA_PREFIX) + TOLD_KEY_LIMIT
+    assert len(key) == len(Headers.EXCEPTION_DATA_PREFIX) + DATA_KEY_LIMIT
     much = told(Refused(dict.fromkeys(range(10), "x" * 10000), ""))
-    assert TOLD_LIMIT - 200 <= sum(len(key) + len(value) for key, value in much.items()) <= TOLD_LIMIT
+    assert DATA_LIMIT - 200 <= sum(len(key) + len(value) for key, value in much.items()) <= DATA_LIMIT
 
 
 # --- what was decided and cannot be carried out (row 111) -------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from postdate import MemoryStore
 from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
 from postdate.runtime.reporting import shown_duration
-from postdate.runtime.resource import PAUSE, Backoff, Calls, Resource, resource_at, resource_of
+from postdate.runtime.resource import PAUSE, Backoff, CallHealth, Resource, resource_at, resource_of
 
 DOWN, LOCKED, WRONG = StoreUnreachable("connection refused"), StoreUnavailable("locked"), StoreError("no such column")
 LOG = logging.getLogger("postdate.test")
@@ -23,12 +23,12 @@ def sales(caplog: pytest.LogCaptureFixture) -> Resource:
 
 
 @pytest.fixture
-def receiving(sales: Resource) -> Calls:
+def receiving(sales: Resource) -> CallHealth:
     return sales.calls("cannot receive from sales", LOG)
 
 
 @pytest.fixture
-def claiming(sales: Resource) -> Calls:
+def claiming(sales: Resource) -> CallHealth:
     return sales.calls("cannot take due messages", LOG)
 
 
@@ -37,7 +37,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 def test_an_outage_that_several_loops_meet_is_one_line_and_one_for_its_end(
-    receiving: Calls, claiming: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, sales: Resource, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert sales.outage(1_000) is None
     for third in range(78):
@@ -56,7 +56,7 @@ def test_an_outage_that_several_loops_meet_is_one_line_and_one_for_its_end(
 
 
 def test_a_long_one_is_a_line_a_minute_that_names_what_fails(
-    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second in range(181):
         receiving.failed(DOWN, second)
@@ -70,7 +70,7 @@ def test_a_long_one_is_a_line_a_minute_that_names_what_fails(
 
 
 def test_another_outage_within_it_is_no_line_and_an_error_of_another_kind_is_one(
-    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second, error in enumerate([DOWN, LOCKED, DOWN, WRONG, WRONG]):
         receiving.failed(error, second)
@@ -79,7 +79,7 @@ def test_another_outage_within_it_is_no_line_and_an_error_of_another_kind_is_one
 
 
 def test_failures_with_successes_between_them_are_one_outage(
-    receiving: Calls, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second in range(100):
         receiving.failed(DOWN, second)
@@ -98,7 +98,7 @@ def test_failures_with_successes_between_them_are_one_outage(
 
 
 def test_what_fails_while_all_else_goes_well_is_an_outage_until_it_goes_well(
-    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second in range(50):
         receiving.failed(DOWN, second)
@@ -107,7 +107,7 @@ def test_what_fails_while_all_else_goes_well_is_an_outage_until_it_goes_well(
     assert [level for level, _ in lines(caplog)] == ["ERROR", "INFO"]
 
 
-def test_the_next_outage_begins_anew(receiving: Calls, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_outage_begins_anew(receiving: CallHealth, caplog: pytest.LogCaptureFixture) -> None:
     for second in (0, 10):
         receiving.failed(DOWN, second)
         assert receiving.is_failing
@@ -117,7 +117,7 @@ def test_the_next_outage_begins_anew(receiving: Calls, caplog: pytest.LogCapture
 
 
 def test_a_loop_that_ended_while_it_failed_is_forgotten(
-    receiving: Calls, claiming: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, sales: Resource, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiving.failed(DOWN, 0)
     assert sales.outage(149) is not None
@@ -128,7 +128,7 @@ def test_a_loop_that_ended_while_it_failed_is_forgotten(
 
 
 def test_an_outage_ends_when_all_goes_well_and_lasted_until_something_did(
-    receiving: Calls, claiming: Calls, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, claiming: CallHealth, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second in range(60):
         receiving.failed(DOWN, second)
@@ -139,7 +139,7 @@ def test_an_outage_ends_when_all_goes_well_and_lasted_until_something_did(
 
 
 def test_the_end_of_an_outage_does_not_wait_for_calls_that_are_rare(
-    receiving: Calls, sales: Resource, caplog: pytest.LogCaptureFixture
+    receiving: CallHealth, sales: Resource, caplog: pytest.LogCaptureFixture
 ) -> None:
     rare = sales.calls("cannot read the clock", LOG, is_rare=True)
     rare.failed(DOWN, 0)
@@ -152,7 +152,7 @@ def test_the_end_of_an_outage_does_not_wait_for_calls_that_are_rare(
     assert len(caplog.records) == 2
 
 
-def test_outages_are_counted(receiving: Calls, claiming: Calls, sales: Resource) -> None:
+def test_outages_are_counted(receiving: CallHealth, claiming: CallHealth, sales: Resource) -> None:
     for number, begin in enumerate((0, 1_000), 1):
         receiving.failed(DOWN, begin)
         claiming.failed(DOWN, begin)

@@ -136,7 +136,7 @@ async def test_an_id_that_was_used_again_for_another_message_is_sent(bench) -> N
     await bench.look()
     bench.memory._entries.clear()
     other: DelayedMessage = bench.message("m-1", -1, body=b"second")
-    bench.memory._known.discard("m-1")
+    bench.memory._seen_ids.discard("m-1")
     await bench.keep(other)
     await bench.look_for(5 * SECOND)
     assert [each.body for each in bench.arrived("billing")] == [b"first", b"second"]

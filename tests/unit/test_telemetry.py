@@ -28,7 +28,7 @@ from postdate.clock import steady_seconds
 from postdate.core.due.poller import Poller
 from postdate.errors import ConfigurationError, StoreUnreachable
 from postdate.runtime import resource
-from postdate.runtime.reporting import OTHERS, CountedMetrics
+from postdate.runtime.reporting import OTHER_DESTINATIONS, CountedMetrics
 from postdate.telemetry import vitals
 from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
 from postdate.telemetry.server import serving
@@ -116,7 +116,7 @@ def test_destinations_beyond_some_are_counted_together() -> None:
     for number in range(1_000):
         tally.delivered({f"q-{number}": 1, "q-0": 1}, [0.0])
     assert len(tally.delivered_to) == 201
-    assert tally.delivered_to[OTHERS] == 800
+    assert tally.delivered_to[OTHER_DESTINATIONS] == 800
     assert tally.delivered_to["q-0"] == 1_000
     assert tally.counts["delivered"] == tally.delivered_to.total() == 1_999
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from postdate import Clock, Endpoint, MemoryTransport
-from postdate.clock import time_left
+from postdate.clock import time_until
 from postdate.errors import ConfigurationError
 from postdate.testing import VirtualClock
 from postdate.testing.clock import START
@@ -144,4 +144,4 @@ def test_a_clock_from_before_monotonic_is_refused_with_what_is_missing() -> None
 def test_who_waits_for_the_time_left_finds_that_the_deadline_has_come(
     deadline: float, seconds: float, microseconds: int
 ) -> None:
-    assert time_left(deadline, seconds) == timedelta(microseconds=microseconds)
+    assert time_until(deadline, seconds) == timedelta(microseconds=microseconds)

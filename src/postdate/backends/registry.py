@@ -34,54 +34,54 @@ class _Registry:
 
     def __init__(self) -> None:
         self._lock = forks.rlock()
-        self._ours: tuple[Backend, ...] = ()
+        self._own: tuple[Backend, ...] = ()
         self._all: tuple[Backend, ...] = ()
 
-    def found(self) -> tuple[Backend, ...]:
+    def all(self) -> tuple[Backend, ...]:
         """All backends. While other packages' backends are being loaded: Postdate's own, which prevents recursion."""
         if self._all:
             return self._all
         with self._lock:
-            if not self._ours:
-                self._ours = tuple(_found_here())
+            if not self._own:
+                self._own = tuple(_own_backends())
                 try:
-                    self._all = (*self._ours, *_of_others(self._ours))
+                    self._all = (*self._own, *_foreign_backends(self._own))
                 except BaseException:  # interrupted: the next call looks again
-                    self._ours = ()
+                    self._own = ()
                     raise
-            return self._all or self._ours
+            return self._all or self._own
 
 
-def _found_here() -> Iterator[Backend]:
+def _own_backends() -> Iterator[Backend]:
     names = {each.name for each in pkgutil.iter_modules(backends_folder.__path__) if each.ispkg} - _SHARED
     for name in (*_FIRST, *sorted(names - {*_FIRST, *_LAST}), *_LAST):
         yield importlib.import_module(f"postdate.backends.{name}").BACKEND
 
 
-def _of_others(ours: tuple[Backend, ...]) -> list[Backend]:
+def _foreign_backends(own: tuple[Backend, ...]) -> list[Backend]:
     from importlib.metadata import entry_points  # costs as much as all of ours
 
-    taken = {scheme: each.product for each in ours for scheme in schemes(each)}
-    others: list[Backend] = []
+    products = {scheme: each.product for each in own for scheme in schemes(each)}
+    backends: list[Backend] = []
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         try:
-            found = _loaded(point, taken)
+            backend = _loaded(point, products)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - of another package, which must not end ours
             log.warning("the backend %s (%s) is left out: %s", point.name, point.value, error or repr(error))
             continue
-        taken |= dict.fromkeys(schemes(found), found.product)
-        others.append(found)
-    return others
+        products |= dict.fromkeys(schemes(backend), backend.product)
+        backends.append(backend)
+    return backends
 
 
-def _loaded(point: EntryPoint, taken: Mapping[str, str]) -> Backend:
-    found = point.load()
-    if not isinstance(found, Backend):
+def _loaded(point: EntryPoint, products: Mapping[str, str]) -> Backend:
+    backend = point.load()
+    if not isinstance(backend, Backend):
         raise ConfigurationError("it is no postdate Backend")
-    if twice := sorted(schemes(found) & taken.keys()):
-        by = ", ".join(f"{scheme}: ({taken[scheme]})" for scheme in twice)
+    if twice := sorted(schemes(backend) & products.keys()):
+        by = ", ".join(f"{scheme}: ({products[scheme]})" for scheme in twice)
         raise ConfigurationError(f"there is one already for {by}")
-    return found
+    return backend
 
 
 _registry = _Registry()
@@ -89,7 +89,7 @@ _registry = _Registry()
 
 def backends() -> tuple[Backend, ...]:
     """Return all backends, Postdate's first; one that cannot be loaded is logged and left out."""
-    return _registry.found()
+    return _registry.all()
 
 
 def schemes(backend: Backend) -> frozenset[str]:

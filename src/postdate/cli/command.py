@@ -126,15 +126,15 @@ class Use:
 
         return anyio.run(working)
 
-    def report(self, found: object, lines: Callable[[], None], *, kept: bool = True) -> None:
-        """Print ``found`` as one JSON object, or call ``lines`` to print it as text; exit code 1 unless ``kept``."""
+    def report(self, result: object, lines: Callable[[], None], *, succeeded: bool = True) -> None:
+        """Print ``result`` as a JSON object, or call ``lines`` to print text; exit code 1 if not ``succeeded``."""
         if self.as_json:
             import msgspec
 
-            typer.echo(msgspec.json.encode(found))
+            typer.echo(msgspec.json.encode(result))
         else:
             lines()
-        if not kept:
+        if not succeeded:
             raise typer.Exit(Exit.NOT_KEPT)
 
 
@@ -155,10 +155,10 @@ def command(
         groups = _groups(function)
 
         def run(context: typer.Context, **arguments: Any) -> None:
-            given = {each.name: arguments.pop(each.name) for each in common}
+            common_values = {each.name: arguments.pop(each.name) for each in common}
             for parameter, group in groups.items():
                 arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
-            function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
+            function(_together(context.obj, common_values), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
         add_command(app, name, function, run, common, **settings)
         return function
@@ -186,13 +186,13 @@ def add_command(
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the options of a function or a group as typer reads them: types resolved, groups split into fields."""
     hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    groups, found = _groups(function), list[inspect.Parameter]()
+    groups, parameters = _groups(function), list[inspect.Parameter]()
     for each in inspect.signature(function).parameters.values():
         if each.name in groups:
-            found += options_of(groups[each.name])
+            parameters += options_of(groups[each.name])
         else:
-            found.append(each.replace(annotation=hints[each.name], kind=kind))
-    return found
+            parameters.append(each.replace(annotation=hints[each.name], kind=kind))
+    return parameters
 
 
 def root_signature() -> inspect.Signature:
@@ -202,10 +202,10 @@ def root_signature() -> inspect.Signature:
     return inspect.Signature([_CONTEXT, *_common_options(reports=False), version])
 
 
-def _together(before: object, given: dict[str, Any]) -> Use:
+def _together(before: object, values: dict[str, Any]) -> Use:
     """Merge common options: one behind the command wins over the same one before it."""
-    known = before if isinstance(before, Use) else Use()
-    return replace(known, **{name: value for name, value in given.items() if value})
+    use = before if isinstance(before, Use) else Use()
+    return replace(use, **{name: value for name, value in values.items() if value})
 
 
 _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -356,18 +356,18 @@ SomeIds = Annotated[
 ]
 
 
-TOLD_EACH = 10_000
+REPORT_EVERY = 10_000
 """After so many the user hears again how far a command is."""
 
 
 def progress() -> Callable[[int], None]:
     """Return what tells the user how many are done, on standard error."""
-    told = 0
+    reported = 0
 
     def tell(done: int) -> None:
-        nonlocal told
-        if done >= told + TOLD_EACH:
-            told = done
+        nonlocal reported
+        if done >= reported + REPORT_EVERY:
+            reported = done
             print(f"{done:,} so far", file=sys.stderr)
 
     return tell
@@ -420,15 +420,15 @@ class _JsonFormatter(_Formatter):
 
         from postdate.config import without_secrets
 
-        said = {
+        entry = {
             "time": f"{self.formatTime(record, self.datefmt)}.{record.msecs:03.0f}Z",
             "level": record.levelname,
             "logger": record.name,
             "message": without_secrets(record.getMessage()),
         }
         if record.exc_info:
-            said["exception"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(said, separators=(",", ":"))
+            entry["exception"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(entry, separators=(",", ":"))
 
 
 @contextmanager

@@ -17,15 +17,15 @@ app = group("destinations", "Pause queues, and limit how much they are sent, and
 @command(app, "list")
 def list_(use: Use) -> None:
     """List queues that have limits."""
-    found = use.work(lambda deployment, _: limits_of(limiting(deployment.store)))
+    limits_by_queue = use.work(lambda deployment, _: limits_of(limiting(deployment.store)))
 
     def lines() -> None:
-        if found:
-            print_table(["queue", "limits"], [(queue, str(limits)) for queue, limits in found.items()])
+        if limits_by_queue:
+            print_table(["queue", "limits"], [(queue, str(limits)) for queue, limits in limits_by_queue.items()])
         else:
             print("no queue has limits")
 
-    use.report({"destinations": found}, lines)
+    use.report({"destinations": limits_by_queue}, lines)
 
 
 MissingOk = Annotated[bool, option("--missing-ok", "The queue need not exist yet.")]

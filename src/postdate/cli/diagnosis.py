@@ -24,16 +24,16 @@ app.add_typer(config)
 @command(app, "doctor")
 def doctor(use: Use) -> None:
     """Check this installation, without changing anything, and say how to mend what is wrong."""
-    found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
+    diagnosis = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
     use.report(
-        {"result": found.worst, "checks": found.checks},
-        lambda: _print_checks(found),
-        kept=found.worst is not operations.Verdict.FAIL,
+        {"result": diagnosis.worst, "checks": diagnosis.checks},
+        lambda: _print_checks(diagnosis),
+        succeeded=diagnosis.worst is not operations.Verdict.FAIL,
     )
 
 
-def _print_checks(found: operations.Diagnosis) -> None:
-    for check in found.checks:
+def _print_checks(diagnosis: operations.Diagnosis) -> None:
+    for check in diagnosis.checks:
         print(f"{check.result.value:<5} {check.name:<16}{clean(check.found)}")
         if check.mend:
             print(f"{'':<22}> {check.mend}")
@@ -42,16 +42,16 @@ def _print_checks(found: operations.Diagnosis) -> None:
 @command(app, "version")
 def version(use: Use) -> None:
     """Say which Postdate, Python and SQLite these are."""
-    own, *others = libraries()
-    found = {
+    own, *more = libraries()
+    versions = {
         "postdate": postdate.__version__,
         "schema": own.schema,
         "python": platform.python_version(),
-        **{each.name: ".".join(str(part) for part in each.version) for each in (own, *others)},
+        **{each.name: ".".join(str(part) for part in each.version) for each in (own, *more)},
         "platform": platform.platform(),
         "executable": sys.executable,
     }
-    use.report(found, lambda: print_pairs(found))
+    use.report(versions, lambda: print_pairs(versions))
 
 
 @command(config, "show")

@@ -77,42 +77,42 @@ def list_(
     if set_aside:
         raise wrong_usage(f"--set-aside is gone: {_UNREADABLE}")
     where = operations.ErrorFilter(failed_queue, exception, text)
-    found = _work(use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, where))
-    use.report(found, lambda: _print_list(found))
+    errors = _work(use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, where))
+    use.report(errors, lambda: _print_list(errors))
 
 
 @command(app, "groups")
 def groups(use: Use, queue: Queue = None) -> None:
     """Count failed messages by exception, and queue where they failed."""
-    found = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
-    use.report(found, lambda: _print_groups(found))
+    errors = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
+    use.report(errors, lambda: _print_groups(errors))
 
 
-def _print_groups(found: operations.ErrorGroups) -> None:
-    if not found.groups:
-        print(f"queue {found.queue} is empty")
+def _print_groups(errors: operations.ErrorGroups) -> None:
+    if not errors.groups:
+        print(f"queue {errors.queue} is empty")
         return
     rows = [
         (f"{each.count:,}", each.exception_type or "-", each.failed_queue or "-", each.last_at, one_line(each.reason))
-        for each in found.groups
+        for each in errors.groups
     ]
     print_table(["messages", "exception", "queue", "last failed at", "last reason"], rows)
 
 
-def _print_list(found: operations.ErrorList) -> None:
-    if found.total:
+def _print_list(errors: operations.ErrorList) -> None:
+    if errors.total:
         rows = [
             (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
-            for each in found.messages
+            for each in errors.messages
         ]
         print_table(["id", "failed at", "queue", "reason"], rows)
     else:
-        print(f"queue {found.queue} is empty")
-    if found.total > len(found.messages):
-        print(f"… and {found.total - len(found.messages):,} more; use --limit")
-    if found.unreadable.total:
+        print(f"queue {errors.queue} is empty")
+    if errors.total > len(errors.messages):
+        print(f"… and {errors.total - len(errors.messages):,} more; use --limit")
+    if errors.unreadable.total:
         print()
-        print_unreadable(found.unreadable)
+        print_unreadable(errors.unreadable)
 
 
 @command(app, "show")
@@ -123,15 +123,15 @@ def show(
     queue: Queue = None,
 ) -> None:
     """Show a failed message: stack trace, headers, body."""
-    found = _work(
+    details = _work(
         use, queue, lambda deployment, source, now: operations.show_error(deployment, source, message_id, now)
     )
-    use.report(found, lambda: _print_details(found))
+    use.report(details, lambda: _print_details(details))
 
 
-def _print_details(found: operations.ErrorDetails) -> None:
-    message = found.message
-    print(f"message {clean(message.message_id)} in queue {found.queue}")
+def _print_details(details: operations.ErrorDetails) -> None:
+    message = details.message
+    print(f"message {clean(message.message_id)} in queue {details.queue}")
     print_pairs(
         {
             "failed at": message.failed_at,
@@ -142,13 +142,13 @@ def _print_details(found: operations.ErrorDetails) -> None:
             "held by process": message.held_by and str(message.held_by),
         }
     )
-    shown = {name: value for name, value in found.headers.items() if name != Headers.EXCEPTION_STACK_TRACE}
+    shown = {name: value for name, value in details.headers.items() if name != Headers.EXCEPTION_STACK_TRACE}
     print()
     print_table(["header", "value"], shown.items())
-    if found.stack_trace:
-        print(f"\n{clean(found.stack_trace).rstrip()}")
+    if details.stack_trace:
+        print(f"\n{clean(details.stack_trace).rstrip()}")
     print()
-    print_body(found.body)
+    print_body(details.body)
 
 
 @command(app, "return")
@@ -215,7 +215,9 @@ def _deal(
     if how.dry_run:
         use.report({"messages": results, "dry_run": True}, lambda: _print_would_be(results, action))
         return
-    use.report({"messages": results}, lambda: _print_dealt(results, action), kept=all(each.done for each in results))
+    use.report(
+        {"messages": results}, lambda: _print_dealt(results, action), succeeded=all(each.done for each in results)
+    )
 
 
 def _print_would_be(results: list[operations.Returned], action: str) -> None:
@@ -243,15 +245,15 @@ def edit(
     sent = _work(
         use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )
-    said = f"{clean(message_id)}: sent to {clean(sent.queue)} as {sent.message_id}"
-    use.report({"message": sent}, lambda: print(said))
+    text = f"{clean(message_id)}: sent to {clean(sent.queue)} as {sent.message_id}"
+    use.report({"message": sent}, lambda: print(text))
 
 
-def _content(option: str, given: str) -> bytes:
+def _content(option: str, text: str) -> bytes:
     """Return the content of a file, for ``@FILE``, or of the text itself."""
-    if not given.startswith("@"):
-        return given.encode(errors="surrogateescape")
-    path = Path(given[1:])
+    if not text.startswith("@"):
+        return text.encode(errors="surrogateescape")
+    path = Path(text[1:])
     try:
         return path.read_bytes()
     except OSError as error:
@@ -270,5 +272,5 @@ def _print_dealt(results: list[operations.Returned], action: str) -> None:
     for each in results:
         remark = f": {clean(each.remark)}" if each.remark else ""
         where = f" to {clean(each.queue)}" if action == "return" else ""
-        said = f"{action}ed{where}{remark}" if each.done else f"not {action}ed{remark}"
-        print(f"{clean(each.message_id)}: {said}")
+        outcome = f"{action}ed{where}{remark}" if each.done else f"not {action}ed{remark}"
+        print(f"{clean(each.message_id)}: {outcome}")

@@ -89,20 +89,21 @@ def list_(
         return
     if not (where.says_something or which.origin):
         where = EVERYTHING
-    found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
-    use.report(found, lambda: _print_list(found))
+    messages = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
+    use.report(messages, lambda: _print_list(messages))
 
 
-def _print_list(found: operations.MessageList) -> None:
-    if not found.messages:
+def _print_list(messages: operations.MessageList) -> None:
+    if not messages.messages:
         print("no messages wait")
         return
     rows = [
-        (each.message_id, each.due, _state(each), each.destination, each.number_of_failures) for each in found.messages
+        (each.message_id, each.due, _state(each), each.destination, each.number_of_failures)
+        for each in messages.messages
     ]
     print_table(["id", "due", "state", "queue", "failures"], rows)
-    if found.cursor is not None:
-        print(f"… and more; go on with --after {clean(shlex.quote(found.cursor))}, or see `postdate messages stats`")
+    if messages.cursor is not None:
+        print(f"… and more; go on with --after {clean(shlex.quote(messages.cursor))}, or see `postdate messages stats`")
 
 
 def _state(message: operations.MessageLine) -> str:
@@ -110,17 +111,17 @@ def _state(message: operations.MessageLine) -> str:
     return state if message.origin == Origin.APPLICATION.value else f"{state}, {message.origin}"
 
 
-def print_unreadable(found: operations.UnreadableList) -> None:
-    if not found.total:
+def print_unreadable(listed: operations.UnreadableList) -> None:
+    if not listed.total:
         print("every message can be read")
         return
     rows = [
         (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
-        for each in found.messages
+        for each in listed.messages
     ]
     print_table(["unreadable", "since", "in", "id", "reason"], rows)
-    if found.total > len(found.messages):
-        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+    if listed.total > len(listed.messages):
+        print(f"… and {listed.total - len(listed.messages):,} more; use --limit")
 
 
 @command(app, "show")
@@ -145,27 +146,27 @@ def show(
         return
     if message_id is None:
         raise wrong_usage("which one? name the ID of a message, or --unreadable NAME")
-    found = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
-    use.report(found, lambda: _print_details(found))
+    details = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
+    use.report(details, lambda: _print_details(details))
 
 
-def _print_details(found: operations.MessageDetails) -> None:
-    print(f"message {clean(found.message_id)}")
-    for place in found.places:
+def _print_details(details: operations.MessageDetails) -> None:
+    print(f"message {clean(details.message_id)}")
+    for place in details.places:
         _print_place(place)
-    for row in found.unreadable:
+    for row in details.unreadable:
         print()
         _print_unreadable_row(row)
-    if found.history:
+    if details.history:
         print("\nhistory")
-        _print_history(found.history)
+        _print_history(details.history)
 
 
-def _print_unreadable_row(found: operations.UnreadableDetails) -> None:
-    message = found.message
+def _print_unreadable_row(details: operations.UnreadableDetails) -> None:
+    message = details.message
     print(f"{message.name}, unreadable since {time_or_dash(message.at)}")
     print_pairs({"in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
-    for column, digits in found.raw.items():
+    for column, digits in details.raw.items():
         value = bytes.fromhex(digits)
         print(f"\n{clean(column)} ({len(value):,} bytes)")
         if value:
@@ -197,20 +198,24 @@ def _print_place(place: operations.MessageLocation) -> None:
 @command(app, "explain")
 def explain(use: Use, message_id: MessageId) -> None:
     """Say why a message has not arrived, and what to do about it."""
-    found = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
-    use.report(found, lambda: _print_explanation(found), kept=found.state is not operations.MessageState.UNKNOWN)
+    explanation = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
+    use.report(
+        explanation,
+        lambda: _print_explanation(explanation),
+        succeeded=explanation.state is not operations.MessageState.UNKNOWN,
+    )
 
 
-def _print_explanation(found: operations.Explanation) -> None:
-    print(f"{clean(found.message_id)}: {found.state.value.replace('_', ' ')}")
-    print(f"  {clean(found.headline)}")
-    for fact in found.facts:
+def _print_explanation(explanation: operations.Explanation) -> None:
+    print(f"{clean(explanation.message_id)}: {explanation.state.value.replace('_', ' ')}")
+    print(f"  {clean(explanation.headline)}")
+    for fact in explanation.facts:
         print(f"  - {clean(fact)}")
-    for advice in found.advice:
+    for advice in explanation.advice:
         print(f"  > {clean(advice)}")
-    if found.history:
+    if explanation.history:
         print()
-        _print_history(found.history)
+        _print_history(explanation.history)
 
 
 @command(app, "cancel")
@@ -244,7 +249,7 @@ def discard(
         for each in results:
             print(f"{clean(each.name)}: {'discarded' if each.done else f'not discarded: {clean(each.remark)}'}")
 
-    use.report({"messages": results}, lines, kept=all(each.done for each in results))
+    use.report({"messages": results}, lines, succeeded=all(each.done for each in results))
 
 
 @command(app, "reschedule")
@@ -308,50 +313,50 @@ def _are_named(message_ids: list[str] | None, where: Pending, *, dry_run: bool) 
     return bool(message_ids)
 
 
-def _report_many(use: Use, found: operations.ManyChanged, done: str) -> None:
+def _report_many(use: Use, result: operations.ManyChanged, done: str) -> None:
     def lines() -> None:
-        for answer, count in found.answers.items():
-            said = f"would be {done}" if found.dry_run else done if answer == "done" else f"not {done}: {answer}"
-            print(f"{shown_count(count, 'message')} {said}")
-        if not found.answers:
+        for answer, count in result.answers.items():
+            outcome = f"would be {done}" if result.dry_run else done if answer == "done" else f"not {done}: {answer}"
+            print(f"{shown_count(count, 'message')} {outcome}")
+        if not result.answers:
             print("no message is like that")
 
-    use.report(found, lines)
+    use.report(result, lines)
 
 
 def _report_changes(use: Use, changes: list[operations.Change], done: str) -> None:
     def lines() -> None:
         for change in changes:
             due = "" if change.due is None else f", due at {shown_time(change.due)}"
-            said = f"{done}{due}" if change.done else f"not {done}: {clean(change.reason)}"
-            print(f"{clean(change.message_id)}: {said}")
+            outcome = f"{done}{due}" if change.done else f"not {done}: {clean(change.reason)}"
+            print(f"{clean(change.message_id)}: {outcome}")
 
-    use.report({"messages": changes}, lines, kept=all(change.done for change in changes))
+    use.report({"messages": changes}, lines, succeeded=all(change.done for change in changes))
 
 
 @command(app, "stats")
 def stats(use: Use) -> None:
     """Count what waits, what happened, and what is in the queues."""
-    found = use.work(operations.statistics)
-    use.report(found, lambda: _print_statistics(found))
+    statistics = use.work(operations.statistics)
+    use.report(statistics, lambda: _print_statistics(statistics))
 
 
-def _print_statistics(found: operations.Statistics) -> None:
+def _print_statistics(statistics: operations.Statistics) -> None:
     print_pairs(
         {
-            "store": found.store,
-            "waiting": found.pending,
-            "overdue": found.overdue,
-            "claimed": found.claimed,
-            "failing": found.failing,
-            "next due": time_or_dash(found.next_due),
-            **({"unreadable": found.unreadable} if found.unreadable else {}),
-            "services": "not visible" if found.services is None else found.services,
+            "store": statistics.store,
+            "waiting": statistics.pending,
+            "overdue": statistics.overdue,
+            "claimed": statistics.claimed,
+            "failing": statistics.failing,
+            "next due": time_or_dash(statistics.next_due),
+            **({"unreadable": statistics.unreadable} if statistics.unreadable else {}),
+            "services": "not visible" if statistics.services is None else statistics.services,
         }
     )
-    if found.records:
+    if statistics.records:
         print("\nrecords")
-        print_pairs(dict(found.records))
-    if found.queues:
+        print_pairs(dict(statistics.records))
+    if statistics.queues:
         print()
-        print_table(["queue", "messages"], found.queues.items())
+        print_table(["queue", "messages"], statistics.queues.items())

@@ -45,7 +45,7 @@ def move(
         settings = load_settings(use.config, os.environ, addresses, origin="option --to")
     plan = StoreMove(source, settings, from_schema, from_table, services_stopped, dry_run)
     result = anyio.run(move_store, plan, progress())
-    use.report(result, lambda: _print_result(result), kept=result.complete)
+    use.report(result, lambda: _print_result(result), succeeded=result.complete)
 
 
 def _print_result(result: StoreMoveResult) -> None:

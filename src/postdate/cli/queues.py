@@ -19,17 +19,17 @@ def peek(use: Use, queue: Queue, limit: Limit = 10) -> None:
 
     RabbitMQ and Azure give them out for that, and get them back: they count as delivered once more.
     """
-    found = use.work(lambda deployment, now: queues.peek(deployment, queue, limit, now))
-    use.report(found, lambda: _print_all(found))
+    messages = use.work(lambda deployment, now: queues.peek(deployment, queue, limit, now))
+    use.report(messages, lambda: _print_all(messages))
 
 
-def _print_all(found: QueuedMessages) -> None:
-    for each in found.messages:
+def _print_all(queued: QueuedMessages) -> None:
+    for each in queued.messages:
         _print(each)
-    if not found.messages:
-        print(f"queue {clean(found.queue)} is empty")
-    if found.total > len(found.messages):
-        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+    if not queued.messages:
+        print(f"queue {clean(queued.queue)} is empty")
+    if queued.total > len(queued.messages):
+        print(f"… and {queued.total - len(queued.messages):,} more; use --limit")
 
 
 def _print(message: QueuedMessage) -> None:
@@ -49,14 +49,14 @@ def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
         use.report(message, lambda: _print(message))
         sys.stdout.flush()
 
-    taken = use.work(lambda deployment, now: queues.receive(deployment, queue, limit, now, print_out))
-    if not taken and not use.as_json:
+    count = use.work(lambda deployment, now: queues.receive(deployment, queue, limit, now, print_out))
+    if not count and not use.as_json:
         print(f"queue {clean(queue)} is empty")
 
 
 @command(app, "purge")
 def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
     """Throw away all messages of a queue that nobody holds now."""
-    found = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
-    said = "would be thrown away" if dry_run else "thrown away"
-    use.report(found, lambda: print(f"{shown_count(found.count, 'message')} {said}"))
+    result = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
+    outcome = "would be thrown away" if dry_run else "thrown away"
+    use.report(result, lambda: print(f"{shown_count(result.count, 'message')} {outcome}"))

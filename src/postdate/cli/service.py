@@ -169,13 +169,13 @@ class _Service:
         settings = self._settings
         errors, own = settings.endpoint.error_queue, settings.endpoint.name
         if deployment.store is not None:
-            said = "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s"
+            text = "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s"
             poison_queue = settings.delayed_delivery.poison_queue or errors
-            log.info(said, settings.store.address.shown, own, poison_queue, modes[own])
+            log.info(text, settings.store.address.shown, own, poison_queue, modes[own])
         place = "" if settings.timeout_manager.address is None else settings.timeout_manager.address.shown
         for name in deployment.timeouts:
-            said = "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s"
-            log.info(said, name, place, errors, modes[name])
+            text = "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s"
+            log.info(text, name, place, errors, modes[name])
         if (exchange := delay_exchange(settings, deployment.transport)) is not None:
             log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
 

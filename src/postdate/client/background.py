@@ -50,7 +50,7 @@ class InUse:
     zones: KeptZones
     read_at: float
 
-    async def now_known(self) -> None:
+    async def refresh_clock(self) -> None:
         """See to it that the store's clock was read lately."""
         own = SystemClock().monotonic()
         if isinstance(self.clock, FollowingClock) and own - self.read_at > _READ_AGAIN_AFTER.total_seconds():
@@ -139,7 +139,7 @@ class _Running:
         try:
             opened = await self._opened()
             with translate_store_errors(opened.store):
-                await opened.now_known()
+                await opened.refresh_clock()
                 return await work(opened)
         except asyncio.CancelledError:
             if self._is_closing:
@@ -167,8 +167,8 @@ class _Running:
     async def _to_open(self) -> InUse:
         settings = self._settings
         with naming("store.address", settings.store.address, settings):
-            given = store_settings(settings, create=self._create)
-            store = open_store(settings.store.address, **given)
+            arguments = store_settings(settings, create=self._create)
+            store = open_store(settings.store.address, **arguments)
         try:
             return await self._prepared(store)
         except BaseException:

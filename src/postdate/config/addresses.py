@@ -36,10 +36,10 @@ class Address(str):
 
     def __new__(cls, text: str, reference: str | None = None) -> Self:
         """Does not follow references: see :func:`resolved`."""
-        scheme, colon, rest = text.partition(":")
+        scheme, colon, location = text.partition(":")
         small = scheme.lower()  # no registry unless needed: defaults are made during imports
-        known = small != scheme and place_of(small) not in {None, Place.MACHINE}
-        self = super().__new__(cls, f"{small}{colon}{rest}" if known else text)
+        is_own_scheme = small != scheme and place_of(small) not in {None, Place.MACHINE}
+        self = super().__new__(cls, f"{small}{colon}{location}" if is_own_scheme else text)
         self.reference = reference
         return self
 
@@ -57,14 +57,14 @@ class Address(str):
         is_server = place is Place.SERVER
         if self.reference is not None and not is_server:
             return "***"
-        scheme, separator, rest = self.partition("://")
+        scheme, separator, location = self.partition("://")
         if not separator:
             _, at, host = self.rpartition("@")
             text = f"{self.scheme}:***" if is_server else f"{'***' if at else ''}{at}{host}"
             return _SECRET_PARAMETER.sub(r"\1=***", text)
-        if (is_server or "@" in rest) and _fault(rest):
+        if (is_server or "@" in location) and _fault(location):
             return f"{scheme}://***"
-        credentials, at, host = rest.rpartition("@")
+        credentials, at, host = location.rpartition("@")
         user, colon, _ = credentials.partition(":")
         return _SECRET_PARAMETER.sub(r"\1=***", f"{scheme}://{user}{':***' if colon else ''}{at}{host}")
 
@@ -78,26 +78,26 @@ def check_server(address: str) -> None:
     Drivers differ in where they think a password ends, and may show a piece of it as a port or a host. The error shows
     no part of the address after its scheme.
     """
-    scheme, separator, rest = Address(address).partition("://")
-    if separator and place_of(scheme) is Place.SERVER and (fault := _fault(rest)):
+    scheme, separator, location = Address(address).partition("://")
+    if separator and place_of(scheme) is Place.SERVER and (fault := _fault(location)):
         raise ConfigurationError(f"the address {scheme}://*** {fault}")
 
 
-def _fault(rest: str) -> str:
+def _fault(location: str) -> str:
     """Return the fault of the text after ``://``; empty without one."""
-    if re.search(r"[\s\x00-\x1f\x7f]", rest):
+    if re.search(r"[\s\x00-\x1f\x7f]", location):
         return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
-    end = re.search(r"[/?]", rest)
-    authority, tail = (rest, "") if end is None else (rest[: end.start()], rest[end.end() :])
-    if "#" in rest or "@" in tail or authority.count("@") > 1:
+    end = re.search(r"[/?]", location)
+    authority, tail = (location, "") if end is None else (location[: end.start()], location[end.end() :])
+    if "#" in location or "@" in tail or authority.count("@") > 1:
         return f"cannot be taken apart: {_ESCAPES}"
     credentials, _, hosts = authority.rpartition("@")
     if _BAD_ESCAPE.search(credentials):
         return f"has a % that no two hexadecimal digits follow: {_ESCAPES}"
     for host in hosts.split(","):
-        found = _HOST.fullmatch(host)
-        port = "" if found is None else found["port"] or ""
-        if found is None or (port and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) <= _LARGEST_PORT)):
+        match = _HOST.fullmatch(host)
+        port = "" if match is None else match["port"] or ""
+        if match is None or (port and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) <= _LARGEST_PORT)):
             return (
                 f"has no port from 1 to {_LARGEST_PORT} after its host; write user:password@host:port, and {_ESCAPES}"
             )

@@ -165,17 +165,17 @@ def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting
 
 
 @lru_cache(maxsize=128)
-def _definitions(what: Section, scheme: str | None, known: tuple[Backend, ...]) -> Mapping[str, Setting]:
-    first, *rest = [settings_of(kind) for kind in what.kinds]
+def _definitions(what: Section, scheme: str | None, backends: tuple[Backend, ...]) -> Mapping[str, Setting]:
+    first, *more_settings = [settings_of(kind) for kind in what.kinds]
     own = dict[str, Setting]()
-    for backend in known:
+    for backend in backends:
         adapter: Adapter | None = None if what.role is None else getattr(backend, what.role)
         if adapter is not None:
             own |= {name: each for name, each in adapter.own.items() if name not in own or scheme in schemes(backend)}
-    found = {**first, **own}
-    for each in rest:
-        found |= each
-    return types.MappingProxyType(found)
+    settings = {**first, **own}
+    for each in more_settings:
+        settings |= each
+    return types.MappingProxyType(settings)
 
 
 def keys() -> Mapping[str, None]:
@@ -202,10 +202,10 @@ class SectionValues:
 
 
 def section_values(
-    section: str, given: Mapping[str, Any] = types.MappingProxyType({}), scheme: str = ""
+    section: str, values: Mapping[str, Any] = types.MappingProxyType({}), scheme: str = ""
 ) -> SectionValues:
     """Return the values of a section, with defaults for those not given; for the scheme see :func:`definitions`."""
-    return SectionValues({name: given.get(name, each.default) for name, each in definitions(section, scheme).items()})
+    return SectionValues({name: values.get(name, each.default) for name, each in definitions(section, scheme).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class Settings:
     file: Path | None = None
 
     @property
-    def given(self) -> int:
+    def number_set(self) -> int:
         """Number of values that were set; those that follow from another are not counted."""
         return sum(origin != "default" and not origin.startswith(FOLLOWS) for origin in self.origins.values())
 

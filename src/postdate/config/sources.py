@@ -25,7 +25,7 @@ _SECTION_END: Final = "__"
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SourcedValue:
     raw: Any
     origin: str
 
@@ -50,14 +50,14 @@ def load_settings(
         ConfigurationError: a value of the wrong type or out of range, or a file that cannot be read.
     """
     path = _file(file, environment)
-    found = {} if path is None else _from_file(path)
-    found |= _from_environment(environment)
+    values = {} if path is None else _from_file(path)
+    values |= _from_environment(environment)
     for key, value in (options or {}).items():
         if value is not None:
-            found[key] = _Found(FromText(value), origin or f"option --{key.partition('.')[0]}")
-    _follow_references(found, environment)
-    _share_one_database(found)
-    return _build(found, path)
+            values[key] = _SourcedValue(FromText(value), origin or f"option --{key.partition('.')[0]}")
+    _follow_references(values, environment)
+    _share_one_database(values)
+    return _build(values, path)
 
 
 def _file(named: str | Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -71,7 +71,7 @@ def _file(named: str | Path | None, environment: Mapping[str, str]) -> Path | No
     return path
 
 
-def _from_file(path: Path) -> dict[str, _Found]:
+def _from_file(path: Path) -> dict[str, _SourcedValue]:
     try:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -82,7 +82,7 @@ def _from_file(path: Path) -> dict[str, _Found]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
     lines = _lines(text)
-    found: dict[str, _Found] = {}
+    values: dict[str, _SourcedValue] = {}
     for section, table in tables.items():
         where = _place(path, lines.get(section))
         if section not in SECTIONS:
@@ -94,8 +94,8 @@ def _from_file(path: Path) -> dict[str, _Found]:
             where = _place(path, lines.get(key))
             if name not in definitions(section):
                 raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", where))
-            found[key] = _Found(raw, where)
-    return found
+            values[key] = _SourcedValue(raw, where)
+    return values
 
 
 _HEADER: Final = re.compile(r"\s*\[\s*([A-Za-z0-9_\-]+)\s*\]")
@@ -120,19 +120,19 @@ def _place(path: Path, line: int | None) -> str:
     return str(path) if line is None else f"{path}:{line}"
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
-    known = keys()
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _SourcedValue]:
+    values: dict[str, _SourcedValue] = {}
+    all_keys = keys()
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
             continue
         section, separator, name = variable.removeprefix(PREFIX).lower().partition(_SECTION_END)
-        if (key := f"{section}.{name}") in known:
-            found[key] = _Found(FromText(value), f"environment {variable}")
-        elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in known}:
+        if (key := f"{section}.{name}") in all_keys:
+            values[key] = _SourcedValue(FromText(value), f"environment {variable}")
+        elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in all_keys}:
             raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
         # Other names are ignored: container platforms set variables such as POSTDATE_SERVICE_HOST.
-    return found
+    return values
 
 
 def _variable(key: str) -> str:
@@ -147,14 +147,14 @@ def _unknown_section(section: str, where: str) -> str:
 
 def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = str) -> str:
     section, _, name = key.partition(".")
-    known = keys()
-    here = {each.partition(".")[2]: each for each in known if each.startswith(f"{section}.")}
+    all_keys = keys()
+    here = {each.partition(".")[2]: each for each in all_keys if each.startswith(f"{section}.")}
     close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
-    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    close = close or difflib.get_close_matches(key, all_keys, n=1, cutoff=0.75)
     if close:
         hint = f"did you mean {shown(close[0])}?"
     else:
-        hint = f"there are {', '.join(shown(each) for each in here.values() or known)}"
+        hint = f"there are {', '.join(shown(each) for each in here.values() or all_keys)}"
     return f"there is no {what} ({where}); {hint}"
 
 
@@ -164,71 +164,71 @@ _TIMEOUTS: Final = "timeout_manager.address"
 _ADDRESSES: Final = tuple(f"{section}.address" for section, what in SECTIONS.items() if what.role is not None)
 
 
-def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
+def _follow_references(values: dict[str, _SourcedValue], environment: Mapping[str, str]) -> None:
     for key in _ADDRESSES:
-        if key not in found or not isinstance(found[key].raw, str):
+        if key not in values or not isinstance(values[key].raw, str):
             continue
-        origin = found[key].origin
+        origin = values[key].origin
         try:
-            address = resolved(found[key].raw, environment)
+            address = resolved(values[key].raw, environment)
         except ConfigurationError as error:
             raise ConfigurationError(f"{key} ({origin}): {error}") from error
         if address.reference is not None:
-            found[key] = _Found(address, f"{address.reference}, {origin}")
+            values[key] = _SourcedValue(address, f"{address.reference}, {origin}")
 
 
-def _share_one_database(found: dict[str, _Found]) -> None:
+def _share_one_database(values: dict[str, _SourcedValue]) -> None:
     """Put store and queues into one database when only one of them is named, or only that of the timeouts."""
-    match [key for key in (_STORE, _TRANSPORT) if key in found]:
+    match [key for key in (_STORE, _TRANSPORT) if key in values]:
         case [named]:
             other = _TRANSPORT if named == _STORE else _STORE
-            schema, others = (f"{each.partition('.')[0]}.schema" for each in (named, other))
-            if _follow(found, named, other) and schema in found and others not in found:
-                found[others] = _Found(found[schema].raw, f"{FOLLOWS}{schema}, {found[schema].origin}")
-        case [] if _TIMEOUTS in found:  # whose schema is upstream's, not that of store and queues
-            _follow(found, _TIMEOUTS, _STORE)
-            _follow(found, _TIMEOUTS, _TRANSPORT)
+            schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (named, other))
+            if _follow(values, named, other) and schema in values and other_schema not in values:
+                values[other_schema] = _SourcedValue(values[schema].raw, f"{FOLLOWS}{schema}, {values[schema].origin}")
+        case [] if _TIMEOUTS in values:  # whose schema is upstream's, not that of store and queues
+            _follow(values, _TIMEOUTS, _STORE)
+            _follow(values, _TIMEOUTS, _TRANSPORT)
         case _:
             pass
 
 
-def _follow(found: dict[str, _Found], named: str, other: str) -> bool:
+def _follow(values: dict[str, _SourcedValue], named: str, other: str) -> bool:
     """Put ``other`` into the database of ``named``, if that can hold both; return whether it can."""
-    address = found[named].raw
+    address = values[named].raw
     if not isinstance(address, str):
         return False
     reference = address.reference if isinstance(address, Address) else None
-    scheme, _, rest = Address(address).partition(":")
+    scheme, _, location = Address(address).partition(":")
     schemes = schemes_in_one_database(scheme)  # so that they share transactions
     if schemes is None:
         return False
-    same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
-    found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
+    same = Address(f"{schemes[other == _TRANSPORT]}:{location}", reference)
+    values[other] = _SourcedValue(same, f"{FOLLOWS}{named}, {values[named].origin}")
     return True
 
 
-def _build(found: Mapping[str, _Found], path: Path | None) -> Settings:
+def _build(values: Mapping[str, _SourcedValue], path: Path | None) -> Settings:
     sections: dict[str, Any] = {}
     for section in SECTIONS:
-        scheme = _scheme(section, found)
-        given = {
-            name: _read(f"{section}.{name}", found[f"{section}.{name}"], each)
+        scheme = _scheme(section, values)
+        section_settings = {
+            name: _read(f"{section}.{name}", values[f"{section}.{name}"], each)
             for name, each in definitions(section, scheme).items()
-            if f"{section}.{name}" in found
+            if f"{section}.{name}" in values
         }
-        sections[section] = section_values(section, given, scheme)
-    return Settings(**sections, origins={key: value.origin for key, value in found.items()}, file=path)
+        sections[section] = section_values(section, section_settings, scheme)
+    return Settings(**sections, origins={key: value.origin for key, value in values.items()}, file=path)
 
 
-def _scheme(section: str, found: Mapping[str, _Found]) -> str:
+def _scheme(section: str, values: Mapping[str, _SourcedValue]) -> str:
     """Return the scheme of a section's address, or of the store's; empty without either."""
     for key in (f"{section}.address", _STORE):
-        if key in found and isinstance(found[key].raw, str):
-            return Address(found[key].raw).scheme
+        if key in values and isinstance(values[key].raw, str):
+            return Address(values[key].raw).scheme
     return ""
 
 
-def _read(key: str, value: _Found, setting: Setting) -> Any:
+def _read(key: str, value: _SourcedValue, setting: Setting) -> Any:
     try:
         return read(setting, value.raw)
     except Wrong as error:

@@ -188,9 +188,9 @@ class PendingPages:
         among: where so many were read, reading is over; ``None``: when nothing is left.
     """
 
-    def __init__(self, wanted: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
-        self._wanted, self._missing, self._readable = wanted, limit, among
-        self._where = MessageFilter(wanted.destination, wanted.due_from, wanted.due_to, among, after)
+    def __init__(self, pending: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
+        self._pending, self._missing, self._readable = pending, limit, among
+        self._where = MessageFilter(pending.destination, pending.due_from, pending.due_to, among, after)
         # Most often all messages of the first page match. Where they do not, few of the next ones may.
         self._page = _PAGE if limit is None else min(limit, _PAGE)
         self.is_over = limit == 0
@@ -200,7 +200,7 @@ class PendingPages:
 
     def take(self, page: PendingPage) -> list[DelayedMessage]:
         """Return what matches of a page, no more than is missing, and note where the next one begins."""
-        messages = [each for each in page.messages if self._wanted.matches(each)][: self._missing]
+        messages = [each for each in page.messages if self._pending.matches(each)][: self._missing]
         self.is_over = page.after is None
         if self._missing is not None:
             self._missing -= len(messages)
@@ -214,23 +214,23 @@ class PendingPages:
 
 async def first_of(
     store: AdministrableStore,
-    wanted: Pending,
+    pending: Pending,
     limit: int | None,
     after: str | None = None,
     among: int | None = None,
 ) -> list[DelayedMessage]:
     """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
-    pages, messages = PendingPages(wanted, limit, after, among), dict[str, DelayedMessage]()
+    pages, messages = PendingPages(pending, limit, after, among), dict[str, DelayedMessage]()
     while not pages.is_over:
         _keep(messages, pages.take(await store.read_pending(*pages.ask())), limit)
     return list(messages.values())
 
 
 def first_steps(
-    store: JoiningStore, wanted: Pending, limit: int | None, after: str | None = None
+    store: JoiningStore, pending: Pending, limit: int | None, after: str | None = None
 ) -> Steps[list[DelayedMessage]]:
     """:func:`first_of` in a transaction of the application."""
-    pages, messages = PendingPages(wanted, limit, after), dict[str, DelayedMessage]()
+    pages, messages = PendingPages(pending, limit, after), dict[str, DelayedMessage]()
     while not pages.is_over:
         _keep(messages, pages.take((yield from store.reading_steps(*pages.ask()))), limit)
     return list(messages.values())
@@ -251,30 +251,30 @@ Expected: TypeAlias = Callable[[DelayedMessage], Answer]
 """Returns the answer that a change of a message would be given; see :func:`would_be`."""
 
 
-async def count_of(store: AdministrableStore, wanted: Pending, expected: Expected) -> Counter[Answer]:
+async def count_of(store: AdministrableStore, pending: Pending, expected: Expected) -> Counter[Answer]:
     """Return how many of those that match would be given each answer; none of them is kept."""
-    pages, count = PendingPages(wanted, None), Counter[Answer]()
+    pages, count = PendingPages(pending, None), Counter[Answer]()
     while not pages.is_over:
         count.update(map(expected, pages.take(await store.read_pending(*pages.ask()))))
     return count
 
 
-def count_steps(store: JoiningStore, wanted: Pending, expected: Expected) -> Steps[Counter[Answer]]:
+def count_steps(store: JoiningStore, pending: Pending, expected: Expected) -> Steps[Counter[Answer]]:
     """:func:`count_of` in a transaction of the application."""
-    pages, count = PendingPages(wanted, None), Counter[Answer]()
+    pages, count = PendingPages(pending, None), Counter[Answer]()
     while not pages.is_over:
         count.update(map(expected, pages.take((yield from store.reading_steps(*pages.ask())))))
     return count
 
 
 async def change_all(
-    found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
+    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
 ) -> Counter[Answer]:
     """Change messages, several at a time; return how often each answer was given.
 
     After the first error no further message is begun, and the error is raised.
     """
-    told, waiting = Counter[Answer](), iter(found)
+    answers, waiting = Counter[Answer](), iter(messages)
 
     first_errors = list[Exception]()
 
@@ -282,9 +282,9 @@ async def change_all(
         # Cancelling these tasks would not do: SQLite finishes a call that is cancelled, and the loop would go on.
         while not first_errors and (message := next(waiting, None)) is not None:
             try:
-                told[await change(message)] += 1
+                answers[await change(message)] += 1
             except InvalidMessage:
-                told[Answer.WOULD_EXPIRE] += 1
+                answers[Answer.WOULD_EXPIRE] += 1
             except Exception as error:  # noqa: BLE001 - raised below, by itself
                 first_errors.append(error)
 
@@ -293,17 +293,17 @@ async def change_all(
             tasks.start_soon(work)
     if first_errors:
         raise first_errors[0]
-    return told
+    return answers
 
 
 def change_steps(
-    found: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Steps[Answer]]
+    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Steps[Answer]]
 ) -> Steps[Counter[Answer]]:
     """:func:`change_all` in a transaction of the application."""
-    told = Counter[Answer]()
-    for message in found:
+    answers = Counter[Answer]()
+    for message in messages:
         try:
-            told[(yield from change(message))] += 1
+            answers[(yield from change(message))] += 1
         except InvalidMessage:
-            told[Answer.WOULD_EXPIRE] += 1
-    return told
+            answers[Answer.WOULD_EXPIRE] += 1
+    return answers

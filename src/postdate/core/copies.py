@@ -16,7 +16,7 @@ from postdate.ports.scanning import ARCHIVED
 
 MISSING: Final = "missing"
 
-GIVEN_AWAY: Final = "moved away"
+IN_ANOTHER_STORE: Final = "moved away"
 """The store gave the message to another store, and would not deliver it again."""
 
 _NOT_COPIED: Final = frozenset({"message_id", "number_of_failures"})
@@ -53,7 +53,7 @@ def difference(message: DelayedMessage, copy: DelayedMessage | None, records: Se
         was_changed = any(record.kind is RecordKind.RESCHEDULED for record in records)
         return "" if was_changed else ", ".join(fields)
     if records[-1].detail.startswith(MOVED_AWAY):
-        return GIVEN_AWAY
+        return IN_ANOTHER_STORE
     # Of an archived message there is no other record.
     has_ended = scheduled.detail == ARCHIVED or any(record.kind in _ENDS for record in records)
     return "" if has_ended else MISSING

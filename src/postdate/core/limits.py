@@ -73,10 +73,10 @@ class Limits:
             Window.parse(each)
 
     def __str__(self) -> str:
-        said = ["paused"] if self.paused else []
+        parts = ["paused"] if self.paused else []
         if self.per_second is not None:
-            said.append(f"at most {self.per_second:g} a second")
-        return ", ".join([*said, *(f"within {each}" for each in self.windows)]) or "no limits"
+            parts.append(f"at most {self.per_second:g} a second")
+        return ", ".join([*parts, *(f"within {each}" for each in self.windows)]) or "no limits"
 
     def opens(self, now: datetime) -> datetime:
         """Return ``now`` if messages may go then, as far as that is known beforehand; else when they may; UTC.
@@ -121,18 +121,20 @@ NO_LIMITS: Final = Limits()
 _UNREADABLE: Final = Limits(paused=True)
 
 
-def limits_in(kept: KeptLimits) -> Limits:
+def limits_in(stored: KeptLimits) -> Limits:
     """Return what a store keeps. What is damaged, or of a newer version, lets nothing through."""
-    if (limits := _read(kept.limits)) is not None:
+    if (limits := _read(stored.limits)) is not None:
         return limits
-    log.error("nothing is delivered to %s: set its limits anew, for %r cannot be read", kept.destination, kept.limits)
+    log.error(
+        "nothing is delivered to %s: set its limits anew, for %r cannot be read", stored.destination, stored.limits
+    )
     return _UNREADABLE
 
 
 def _read(text: str) -> Limits | None:
     try:
-        said = msgspec.json.decode(text or "{}", type=dict[str, Any])
-        return msgspec.convert(said, Limits) if said.keys() <= set(Limits.__dataclass_fields__) else None
+        fields = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        return msgspec.convert(fields, Limits) if fields.keys() <= set(Limits.__dataclass_fields__) else None
     except (msgspec.MsgspecError, PostdateError):
         return None
 
@@ -170,15 +172,15 @@ async def change_limits(
     """
     check_text(destination, "destination", DESTINATION_LIMIT)
     while True:
-        kept = next(iter(await store.kept_limits([destination])), None)
-        before = NO_LIMITS if kept is None else _read(kept.limits) or _UNREADABLE
+        stored = next(iter(await store.kept_limits([destination])), None)
+        before = NO_LIMITS if stored is None else _read(stored.limits) or _UNREADABLE
         limits = change(before)
         text = "" if limits == NO_LIMITS else msgspec.json.encode(limits).decode()
-        if text == ("" if kept is None else kept.limits):
+        if text == ("" if stored is None else stored.limits):
             return limits
-        goes_on = kept is not None and None not in (before.per_second, limits.per_second)
-        free_at = kept.free_at if kept is not None and goes_on else now
-        if await store.keep_limits(destination, text, free_at, "" if kept is None else kept.limits):
+        goes_on = stored is not None and None not in (before.per_second, limits.per_second)
+        free_at = stored.free_at if stored is not None and goes_on else now
+        if await store.keep_limits(destination, text, free_at, "" if stored is None else stored.limits):
             return limits
 
 
@@ -246,9 +248,9 @@ class LimitsCache:
         """Have the next call of :meth:`refresh` ask the store."""
         self._until = -math.inf
 
-    def note(self, kept: KeptLimits, limits: Limits) -> None:
+    def note(self, stored: KeptLimits, limits: Limits) -> None:
         """Remember limits that this service has changed, or that hold a message that it gave back."""
-        self.lanes[kept.destination] = (kept, limits)
+        self.lanes[stored.destination] = (stored, limits)
         self.version += 1
 
     async def refresh(self) -> None:
@@ -271,14 +273,14 @@ class LimitsCache:
         if self._store is None or not self.any:
             return
         if unknown := set(destinations) - self._of_destinations.keys():
-            kept = await self._deadlines.call_apart(partial(self._store.kept_limits, unknown))
+            stored = await self._deadlines.call_apart(partial(self._store.kept_limits, unknown))
             self._of_destinations |= dict.fromkeys(unknown)
-            self._of_destinations |= {each.destination: (each, self._decode(each)) for each in kept}
+            self._of_destinations |= {each.destination: (each, self._decode(each)) for each in stored}
 
     def of(self, destination: str) -> tuple[KeptLimits, Limits] | None:
         """Return the limits in force of a destination that was learnt; ``None``: it has none."""
-        found = self._of_destinations.get(destination)
-        return None if found is None or found[1] == NO_LIMITS else found
+        entry = self._of_destinations.get(destination)
+        return None if entry is None or entry[1] == NO_LIMITS else entry
 
     async def apply_to(self, destination: str) -> bool:
         """Return whether limits of a destination are in force, so that only the store may let messages through to it.
@@ -291,20 +293,20 @@ class LimitsCache:
 
     def hold(self, claim: Claim) -> datetime | None:
         """Return the attempt time with which a claim is given back because of limits; ``None``: it may be sent."""
-        if (found := self.of(claim.message.destination)) is None:
+        if (entry := self.of(claim.message.destination)) is None:
             return None
-        kept, limits = found
-        if kept.destination not in self.lanes:
-            self.note(kept, limits)
-        if kept.destination not in self.new:
-            self.new.add(kept.destination)
+        stored, limits = entry
+        if stored.destination not in self.lanes:
+            self.note(stored, limits)
+        if stored.destination not in self.new:
+            self.new.add(stored.destination)
             self.version += 1
-        return kept.place(claim.message.due)
+        return stored.place(claim.message.due)
 
-    def _decode(self, kept: KeptLimits) -> Limits:
+    def _decode(self, stored: KeptLimits) -> Limits:
         """Decode limits once for each text: what cannot be read is logged, and windows take a while."""
-        text, limits = self._decoded.get(kept.destination, (None, NO_LIMITS))
-        if text != kept.limits:
-            limits = limits_in(kept)
-            self._decoded[kept.destination] = (kept.limits, limits)
+        text, limits = self._decoded.get(stored.destination, (None, NO_LIMITS))
+        if text != stored.limits:
+            limits = limits_in(stored)
+            self._decoded[stored.destination] = (stored.limits, limits)
         return limits

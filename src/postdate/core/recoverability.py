@@ -49,10 +49,10 @@ LONGEST_OUTAGE_DELAY = timedelta(seconds=10)
 """After an outage. A server that is back should not find its messages asleep: whatever was due goes within this."""
 EXCEPTION_MESSAGE_LIMIT = 16_384
 STACK_TRACE_LIMIT = 16_384
-TOLD_ENTRIES = 64
+DATA_ENTRIES = 64
 """Entries of an exception's mapping ``data`` that are reported at most, in order."""
-TOLD_KEY_LIMIT = 200
-TOLD_LIMIT = 32_768
+DATA_KEY_LIMIT = 200
+DATA_LIMIT = 32_768
 """Bytes of keys and values together, in UTF-8."""
 _BRIEF_MESSAGE_LIMIT = 200
 DEFAULT_ERROR_QUEUE = "error"
@@ -166,15 +166,15 @@ def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -
     ``immediate``: a message can be given back to its queue, not in transaction mode ``none``. ``delayed``: it can come
     back later, with a store, and not in that mode.
     """
-    wanted, later = settings.immediate_retries, settings.delayed_retries
-    if wanted > 0 and not immediate and not isinstance(wanted, _Default):
+    retries, rounds = settings.immediate_retries, settings.delayed_retries
+    if retries > 0 and not immediate and not isinstance(retries, _Default):
         raise ConfigurationError(
-            f"immediate_retries={wanted} cannot be in transaction mode 'none', in which a message is off its queue "
+            f"immediate_retries={retries} cannot be in transaction mode 'none', in which a message is off its queue "
             f"before it is handled: use 'receive_only', or immediate_retries=0"
         )
-    if later > 0 and not delayed and not isinstance(later, _Default):
+    if rounds > 0 and not delayed and not isinstance(rounds, _Default):
         raise ConfigurationError(
-            f"delayed_retries={later} cannot be without delayed_delivery=DelayedDelivery(store), nor in transaction "
+            f"delayed_retries={rounds} cannot be without delayed_delivery=DelayedDelivery(store), nor in transaction "
             f"mode 'none': add the store or change the mode, or set delayed_retries=0"
         )
 
@@ -292,11 +292,11 @@ class RecoveryRules:
         is_taken: the message is off its queue already, so it cannot go back (transaction mode ``none``).
     """
 
-    anew: tuple[type[PostdateError], ...] = ()
-    stays: bool = False
-    is_one: bool = False
-    counts: bool = False
-    is_taken: bool = False
+    asked_again_after: tuple[type[PostdateError], ...] = ()
+    waits_in_hand: bool = False
+    shares_database: bool = False
+    counts_transient: bool = False
+    already_off_queue: bool = False
 
 
 def is_lasting(error: PostdateError) -> bool:
@@ -311,7 +311,7 @@ def resolve_failure(
     failed_alone: int,
     rules: RecoveryRules,
     *,
-    have_others_succeeded: bool = False,
+    other_messages_succeeded: bool = False,
 ) -> Resolution:
     """Decide about a received message whose step failed, or whose end was refused.
 
@@ -323,19 +323,27 @@ def resolve_failure(
         received: the message.
         failed_alone: how often it failed while others succeeded, other than by its own fault.
         rules: of the kind of outcome.
-        have_others_succeeded: whether anything has succeeded since the last of these failures.
+        other_messages_succeeded: whether anything has succeeded since the last of these failures.
     """
-    is_final = rules.is_taken or is_lasting(error) or failed_alone > BORNE
+    is_final = rules.already_off_queue or is_lasting(error) or failed_alone > BORNE
     if refused is not None:
         return after_copy(refused, error) if is_final else Resolution.REQUEUE
-    if isinstance(error, rules.anew) and received.tries + 1 < ASKED_ANEW:
+    if isinstance(error, rules.asked_again_after) and received.tries + 1 < ASKED_ANEW:
         return Resolution.RETRY_NOW
-    if is_outage(error) and failed_alone <= BORNE and not (rules.is_taken or (received.is_last and rules.stays)):
-        if not rules.stays or (isinstance(error, TransportUnreachable) and not rules.is_one):
+    if (
+        is_outage(error)
+        and failed_alone <= BORNE
+        and not (rules.already_off_queue or (received.is_last and rules.waits_in_hand))
+    ):
+        if not rules.waits_in_hand or (isinstance(error, TransportUnreachable) and not rules.shares_database):
             return Resolution.REQUEUE
-        return Resolution.WAIT_ALONE if failed_alone > 1 and have_others_succeeded else Resolution.WAIT_FOR_STORE
-    counts = is_final or isinstance(error, rules.anew)
-    return Resolution.POLICY if counts or (rules.counts and not isinstance(error, ClaimLost)) else Resolution.REQUEUE
+        return Resolution.WAIT_ALONE if failed_alone > 1 and other_messages_succeeded else Resolution.WAIT_FOR_STORE
+    counts = is_final or isinstance(error, rules.asked_again_after)
+    return (
+        Resolution.POLICY
+        if counts or (rules.counts_transient and not isinstance(error, ClaimLost))
+        else Resolution.REQUEUE
+    )
 
 
 def after_copy(refused: Resolution, error: PostdateError) -> Resolution:
@@ -372,7 +380,7 @@ def error_headers(
     An exception's mapping ``data`` and text ``help_link`` are in headers, too; ``brief`` leaves out these and the stack
     trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
     """
-    kept = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
+    own = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
     added = {
         Headers.FAILED_QUEUE: failed_queue,
         Headers.TIME_OF_FAILURE: format_timestamp(now),
@@ -390,33 +398,33 @@ def error_headers(
     if isinstance(error, PostdateError):
         added[Headers.ERROR_CODE] = error.code
     if not brief:
-        return {**kept, **added, **_told_by(error)}
-    for each in (kept, added):  # that of an earlier failure would be taken for this one's
+        return {**own, **added, **_help_and_data_headers(error)}
+    for each in (own, added):  # that of an earlier failure would be taken for this one's
         each.pop(Headers.EXCEPTION_STACK_TRACE, None)
     added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
-    return {**kept, **added}
+    return {**own, **added}
 
 
-def _told_by(error: BaseException) -> dict[str, str]:
+def _help_and_data_headers(error: BaseException) -> dict[str, str]:
     """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing."""
-    told: dict[str, str] = {}
-    room = TOLD_LIMIT
+    headers: dict[str, str] = {}
+    room = DATA_LIMIT
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
-            told[Headers.EXCEPTION_HELP_LINK] = storable(link)[:EXCEPTION_MESSAGE_LIMIT]
+            headers[Headers.EXCEPTION_HELP_LINK] = storable(link)[:EXCEPTION_MESSAGE_LIMIT]
         if isinstance(content, Mapping):
-            for key, value in islice(cast("Mapping[object, object]", content).items(), TOLD_ENTRIES):
-                name = Headers.EXCEPTION_DATA_PREFIX + storable(str(key))[:TOLD_KEY_LIMIT]
+            for key, value in islice(cast("Mapping[object, object]", content).items(), DATA_ENTRIES):
+                name = Headers.EXCEPTION_DATA_PREFIX + storable(str(key))[:DATA_KEY_LIMIT]
                 room -= len(name.encode())
                 if room < 0:
                     break
                 text = storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:room]
                 room -= len(text)
-                told[name] = text.decode(errors="ignore")
+                headers[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
-        told[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
-    return told
+        headers[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
+    return headers
 
 
 def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
@@ -424,12 +432,12 @@ def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> d
     if customize is None:
         return headers
     try:
-        wanted = dict(customize(headers))
-        check_headers(wanted)
+        chosen = dict(customize(headers))
+        check_headers(chosen)
     except Exception:
         log.exception("customize_headers failed: the error copy has the headers it would have without it")
         return headers
-    return {storable(key): storable(value) for key, value in wanted.items()}
+    return {storable(key): storable(value) for key, value in chosen.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
 
-KEPT_AT_MOST = 10_000
+MOST_LOCKED = 10_000
 """Failed messages kept in memory until their next attempt, and next attempts remembered. With more of them, due
 messages behind them wait until some of these are due again."""
 
-LOOK_BEHIND_HELD = timedelta(milliseconds=200)
+LOOK_AGAIN_AFTER = timedelta(milliseconds=200)
 """While the earliest message is one that is held here, ``next_due`` does not tell what follows: look this often."""
 
 
@@ -78,16 +78,16 @@ def check_methods(store: object, methods: Sequence[str], what: str, advice: str 
     """Raise :class:`ConfigurationError` for a method of a user's object that is missing or is not async."""
     name = type(store).__name__
     for method in methods:
-        found = getattr(store, method, None)
-        if not callable(found):
+        member = getattr(store, method, None)
+        if not callable(member):
             raise ConfigurationError(f"{name} {what}: it has no method {method}(){advice}")
-        plain = inspect.isfunction(found) or inspect.ismethod(found)
-        if plain and not inspect.iscoroutinefunction(inspect.unwrap(found)):
+        plain = inspect.isfunction(member) or inspect.ismethod(member)
+        if plain and not inspect.iscoroutinefunction(inspect.unwrap(member)):
             raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")
 
 
 @dataclass(slots=True)
-class _Kept:
+class _LockedMessage:
     """A failed message that the store gave out again before its next attempt may be made."""
 
     message: DelayedMessage
@@ -99,9 +99,9 @@ class SimpleStore(ClaimingStore):
 
     def __init__(self, store: DelayedMessageStore) -> None:
         self._store = store
-        self._held: dict[str, object] = {}
-        self._kept: dict[str, _Kept] = {}
-        self._attempts = Bounded[str, datetime](KEPT_AT_MOST)
+        self._claimed: dict[str, object] = {}
+        self._locked_until_next_attempt: dict[str, _LockedMessage] = {}
+        self._attempts = Bounded[str, datetime](MOST_LOCKED)
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
         self._looked: datetime | None = None
@@ -181,11 +181,13 @@ class SimpleStore(ClaimingStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """Fetch until there is no more or enough; a failed fetch keeps the messages before it, which are held here."""
         self._looked = now
-        ready = [kept.message for kept in self._kept.values() if kept.attempt_at < now][:limit]
+        ready = [locked.message for locked in self._locked_until_next_attempt.values() if locked.attempt_at < now][
+            :limit
+        ]
         for message in ready:
-            del self._kept[message.message_id]
+            del self._locked_until_next_attempt[message.message_id]
         try:
-            while len(ready) < limit and len(self._kept) < KEPT_AT_MOST:
+            while len(ready) < limit and len(self._locked_until_next_attempt) < MOST_LOCKED:
                 message = await self.fetch_next_due(now)
                 if message is None:
                     break
@@ -193,26 +195,26 @@ class SimpleStore(ClaimingStore):
                 if attempt_at < now:
                     ready.append(message)
                 else:
-                    self._kept[message.message_id] = _Kept(message, attempt_at)
+                    self._locked_until_next_attempt[message.message_id] = _LockedMessage(message, attempt_at)
         except PostdateError:
             if not ready:
                 raise
         except BaseException:  # cancelled: the next look gets them
-            self._kept.update({each.message_id: _Kept(each, each.due) for each in ready})
+            self._locked_until_next_attempt.update({each.message_id: _LockedMessage(each, each.due) for each in ready})
             raise
         ready.sort(key=lambda each: each.due)
         return [self._claim(message) for message in ready]
 
     def _claim(self, message: DelayedMessage) -> Claim:
-        token = self._held[message.message_id] = next(self._tokens)
+        token = self._claimed[message.message_id] = next(self._tokens)
         return Claim(message, token)
 
     def _let_go(self, claim: Claim) -> bool:
         """Forget a claim; return whether it was held."""
         message_id = claim.message.message_id
-        if self._held.get(message_id) != claim.token:
+        if self._claimed.get(message_id) != claim.token:
             return False
-        del self._held[message_id]
+        del self._claimed[message_id]
         return True
 
     @override
@@ -220,7 +222,7 @@ class SimpleStore(ClaimingStore):
         """Remove each, whatever its outcome: the six methods keep no records."""
         finished = 0
         for claim in claims:
-            if self._held.get(claim.message.message_id) == claim.token:
+            if self._claimed.get(claim.message.message_id) == claim.token:
                 finished += await self.remove(claim.message.message_id, now)
                 self._let_go(claim)
                 self._attempts.pop(claim.message.message_id, None)
@@ -229,7 +231,7 @@ class SimpleStore(ClaimingStore):
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         message_id = claim.message.message_id
-        if self._held.get(message_id) != claim.token:
+        if self._claimed.get(message_id) != claim.token:
             return False
         there = await self.increment_failure_count(message_id, now)
         self._let_go(claim)
@@ -241,14 +243,14 @@ class SimpleStore(ClaimingStore):
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Keep them here until they are claimed again: giving them back to the store would count as a failure."""
-        held = [claim.message for claim in claims if self._let_go(claim)]
-        for message in held:
-            self._kept[message.message_id] = _Kept(message, attempt_at or message.due)
-        return len(held)
+        messages = [claim.message for claim in claims if self._let_go(claim)]
+        for message in messages:
+            self._locked_until_next_attempt[message.message_id] = _LockedMessage(message, attempt_at or message.due)
+        return len(messages)
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
+        """Return when to look again; see :data:`LOOK_AGAIN_AFTER` and specification row 57."""
         stored = self._during_look = []  # messages stored while the store is asked may not be in its answer
         try:
             due = await self.next_due()
@@ -256,8 +258,8 @@ class SimpleStore(ClaimingStore):
             self._during_look = None
         if due is not None and self._looked is not None and due < self._looked:
             # Held here or elsewhere, or stored just now: the store does not tell what follows. Look soon, not at once.
-            due = self._looked + LOOK_BEHIND_HELD
-        times = [kept.attempt_at for kept in self._kept.values()]
+            due = self._looked + LOOK_AGAIN_AFTER
+        times = [locked.attempt_at for locked in self._locked_until_next_attempt.values()]
         self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
         return self._announced
 
@@ -274,7 +276,7 @@ class SimpleStore(ClaimingStore):
 
     async def give_back(self, now: datetime) -> None:
         """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go."""
-        while self._kept:
-            message_id = next(iter(self._kept))
+        while self._locked_until_next_attempt:
+            message_id = next(iter(self._locked_until_next_attempt))
             await self.increment_failure_count(message_id, now)
-            del self._kept[message_id]
+            del self._locked_until_next_attempt[message_id]

@@ -103,41 +103,41 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
     if database is not None:
         database.serve(endpoint, concurrency, stores=stores)
     if stores:
-        store = _kept_in(database, "store", "delayed_delivery=…")
+        store = _part_of(database, "store", "delayed_delivery=…")
         delayed_delivery = DelayedDelivery(cast("DelayedMessageStore", store))
     if transport is None:
-        transport = cast("Transport", _kept_in(database, "queues", "transport=…"))
+        transport = cast("Transport", _part_of(database, "queues", "transport=…"))
     if outbox is True:
-        outbox = Outbox(cast("OutboxStore", _kept_in(database, "outbox", "outbox=Outbox(…)")))
+        outbox = Outbox(cast("OutboxStore", _part_of(database, "outbox", "outbox=Outbox(…)")))
     return transport, delayed_delivery, outbox or None
 
 
-def _kept_in(database: object, name: Literal["store", "queues", "outbox"], instead: str) -> object:
-    found = getattr(database, name, None)
-    if found is None:
+def _part_of(database: object, name: Literal["store", "queues", "outbox"], instead: str) -> object:
+    part = getattr(database, name, None)
+    if part is None:
         raise ConfigurationError(
             f"{type(database).__name__} has no {name} for an endpoint: say with {instead} what to use instead"
         )
-    return found
+    return part
 
 
-def judging_clock(given: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
+def judging_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
     """Return the clock that judges what is due: the store's, where it has one and the settings ask for it."""
-    own = checked_clock(given or SystemClock())
+    own = checked_clock(clock or SystemClock())
     if delayed_delivery is None:
         return own
     return clock_of_store(own, delayed_delivery.store, judges=delayed_delivery.use_store_clock) or own
 
 
 def mode_for(
-    given: TransactionMode | ModeName | None,
+    chosen: TransactionMode | ModeName | None,
     transport: Transport,
     delayed_delivery: DelayedDelivery | None,
     timeout_manager: TimeoutManager | None,
     sagas: SagaStore | None,
 ) -> TransactionMode:
     """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
-    mode, database = mode_of(given), transport.capabilities.database
+    mode, database = mode_of(chosen), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
         if delayed_delivery is not None:
@@ -255,8 +255,8 @@ class ReceivingService(Service):
             if set_up:
                 await outbox.store.setup()
             await outbox.store.find(queue, "")  # raises if it cannot be used
-            kept = OutboxHandling(outbox, handling)
-            handle, expect = kept.handle, kept.expect
+            with_outbox = OutboxHandling(outbox, handling)
+            handle, expect = with_outbox.handle, with_outbox.expect
         # One at a time, a message finds what the one before it has left with its saga.
         is_in_order = self._concurrency == 1 and self._handlers.sagas is not None
         ahead = transport.capabilities.prefetches and not is_in_order

@@ -235,7 +235,7 @@ class PolicyRecovery(Recovery):
     @override
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         end = self.endings.end_after_failure(received, error)
-        if end is None and (received.is_last or self.rules.is_taken):
+        if end is None and (received.is_last or self.rules.already_off_queue):
             end = self.endings.to_error(received, error)
         self.metrics.count("failed", 1)
         if end is None:
@@ -256,31 +256,31 @@ class PolicyRecovery(Recovery):
 
     @override
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
-        if self.rules.is_taken and failed is not None and failed.resolution is Resolution.BRIEF_ERROR_COPY:
+        if self.rules.already_off_queue and failed is not None and failed.resolution is Resolution.BRIEF_ERROR_COPY:
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
             return Resolution.REQUEUE
         return Recovery.resolve(self, received, failed, error)
 
 
-def cancels_itself(received: Received, *, is_taken: bool) -> bool:
+def cancels_itself(received: Received, *, already_off_queue: bool) -> bool:
     """Return whether a handler cancels its own task however often its message comes, which is a failure.
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means. A
     message that is off its queue already does not come again, so there the first time is a failure.
     """
-    if (received.failures < POLICY_FAILURES and not is_taken) or is_scope_cancelled():
+    if (received.failures < POLICY_FAILURES and not already_off_queue) or is_scope_cancelled():
         return False
     undo_task_cancellation()  # it has other messages to handle
     return True
 
 
-def failure_of(received: Received, error: BaseException, *, is_taken: bool = False) -> Exception:
+def failure_of(received: Received, error: BaseException, *, already_off_queue: bool = False) -> Exception:
     """Return what a handler raised as a failure of its message; raise it if it is none.
 
-    ``is_taken``: the message is off its queue.
+    ``already_off_queue``: the message is off its queue.
     """
     is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
-    if is_cancellation and (not is_cancelled() or cancels_itself(received, is_taken=is_taken)):
+    if is_cancellation and (not is_cancelled() or cancels_itself(received, already_off_queue=already_off_queue)):
         # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
     if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
@@ -300,13 +300,15 @@ class Handling:
         receiver: Receiver,
     ) -> None:
         self.outgoing, self.endings, self.handlers, self.audit = outgoing, endings, handlers, audit
-        is_taken = outgoing.mode is TransactionMode.NONE
-        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if is_taken else None
+        already_off_queue = outgoing.mode is TransactionMode.NONE
+        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if already_off_queue else None
         self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
         """Ends messages as the transaction mode says."""
         self._asking = Attempts()
         # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
-        rules = RecoveryRules(anew=() if is_taken else (SagaConflict,), is_taken=is_taken)
+        rules = RecoveryRules(
+            asked_again_after=() if already_off_queue else (SagaConflict,), already_off_queue=already_off_queue
+        )
         self._recovery = PolicyRecovery(rules=rules, endings=endings, metrics=endings.metrics)
         self.leaving = replace(self._recovery, attempts=Attempts())
         """Of messages whose ends send or store something."""
@@ -347,7 +349,7 @@ class Handling:
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failed=Failed(error))
         except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
-            return self.recovered(received, failure_of(received, error, is_taken=self._taking is not None))
+            return self.recovered(received, failure_of(received, error, already_off_queue=self._taking is not None))
         if not (end.outgoing or end.work):
             return StepOutcome(end, self._recovery, context.afterwards)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
@@ -396,8 +398,8 @@ class Handling:
 
     async def send(self, end: End) -> None:
         """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
-        rest = await self._send_apart(end)
-        await self._send(rest.outgoing, rest.work)
+        remaining = await self._send_apart(end)
+        await self._send(remaining.outgoing, remaining.work)
 
     async def _send_apart(self, end: End) -> End:
         """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""

@@ -19,7 +19,7 @@ from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, Headers, parse_time_s
 
 JSON_CONTENT_TYPE = "application/json"
 
-_KEPT: Final = 1_000
+_MOST_DECODERS: Final = 1_000
 """Decoders at most."""
 
 
@@ -56,11 +56,11 @@ class MessageTypes:
         self._encoders: WeakKeyDictionary[type[Any], Callable[[Any], bytes]] = WeakKeyDictionary()
 
     def add(self, message_type: type[Any], name: str | None = None) -> str:
-        known = name or self._names.get(message_type) or type_name(message_type)
-        self._by_name[known] = message_type
+        own_name = name or self._names.get(message_type) or type_name(message_type)
+        self._by_name[own_name] = message_type
         self._decoders.clear()
-        self._names.setdefault(message_type, known)
-        return known
+        self._names.setdefault(message_type, own_name)
+        return own_name
 
     def name_of(self, message_type: type[Any]) -> str:
         """Return the name of a type, registered or not."""
@@ -94,26 +94,26 @@ class MessageTypes:
         try:
             return decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise InvalidMessage(f"the body is no {self._first_known(enclosed)}: {error}") from error
+            raise InvalidMessage(f"the body is no {self._first_handled(enclosed)}: {error}") from error
 
     def _decoder(self, enclosed: str) -> Callable[[bytes], object]:
-        message_type = self._by_name[self._first_known(enclosed)]
+        message_type = self._by_name[self._first_handled(enclosed)]
         decode = (
             message_type.model_validate_json
             if issubclass(message_type, _Model)
             else msgspec.json.Decoder(message_type).decode
         )
-        if len(self._decoders) < _KEPT:  # whoever sends can write what they like after a comma
+        if len(self._decoders) < _MOST_DECODERS:  # whoever sends can write what they like after a comma
             self._decoders[enclosed] = decode
         return decode
 
-    def _first_known(self, enclosed: str) -> str:
+    def _first_handled(self, enclosed: str) -> str:
         names = [name.split(",")[0].strip() for name in enclosed.split(";")]
         for name in names:
             if name in self._by_name:
                 return name
-        known = ", ".join(sorted(self._by_name)) or "none"
-        raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {known}")
+        handled_types = ", ".join(sorted(self._by_name)) or "none"
+        raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {handled_types}")
 
 
 Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
@@ -167,22 +167,22 @@ class TimesToBeReceived:
 
     def __init__(self, convention: Convention | None = None) -> None:
         self._convention = convention
-        self._known: dict[type[Any], timedelta | None] = {}
+        self._spans: dict[type[Any], timedelta | None] = {}
 
     def of(self, message_type: type[Any]) -> timedelta | None:
         """Return how long messages of a type are wanted, or ``None`` for ever."""
-        if message_type not in self._known:
+        if message_type not in self._spans:
             span = None if self._convention is None else self._convention(message_type)
             if span is None:
-                span = _said_by(message_type)
+                span = _declared_by(message_type)
             else:
                 span = _checked(span, message_type, "the time to be received that the convention returns for it")
-            self._known[message_type] = finite(span)
-        return self._known[message_type]
+            self._spans[message_type] = finite(span)
+        return self._spans[message_type]
 
     def expiring(self) -> list[str]:
         """Return the names of the types known so far whose messages expire."""
-        return sorted(type_name(message_type) for message_type, span in self._known.items() if span is not None)
+        return sorted(type_name(message_type) for message_type, span in self._spans.items() if span is not None)
 
 
 def finite(span: timedelta | None) -> timedelta | None:
@@ -213,6 +213,6 @@ def _checked(span: object, message_type: type[Any], what: str) -> timedelta:
     return checked_span(span, f"message type {type_name(message_type)}: {what}")
 
 
-def _said_by(message_type: type[Any]) -> timedelta | None:
-    said = (_PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE) for each in message_type.__mro__)
-    return next((span for span in said if span is not None), None)
+def _declared_by(message_type: type[Any]) -> timedelta | None:
+    declared = (_PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE) for each in message_type.__mro__)
+    return next((span for span in declared if span is not None), None)

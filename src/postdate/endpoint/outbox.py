@@ -44,7 +44,7 @@ LONGEST_RETENTION: Final = timedelta(days=36_500)
 
 LONGEST_PAUSE: Final = timedelta(days=1)
 
-_KNOWN: Final = "handled before, as the outbox knows: its handlers were not called"
+_HANDLED_BEFORE: Final = "handled before, as the outbox knows: its handlers were not called"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _check_span(setting: str, span: object, longest: timedelta) -> None:
         raise ConfigurationError(f"{setting} must be at most {longest.days:,} day(s), not {span}")
 
 
-def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
+def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
     """Refuse an outbox where it cannot keep its promise.
 
     It has to be asked for with ``receive_only`` explicitly: the stronger modes are not needed beside it, and one that
@@ -92,10 +92,10 @@ def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) 
     """
     if send_only:
         raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
-    if given_mode is None or mode is not TransactionMode.RECEIVE_ONLY:
-        said = "none is given" if given_mode is None else f"not {mode.value!r}"
+    if chosen_mode is None or mode is not TransactionMode.RECEIVE_ONLY:
+        which = "none is given" if chosen_mode is None else f"not {mode.value!r}"
         raise UnsupportedTransactionMode(
-            f"an outbox needs transaction_mode='receive_only', explicitly ({said}): the messages that a handler sends "
+            f"an outbox needs transaction_mode='receive_only', explicitly ({which}): the messages that a handler sends "
             f"leave after its commit, and with no other promise"
         )
 
@@ -127,10 +127,10 @@ class OutboxHandling:
             envelope, record = self._expected.pop(id_, (None, None))
             if envelope is not received.envelope:  # another copy, or it came alone
                 record = await self._find(id_)
-            detail = _KNOWN
+            detail = _HANDLED_BEFORE
             if record is not None:
-                left = "nothing is left" if record.dispatched else "it goes on"
-                log.info("message %s was handled before; %s", id_, left)
+                state = "nothing is left" if record.dispatched else "it goes on"
+                log.info("message %s was handled before; %s", id_, state)
                 afterwards += self._outgoing.zones_to_keep(record.operations)
             else:
                 first = await self._first_time(received, afterwards)
@@ -151,10 +151,10 @@ class OutboxHandling:
         """Look up messages that were received together, in one query. What fails is done again for each."""
         try:
             with translate_store_errors(self._store):
-                found = await self._store.find_all(self._outgoing.endpoint, [message_id(each) for each in arrived])
+                records = await self._store.find_all(self._outgoing.endpoint, [message_id(each) for each in arrived])
         except PostdateError:
             return  # sagas are in the same database
-        for received, record in zip(arrived, found or (), strict=False):
+        for received, record in zip(arrived, records or (), strict=False):
             self._expected[message_id(received)] = received.envelope, record
         await self._handling.handlers.expect(arrived)
 

@@ -53,9 +53,9 @@ def in_threads(handle: PlainHandler) -> Handler:
 
     @functools.wraps(handle)
     async def call(message: Any, context: HandlerContext) -> None:
-        found = await to_thread.run_sync(handle, message, BlockingHandlerContext(context))
-        if inspect.iscoroutine(found):
-            found.close()
+        result = await to_thread.run_sync(handle, message, BlockingHandlerContext(context))
+        if inspect.iscoroutine(result):
+            result.close()
             raise ConfigurationError(
                 f"handler {handle!r} was called as a plain function and gave a coroutine: define it with `async def`"
             )

@@ -284,9 +284,9 @@ class SagaInstance:
 
     def _revoke(self, message_id: str) -> None:
         """Drop a timeout that has not left; one that has is to be taken out of the store afterwards."""
-        left = [each for each in self.context.outgoing if each.message_id != message_id]
-        if len(left) < len(self.context.outgoing):
-            self.context.outgoing[:] = left
+        remaining = [each for each in self.context.outgoing if each.message_id != message_id]
+        if len(remaining) < len(self.context.outgoing):
+            self.context.outgoing[:] = remaining
         else:
             self.revoked.append(message_id)
 
@@ -313,10 +313,10 @@ class SagaInstance:
             self.details.completed_by = completed_by
         fate = SagaFate.UPDATED if self.record.version else SagaFate.CREATED
         record, state = self.record, self._encoded_state()
-        kept = SagaRecord(
+        saga_record = SagaRecord(
             record.saga_id, record.saga_type, record.correlation, state, encoded(self.details), record.version
         )
-        return [*replaced, SagaChange(fate, kept)]
+        return [*replaced, SagaChange(fate, saga_record)]
 
     def _encoded_state(self) -> str:
         try:
@@ -390,18 +390,20 @@ class Sagas:
 
         What cannot be told here is done again, for each, when it is handled. Raises :class:`PostdateError`.
         """
-        wanted = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
+        by_saga = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
         with suppress(Exception):
             for message_id, message in messages.items():
                 ((definition, method),) = self._of_type[type(message)]
                 if method.role is not SagaRole.TAKES_REPLIES:
                     value, text = definition.correlation_of(message, method)
-                    wanted[definition.name].setdefault(text, (message_id, message, value))
-        for name, by_text in wanted.items():
+                    by_saga[definition.name].setdefault(text, (message_id, message, value))
+        for name, by_text in by_saga.items():
             correlations = [Correlation(self._by_name[name].correlated_by, text) for text in by_text]
             with translate_store_errors(self.store):
-                found = await self.store.find_all(name, correlations) or ()
-            for (id_, message, value), correlation, record in zip(by_text.values(), correlations, found, strict=False):
+                records = await self.store.find_all(name, correlations) or ()
+            for (id_, message, value), correlation, record in zip(
+                by_text.values(), correlations, records, strict=False
+            ):
                 self._expected[id_, name] = _Expected(message, value, correlation, record)
 
     async def handle(self, message: object, context: HandlerContext) -> None:
@@ -411,7 +413,7 @@ class Sagas:
             SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
             OwnStoreUnreachable: the message is not to blame.
         """
-        found: list[SagaInstance] = []
+        instances: list[SagaInstance] = []
         for definition, method in self._of_type.get(type(message), ()):
             if self._replies_to_another(definition, method, context.headers):
                 continue
@@ -423,8 +425,8 @@ class Sagas:
                 await definition.saga.not_found(message, context)
             else:
                 await instance.run(method, message)
-                found.append(instance)
-        await self._keep(found, context)
+                instances.append(instance)
+        await self._keep(instances, context)
 
     async def _instance_for(
         self, definition: SagaDefinition, method: SagaMethod, message: object, context: HandlerContext
@@ -442,19 +444,19 @@ class Sagas:
         return self._instance(definition, method, _Expected(message, value, correlation, record), context)
 
     def _instance(
-        self, definition: SagaDefinition, method: SagaMethod, found: _Expected, context: HandlerContext
+        self, definition: SagaDefinition, method: SagaMethod, expected: _Expected, context: HandlerContext
     ) -> SagaInstance | None:
         """Return the instance that was found, or a new one where the message starts one."""
         leftover: SagaRecord | None = None
-        if found.record is not None:
-            details = decoded(found.record.details, name_of(found.record))
+        if expected.record is not None:
+            details = decoded(expected.record.details, name_of(expected.record))
             if not details.is_over_for(context.message_id):
-                return self._loaded(definition, found.record, details, context)
-            leftover = found.record
+                return self._loaded(definition, expected.record, details, context)
+            leftover = expected.record
         if method.role is not SagaRole.STARTS:
             return None
-        record = SagaRecord(str(uuid.uuid4()), definition.name, found.correlation, "")
-        state = definition.new_state(found.value)
+        record = SagaRecord(str(uuid.uuid4()), definition.name, expected.correlation, "")
+        state = definition.new_state(expected.value)
         details = SagaDetails(originator=originator_of(context.headers))
         return SagaInstance(definition, record, state, details, context, self._messages, leftover)
 
@@ -465,8 +467,8 @@ class Sagas:
         another = self._by_name.get(_saga_type(headers))
         if method.role is not SagaRole.TAKES_REPLIES or another is None or another is definition:
             return False
-        theirs = another.messages.get(method.message_type)
-        return theirs is not None and theirs.role is SagaRole.TAKES_REPLIES
+        other_method = another.messages.get(method.message_type)
+        return other_method is not None and other_method.role is SagaRole.TAKES_REPLIES
 
     async def _asking(self, definition: SagaDefinition, context: HandlerContext) -> SagaInstance | None:
         """Return the instance to which a message replies, if it is one of this saga and has not ended."""
@@ -513,8 +515,8 @@ class Sagas:
         name = _saga_type(headers)
         definition = self._by_name.get(name)
         if definition is None:
-            known = ", ".join(sorted(self._by_name)) or "none"
-            raise UnknownMessageType(f"a timeout for saga {name!r}, which is not here; sagas here: {known}")
+            all_sagas = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownMessageType(f"a timeout for saga {name!r}, which is not here; sagas here: {all_sagas}")
         method = definition.timeouts.get(type(timeout))
         if method is None:
             raise UnknownMessageType(f"saga {name} handles no timeouts of type {type_name(type(timeout))}")

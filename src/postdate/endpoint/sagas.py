@@ -308,25 +308,25 @@ def _correlation_field(saga: type[Saga[Any]], state_type: type[Any], correlated_
         raise _wrong(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
     if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
         raise _wrong(saga, f"its state {state_type.__name__} is array_like: properties are kept by their names")
-    found = [each.encode_name for each in kind.fields if each.name == correlated_by]
-    if not found:
+    names = [each.encode_name for each in kind.fields if each.name == correlated_by]
+    if not names:
         raise _wrong(saga, f"its state {state_type.__name__} has no {correlated_by!r}")
     missing = [each.name for each in kind.fields if each.required and each.name != correlated_by]
     if missing:
         raise _wrong(saga, f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
-    return found[0]
+    return names[0]
 
 
 def _by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mapping[type[Any], SagaMethod]:
-    found: dict[type[Any], SagaMethod] = {}
+    by_type: dict[type[Any], SagaMethod] = {}
     for each in methods:
-        if each.message_type in found:
+        if each.message_type in by_type:
             raise _wrong(
                 saga,
-                f"two methods take {each.message_type.__name__}: {found[each.message_type].method} and {each.method}",
+                f"two methods take {each.message_type.__name__}: {by_type[each.message_type].method} and {each.method}",
             )
-        found[each.message_type] = each
-    return found
+        by_type[each.message_type] = each
+    return by_type
 
 
 def _has(message_type: type[Any], attribute: str) -> bool:

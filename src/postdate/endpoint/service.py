@@ -13,7 +13,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from postdate.clock import Clock, time_left
+from postdate.clock import Clock, time_until
 from postdate.core.due.poller import LONGEST_SLEEP, Poller
 from postdate.core.health.circuit_breaker import Breaker, BreakerState, CriticalError, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines
@@ -189,6 +189,6 @@ async def run_timers(breakers: Sequence[Breaker], clock: Clock) -> None:
             breaker.check(seconds)
         deadlines = [breaker.deadline for breaker in breakers if breaker.deadline is not None]
         if deadlines:
-            await clock.wait_for(armed, time_left(min(deadlines), seconds))
+            await clock.wait_for(armed, time_until(min(deadlines), seconds))
         else:
             await armed.wait()

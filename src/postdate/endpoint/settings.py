@@ -288,12 +288,12 @@ def check_scope(mode: TransactionMode, store: object, transport: Transport, *, i
         )
 
 
-def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:
+def mode_of(value: TransactionMode | str | None) -> TransactionMode | None:
     """Return the transaction mode of a setting, a mode or its name."""
-    if given is None or isinstance(given, TransactionMode):
-        return given
+    if value is None or isinstance(value, TransactionMode):
+        return value
     try:
-        return TransactionMode(given)
+        return TransactionMode(value)
     except ValueError as error:
         names = ", ".join(mode.value for mode in TransactionMode)
-        raise ConfigurationError(f"transaction_mode must be one of {names}, not {given!r}") from error
+        raise ConfigurationError(f"transaction_mode must be one of {names}, not {value!r}") from error

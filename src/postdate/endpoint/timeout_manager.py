@@ -148,52 +148,52 @@ class TimeoutManagerService(Service):
     def _step(self, queue: str, due: DueTimeouts) -> Step:
         context, persister = self._context, self._settings.persister
         dispatches = queue == self._dispatcher_queue
-        said = resource_of(persister).calls(f"messages of {queue} wait for the storage of timeouts", log)
-        outage = StoreWaits(context.clock, said)
+        calls = resource_of(persister).calls(f"messages of {queue} wait for the storage of timeouts", log)
+        outage = StoreWaits(context.clock, calls)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
-            rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
+            rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
             attempts=Attempts(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),
             clock=context.clock,
             policy=immediate_attempts(ATTEMPTS, MessageError),
             metrics=context.metrics,
-            given_up=telling(due.given_up) if dispatches else None,
+            on_give_up=telling(due.give_up) if dispatches else None,
         )
         step: StoreStep | DispatchStep
         if dispatches:
-            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.gone, recovery)
+            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.remove, recovery)
         else:
             step = StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery)
         self._deadlines += step.deadlines
         return step.handle
 
-    def orders_first(self, queue: str, others: Step) -> Step:
-        """Return a step that obeys orders to forget timeouts, before ``others``; call it after :meth:`prepare`."""
+    def orders_first(self, queue: str, step: Step) -> Step:
+        """Return a step that obeys orders to forget timeouts, before ``step``; call it after :meth:`prepare`."""
         assert self._due is not None
         obeys = self._step(queue, self._due)
 
         async def handle(received: Received) -> StepOutcome:
-            return await (obeys if is_clearing(received.envelope) else others)(received)
+            return await (obeys if is_clearing(received.envelope) else step)(received)
 
         return handle
 
 
 def checked_timeout_manager(
-    given: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
+    manager: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
     """Return the timeout manager that runs in an endpoint; refuse two ways to delay (specification 3.7, 4.1)."""
-    if isinstance(given, ExternalTimeoutManager):
+    if isinstance(manager, ExternalTimeoutManager):
         if delayed_delivery is not None:
             raise ConfigurationError(
                 f"endpoint {endpoint!r} has a delayed delivery of its own and an external timeout manager: leave out "
                 f"one of them"
             )
         return None
-    if given is not None and not isinstance(given, TimeoutManager):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if manager is not None and not isinstance(manager, TimeoutManager):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
             f"timeout_manager must be TimeoutManager(persister) or ExternalTimeoutManager(address), not "
-            f"{type(given).__name__}"
+            f"{type(manager).__name__}"
         )
-    return given
+    return manager

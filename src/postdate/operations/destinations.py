@@ -33,8 +33,8 @@ async def change_destination(
     check_text(queue, "destination", DESTINATION_LIMIT)
     store, is_there = limiting(deployment.store), await exists(deployment, queue)
     if must_exist and is_there is False and not await has_limits(store, queue):
-        known = await lengths(deployment, []) or {}
-        similar = difflib.get_close_matches(queue, known)
+        queue_lengths = await lengths(deployment, []) or {}
+        similar = difflib.get_close_matches(queue, queue_lengths)
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else "."
         raise QueueNotFound(f"there is no queue {queue!r}{hint}")
     return await change_limits(store, queue, change, now), is_there

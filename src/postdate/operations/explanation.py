@@ -29,7 +29,7 @@ from postdate.operations.unreadable import UnreadableLine, unreadable_of
 from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.limits import LimitingStore, in_a_lane
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
+from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
 from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
@@ -111,7 +111,7 @@ class _Question:
             return await self._retry(queued[-1].envelope.message_id)
         if unreadable := await unreadable_of(self.deployment, self.message_id):
             return self._unreadable(unreadable[-1].message)
-        return self._gone() if self.history else await self._unknown()
+        return self._ended() if self.history else await self._unknown()
 
     def _say(
         self, state: MessageState, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()
@@ -144,7 +144,7 @@ class _Question:
             facts.append(f"it expires at {shown_time(message.expires_at)}")
         advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
         if standing.attempt_at is None:
-            return self._say(MessageState.BEING_DELIVERED, *_held(standing, processes or ()))
+            return self._say(MessageState.BEING_DELIVERED, *_claimed(standing, processes or ()))
         limits = await self._limits(message)
         if limits and (in_a_lane(standing.attempt_at, message.due) or max(standing.attempt_at, message.due) < now):
             late = f"it was due at {shown_time(message.due)}, {shown_span(now - message.due)} ago, and is held"
@@ -300,7 +300,7 @@ class _Question:
 
     # --- nowhere any more ---------------------------------------------------------------------------------------
 
-    def _gone(self) -> Explanation:
+    def _ended(self) -> Explanation:
         last = self.history[-1]
         at, was_due = shown_time(last.at), f"; it was due at {shown_time(last.due)}" if last.due else ""
         match last.kind:
@@ -321,8 +321,8 @@ class _Question:
             case RecordKind.FAILED:
                 explanation = self._failed(last, at)
             case RecordKind.RETURNED:
-                left = ", and has left that queue, too" if self._sees_queues else ""
-                headline = f"it was returned from the error queue at {at}, {last.detail}{left}"
+                departure = ", and has left that queue, too" if self._sees_queues else ""
+                headline = f"it was returned from the error queue at {at}, {last.detail}{departure}"
                 facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
                 explanation = self._say(MessageState.FAILED, headline, facts)
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED | RecordKind.PRUNED:
@@ -406,11 +406,13 @@ class _Question:
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        removed = Pruned.of(told_by(await self.store.history(PRUNED_ID))).before
+        removed = Pruned.of(pruned_details(await self.store.history(PRUNED_ID))).before
         if removed is not None:
             facts.append(f"records of messages that were over before {shown_time(removed)} have been removed")
-        is_known_not = self._sees_queues and removed is None
-        headline = f"it was never scheduled in {address}" if is_known_not else f"nothing is known of it in {address}"
+        was_never_stored = self._sees_queues and removed is None
+        headline = (
+            f"it was never scheduled in {address}" if was_never_stored else f"nothing is known of it in {address}"
+        )
         if not self._sees_queues:
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
@@ -421,15 +423,15 @@ class _Question:
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return facts and advice about a message that may never have reached the store."""
         queues = sources(self.deployment.settings, self.deployment.transport)
-        known = await lengths(self.deployment, queues)
+        counts = await lengths(self.deployment, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [
-            f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, known)}",
+            f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, counts)}",
             "a delayed message that was due already when it was taken from there went on at once, without a record",
         ]
         processes = await users_of_store(self.deployment)
         idle = processes is not None and not delivering(processes)
-        return facts, ["start the service: postdate run"] if idle and known and any(known.values()) else []
+        return facts, ["start the service: postdate run"] if idle and counts and any(counts.values()) else []
 
 
 def _by_clocks(wall: WallTime) -> str:
@@ -439,17 +441,17 @@ def _by_clocks(wall: WallTime) -> str:
         return f"it was sent for {wall}, and {error}"
 
 
-def _waiting_in(queues: Sequence[str], known: Mapping[str, int] | None) -> str:
-    if known is None:
+def _waiting_in(queues: Sequence[str], counts: Mapping[str, int] | None) -> str:
+    if counts is None:
         return "how many messages that are cannot be seen"
-    said = [
-        f"{shown_count(known[queue], 'message')} in {queue!r}" if queue in known else f"there is no queue {queue!r}"
+    parts = [
+        f"{shown_count(counts[queue], 'message')} in {queue!r}" if queue in counts else f"there is no queue {queue!r}"
         for queue in queues
     ]
-    return ", ".join(said)
+    return ", ".join(parts)
 
 
-def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
+def _claimed(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
     """Return headline, facts and advice for a message that a process holds."""
     holder = next((each for each in processes if each.alive and each.pid == standing.held_by), None)
     destination = standing.message.destination

@@ -76,8 +76,8 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
 
 async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
     """Return how many records of each kind there are, by its name in lower case; reads them all."""
-    found = await administrable(deployment, "count records").record_counts()
-    return {kind.name.lower(): count for kind, count in found.items()}
+    counts = await administrable(deployment, "count records").record_counts()
+    return {kind.name.lower(): count for kind, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +115,20 @@ async def list_messages(
     """Return what waits, the first due first, behind the cursor ``after``; ``among``: of so many, where few match."""
     store = administrable(deployment, "list messages")
     changes.check_limit(limit)
-    found = await first_of(store, where, limit + 1, after, among)
-    held = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
-    shown = found[:limit]
-    more = len(found) > limit
-    return MessageList([_line(message, now, held) for message in shown], more, shown[-1].cursor if more else None)
+    messages = await first_of(store, where, limit + 1, after, among)
+    limited = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
+    shown = messages[:limit]
+    more = len(messages) > limit
+    return MessageList([_line(message, now, limited) for message in shown], more, shown[-1].cursor if more else None)
 
 
-def _line(message: DelayedMessage, now: datetime, held: Container[str]) -> MessageLine:
-    is_due, is_held = message.due < now, message.destination in held and not message.number_of_failures
+def _line(message: DelayedMessage, now: datetime, limited: Container[str]) -> MessageLine:
+    is_due, is_limited = message.due < now, message.destination in limited and not message.number_of_failures
     return MessageLine(
         message_id=message.message_id,
         due=message.due,
-        overdue=is_due and not is_held,
-        held=is_due and is_held,
+        overdue=is_due and not is_limited,
+        held=is_due and is_limited,
         destination=message.destination,
         number_of_failures=message.number_of_failures,
         expires_at=message.expires_at,
@@ -199,8 +199,8 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
 
 def _waiting(standing: Standing) -> MessageLocation:
     message, attempt_at = standing.message, standing.attempt_at
-    found = _location("waiting", message.destination, message, message.number_of_failures, standing.held_by)
-    return found if in_a_lane(attempt_at, message.due) else replace(found, next_attempt_at=attempt_at)
+    location = _location("waiting", message.destination, message, message.number_of_failures, standing.held_by)
+    return location if in_a_lane(attempt_at, message.due) else replace(location, next_attempt_at=attempt_at)
 
 
 def _location(
@@ -335,7 +335,7 @@ async def _changed(
     if dry_run:
         count = await changes.count_of(store, where, expected)
         return ManyChanged({answer.value: number for answer, number in count.items()}, dry_run)
-    found, so_far = await first_of(store, where, None), itertools.count(1)
+    messages, so_far = await first_of(store, where, None), itertools.count(1)
 
     async def counted(message: DelayedMessage) -> Answer:
         try:
@@ -343,8 +343,8 @@ async def _changed(
         finally:
             progress(next(so_far))
 
-    told = await changes.change_all(found, counted)
-    return ManyChanged({answer.value: count for answer, count in told.items()}, dry_run)
+    answers = await changes.change_all(messages, counted)
+    return ManyChanged({answer.value: count for answer, count in answers.items()}, dry_run)
 
 
 async def _why_not(deployment: OpenDeployment, message_id: str, now: datetime) -> str:

@@ -79,8 +79,8 @@ async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
             await deployment.queue_view.browse(queue, 1)
             return True
         return False
-    known = await lengths(deployment, [queue])
-    return None if known is None else queue in known
+    queue_lengths = await lengths(deployment, [queue])
+    return None if queue_lengths is None else queue in queue_lengths
 
 
 async def users_of_store(deployment: OpenDeployment) -> Sequence[Process] | None:

@@ -23,7 +23,7 @@ from postdate.wiring import (
     OpenDeployment,
     build_endpoint,
     delay_exchange,
-    is_wanted,
+    is_enabled,
     open_outbox,
     open_saga_store,
     own_queues,
@@ -64,13 +64,13 @@ async def set_up(
     ``sagas`` and ``outbox`` create their table even if no section of the settings places it: in the store's database.
     """
     settings = deployment.settings
-    wanted = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
+    all_queues = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
     if deployment.store is not None:
         await deployment.store.setup()
     before: Mapping[str, int] | None = {}
     with suppress(StoreNotSetUp):  # the tables of the queues are made together with the first queue
-        before = await lengths(deployment, wanted)
-    await deployment.transport.create_queues(wanted)
+        before = await lengths(deployment, all_queues)
+    await deployment.transport.create_queues(all_queues)
     exchange = delay_exchange(settings, deployment.transport)
     if exchange is not None and isinstance(deployment.transport, ForeignIntake):
         await deployment.transport.create_intake(exchange)
@@ -82,13 +82,13 @@ async def set_up(
     return SetUp(
         store=None if deployment.store is None else settings.store.address.shown,
         transport=settings.transport.address.shown,
-        queues=wanted,
-        created=None if before is None else [name for name in wanted if name not in before],
+        queues=all_queues,
+        created=None if before is None else [name for name in all_queues if name not in before],
         exchange=None if exchange is None else exchange.name,
         timeouts=None if timeouts_at is None else timeouts_at.shown,
-        sagas=await _set_up_part(settings, "sagas") if is_wanted(settings.sagas, sagas) else None,
-        outbox=await _set_up_part(settings, "outbox") if is_wanted(settings.outbox, outbox) else None,
-        limits=[limit.found for limit in await limits_on_server(deployment.transport, wanted)],
+        sagas=await _set_up_part(settings, "sagas") if is_enabled(settings.sagas, sagas) else None,
+        outbox=await _set_up_part(settings, "outbox") if is_enabled(settings.outbox, outbox) else None,
+        limits=[limit.found for limit in await limits_on_server(deployment.transport, all_queues)],
     )
 
 

@@ -66,27 +66,27 @@ class Walk:
     def __init__(self, receiver: Receiver, now: datetime, counted: int | None) -> None:
         self.receiver, self._now, self._counted = receiver, now, counted
         self.is_counted = counted is not None
-        self._held: list[Received] = []
+        self._received: list[Received] = []
 
     async def pages(self, at_once: int = 1) -> AsyncGenerator[Sequence[Received]]:
         """Yield them, up to ``at_once`` at a time; whoever ends some says so by :meth:`ended`."""
-        left = math.inf if self._counted is None else self._counted
-        while left > 0:
+        remaining = math.inf if self._counted is None else self._counted
+        while remaining > 0:
             page: Sequence[Received] = ()
             with anyio.move_on_after(_LAST_MESSAGE_SECONDS):
-                page = await self.receiver.receive(int(min(at_once, left)))
+                page = await self.receiver.receive(int(min(at_once, remaining)))
             if not page:
                 return
-            left -= len(page)
-            self._held += page
+            remaining -= len(page)
+            self._received += page
             yield page
 
     def ended(self, page: Sequence[Received]) -> None:
-        gone = {id(each) for each in page}
-        self._held = [each for each in self._held if id(each) not in gone]
+        ended_ids = {id(each) for each in page}
+        self._received = [each for each in self._received if id(each) not in ended_ids]
 
     async def give_back(self) -> None:
-        for received in self._held:
+        for received in self._received:
             await try_to_give_back(self.receiver, received, self._now)
 
 
@@ -125,10 +125,10 @@ async def walking(deployment: OpenDeployment, queue: str, now: datetime) -> Asyn
 
 
 async def _counted(deployment: OpenDeployment, queue: str) -> int | None:
-    known = await lengths(deployment, [queue])
-    if known is not None and queue not in known:
+    queue_lengths = await lengths(deployment, [queue])
+    if queue_lengths is not None and queue not in queue_lengths:
         raise QueueNotFound(f"there is no queue {queue!r}")
-    return None if known is None else known[queue]
+    return None if queue_lengths is None else queue_lengths[queue]
 
 
 async def peek(deployment: OpenDeployment, queue: str, limit: int, now: datetime) -> QueuedMessages:
@@ -140,43 +140,43 @@ async def peek(deployment: OpenDeployment, queue: str, limit: int, now: datetime
     if deployment.queue_view is not None:
         browsed = await deployment.queue_view.browse(queue, limit)
         return QueuedMessages(queue, counted or 0, [QueuedMessage.of(each.envelope) for each in browsed])
-    found = list[QueuedMessage]()
+    messages = list[QueuedMessage]()
     async with walking(deployment, queue, now) as walk:
         async for page in walk.pages():
-            found += [QueuedMessage.of(each.envelope) for each in page]
-            if len(found) == limit:
+            messages += [QueuedMessage.of(each.envelope) for each in page]
+            if len(messages) == limit:
                 break
-    return QueuedMessages(queue, max(counted or 0, len(found)), found)
+    return QueuedMessages(queue, max(counted or 0, len(messages)), messages)
 
 
 async def receive(
     deployment: OpenDeployment, queue: str, limit: int, now: datetime, print_out: Callable[[QueuedMessage], None]
 ) -> int:
     """Take up to ``limit`` messages off a queue; each is printed before that, so that none is lost."""
-    taken = 0
+    count = 0
     async with walking(deployment, queue, now) as walk:
         async for page in walk.pages():
             for received in page:
                 print_out(QueuedMessage.of(received.envelope))
                 await walk.receiver.commit(received, now, End(RecordKind.HANDLED, "received by hand"))
             walk.ended(page)
-            taken += len(page)
-            if taken == limit:
+            count += len(page)
+            if count == limit:
                 break
-    return taken
+    return count
 
 
 async def purge(deployment: OpenDeployment, queue: str, now: datetime, progress: Progress, *, dry_run: bool) -> Purged:
     """Throw away what is in a queue now, and is in nobody's hands; ``progress`` hears how many are gone."""
     if dry_run:
         return Purged(queue, await _counted(deployment, queue) or 0, dry_run=True)
-    gone = 0
+    count = 0
     async with walking(deployment, queue, now) as walk:
         async for page in walk.pages(_PURGED_AT_ONCE):
             endings = [Ending(each, now, End(RecordKind.DISCARDED, "purged by hand")) for each in page]
             for error in filter(None, await walk.receiver.settle(endings)):
                 raise error
             walk.ended(page)
-            gone += len(page)
-            progress(gone)
-    return Purged(queue, gone, dry_run=False)
+            count += len(page)
+            progress(count)
+    return Purged(queue, count, dry_run=False)

@@ -30,14 +30,14 @@ async def list_sagas(deployment: OpenDeployment, after: tuple[str, str], limit: 
     Raises:
         ConfigurationError: the settings name no database that can keep sagas.
     """
-    found = await _asked(deployment, lambda store: store.page(after, limit))
-    return None if found is None else [_known(each) for each in found]
+    records = await _asked(deployment, lambda store: store.page(after, limit))
+    return None if records is None else [_readable_saga(each) for each in records]
 
 
 async def show_saga(deployment: OpenDeployment, saga_type: str, saga_id: str) -> KnownSaga | None:
     """Return an instance; ``None``: there is none, as after its completion."""
-    found = await _asked(deployment, lambda store: store.load(saga_type, saga_id))
-    return None if found is None else _known(found)
+    record = await _asked(deployment, lambda store: store.load(saga_type, saga_id))
+    return None if record is None else _readable_saga(record)
 
 
 async def _asked(deployment: OpenDeployment, question: Callable[[SagaStore], Awaitable[T]]) -> T | None:
@@ -53,7 +53,7 @@ async def _asked(deployment: OpenDeployment, question: Callable[[SagaStore], Awa
         await store.close()
 
 
-def _known(record: SagaRecord) -> KnownSaga:
+def _readable_saga(record: SagaRecord) -> KnownSaga:
     details, problem = SagaDetails(), ""
     try:
         details = decoded(record.details, name_of(record))

@@ -154,11 +154,11 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
 
 async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> datetime | None:
     store = administrable(deployment, "list messages")
-    held = set(await limits_of(store)) if counted.overdue and isinstance(store, LimitingStore) else set[str]()
-    if not held:
+    limited = set(await limits_of(store)) if counted.overdue and isinstance(store, LimitingStore) else set[str]()
+    if not limited:
         return counted.next_due if counted.overdue else None
     due = await store.list_pending(MessageFilter(due_to=counted.at), _LOOKED_THROUGH)
-    return next((each.due for each in due if each.destination not in held), None)
+    return next((each.due for each in due if each.destination not in limited), None)
 
 
 async def _by_age(deployment: OpenDeployment, counted: Statistics) -> Sequence[Interval]:

@@ -21,7 +21,7 @@ from postdate.backends.registry import place_of
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.config import Address, Settings, resolved
 from postdate.core.changes import EVERYTHING, PendingPages
-from postdate.core.copies import GIVEN_AWAY, MISSING, difference
+from postdate.core.copies import IN_ANOTHER_STORE, MISSING, difference
 from postdate.core.limits import Limits, change_limits, limits_of
 from postdate.core.upkeep.wall_times import Keeping, markers, note_rules, rules_in
 from postdate.errors import ConfigurationError, MessageError, MigrationConflict, NotSupported, StoreError, StoreNotSetUp
@@ -41,7 +41,7 @@ from postdate.ports.backends import Place
 from postdate.ports.changing import KEYED, KEYED_ID
 from postdate.ports.limits import LimitingStore
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.wiring import file_of, naming, open_store, placing_errors, store_settings, taken_by_store
+from postdate.wiring import file_of, naming, open_store, placing_errors, settings_of_store, store_settings
 from postdate.wiring.deployment import close
 
 PAGE: Final = 1_000
@@ -60,7 +60,7 @@ _LOOK_SECONDS: Final = 0.5
 
 _REASONS: Final = {
     MISSING: "the new store knows the id, and does not have the message",
-    GIVEN_AWAY: "it was moved out of the new store before, which would not deliver it",
+    IN_ANOTHER_STORE: "it was moved out of the new store before, which would not deliver it",
 }
 
 _INTENTS_DUE: Final = datetime(9999, 1, 1, tzinfo=UTC)
@@ -175,16 +175,16 @@ def _source_of(plan: StoreMove) -> ClaimingStore:
     address = resolved(plan.source, os.environ)
     _check_there(address, "name the file in which messages wait")
     named = {"schema": plan.schema, "table": plan.table}
-    given = {name: value for name, value in named.items() if value is not None}
-    return open_store(address, **taken_by_store(address, {"create": False}), **given)
+    arguments = {name: value for name, value in named.items() if value is not None}
+    return open_store(address, **settings_of_store(address, {"create": False}), **arguments)
 
 
 def _target_of(settings: Settings) -> ClaimingStore:
     address = settings.store.address
     with naming("store.address", address, settings):
-        given = store_settings(settings, create=False)
+        arguments = store_settings(settings, create=False)
         _check_there(address, "create it with `postdate setup`, or name another")
-        return open_store(address, **given)
+        return open_store(address, **arguments)
 
 
 def _check_there(address: Address, advice: str) -> None:
@@ -303,16 +303,18 @@ class _Transfer:
                 f"{result.target} keeps no limits of queues; these have some: {', '.join(limits)}; lift them first: "
                 f"postdate destinations limit QUEUE --store {result.source}"
             )
-        known = await _limits_in(self.target)
-        for queue, wanted in limits.items():
-            if queue in known and known[queue] != wanted:
+        target_limits = await _limits_in(self.target)
+        for queue, source_limits in limits.items():
+            if queue in target_limits and target_limits[queue] != source_limits:
                 result.remarks.append(
-                    f"limits of {queue} stay as in the new store: {known[queue]}; in the old: {wanted}"
+                    f"limits of {queue} stay as in the new store: {target_limits[queue]}; in the old: {source_limits}"
                 )
-            elif queue not in known:
-                result.limits[queue] = str(wanted)
+            elif queue not in target_limits:
+                result.limits[queue] = str(source_limits)
                 if isinstance(self.target, LimitingStore) and not result.dry_run:
-                    await change_limits(self.target, queue, lambda _, wanted=wanted: wanted, self._clock.now())
+                    await change_limits(
+                        self.target, queue, lambda _, source_limits=source_limits: source_limits, self._clock.now()
+                    )
 
     async def _carry_rules(self) -> None:
         """Note in the new store by which rules of zones messages are due; otherwise such messages are refused."""
@@ -348,10 +350,10 @@ class _Transfer:
         now, messages = self._clock.now(), {claim.message.message_id: claim.message for claim in claims}
         self._claims |= {claim.message.message_id: claim for claim in claims}
         reasons = {id_: reason for id_, message in messages.items() if (reason := self._reason_against(message))}
-        known = await self._store([each for id_, each in messages.items() if id_ not in reasons], now, reasons)
-        for id_ in known[:1]:
+        existing = await self._store([each for id_, each in messages.items() if id_ not in reasons], now, reasons)
+        for id_ in existing[:1]:
             await self._check_two_stores(id_)
-        for id_ in known:
+        for id_ in existing:
             # The copy is read first: if it ends in between, its records say so.
             copy, records = await self.target.get(id_), await self.target.history(id_)
             if why := difference(messages[id_], copy, records):
@@ -360,7 +362,7 @@ class _Transfer:
         await self._keep_keys([claim.message.message_id for claim in moving])
         detail = f"{MOVED_AWAY}: {self.result.target}"
         self.result.moved += await self.source.finish(moving, Outcome.CANCELLED, now, detail)
-        self.result.known_before += sum(id_ not in reasons for id_ in known)
+        self.result.known_before += sum(id_ not in reasons for id_ in existing)
         for claim in moving:
             self._count(claim.message)
             del self._claims[claim.message.message_id]
@@ -441,9 +443,9 @@ class _Transfer:
             remarks.append(
                 "what still waits is claimed by a process, was stored meanwhile, or cannot be read: run it again"
             )
-        if others := result.waiting_before - result.moved - result.refused - max(result.waiting, 0):
-            did = "took out of the old store" if others > 0 else "stored there"
-            remarks.append(f"counts differ by {abs(others):,} messages that others {did} meanwhile")
+        if difference := result.waiting_before - result.moved - result.refused - max(result.waiting, 0):
+            did = "took out of the old store" if difference > 0 else "stored there"
+            remarks.append(f"counts differ by {abs(difference):,} messages that others {did} meanwhile")
         result.waiting = max(result.waiting, 0)
         if self._saga_timeouts:
             remarks.append(

@@ -100,8 +100,8 @@ async def unreadable_of(deployment: OpenDeployment, message_id: str) -> list[Unr
 async def show_unreadable(deployment: OpenDeployment, name: str) -> UnreadableDetails:
     """Return one row with its content; raise MessageNotFound if there is none of that name."""
     _source(deployment, name)
-    for known, row in await _rows(deployment, _SEARCHED):
-        if known == name:
+    for row_name, row in await _rows(deployment, _SEARCHED):
+        if row_name == name:
             return _details(name, row)
     raise _no_such(name)
 

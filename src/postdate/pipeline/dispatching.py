@@ -42,7 +42,7 @@ from postdate.wiring import open_transport, transport_settings
 COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expired", "retried", "failed")])
 """What is counted of a sweep without a ledger."""
 
-_KEPT_AT_MOST: Final = 50_000
+_MOST_LINES: Final = 50_000
 """Lines of the ledger that Spark has not taken yet; above that the dispatcher waits."""
 
 _HANDED_OVER_EVERY_SECONDS: Final = 0.25
@@ -138,12 +138,12 @@ class DispatchJournal:
         with self._changed:
             self._waiting.append(batch)
             self._lines += n
-            if self._lines > _KEPT_AT_MOST:
+            if self._lines > _MOST_LINES:
                 self._changed.notify_all()
 
     @property
     def is_full(self) -> bool:
-        return self._lines > _KEPT_AT_MOST
+        return self._lines > _MOST_LINES
 
     def complete(self) -> None:
         """Note that no more lines come."""
@@ -240,8 +240,8 @@ async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) ->
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work = due_work(store, transport, dispatcher, clock, counts, journal)
-        held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
-        yield _Machine(held, clock, fetching, sending, rate, trouble)
+        work_of_machine = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
+        yield _Machine(work_of_machine, clock, fetching, sending, rate, trouble)
 
 
 async def _whole(close: Callable[[], Awaitable[None]]) -> None:
@@ -259,8 +259,8 @@ async def _drain(machine: _Machine) -> None:
             raise error
         soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
         # Another process may have claimed and sent the released messages, so this one need not have succeeded.
-        nothing_left = count == 0 and (next_attempt is None or next_attempt > soon)
-        if machine.sending.state is BreakerState.DISARMED or nothing_left:
+        is_drained = count == 0 and (next_attempt is None or next_attempt > soon)
+        if machine.sending.state is BreakerState.DISARMED or is_drained:
             return
         await anyio.sleep(1)
 
@@ -273,7 +273,7 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
     clock, count = SystemClock(), 0
     while not machine.trouble:
         try:
-            taken = await machine.work.take(machine.clock.now())
+            result = await machine.work.take(machine.clock.now())
         except PostdateError as error:
             if not error.transient:
                 return count, None, error
@@ -283,9 +283,9 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
                 await anyio.sleep(pause.total_seconds())
             continue
         machine.fetching.success()
-        count += taken.count
-        if not taken.more or machine.sending.state is not BreakerState.DISARMED:
-            return count, taken.next_attempt, None
+        count += result.count
+        if not result.more or machine.sending.state is not BreakerState.DISARMED:
+            return count, result.next_attempt, None
     return count, None, machine.trouble[-1]
 
 
@@ -299,8 +299,8 @@ async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -
         async with anyio.create_task_group() as beside:
             beside.start_soon(run_timers, [machine.fetching, machine.rate], machine.clock)
             while not stop() and not machine.trouble and (clock.monotonic() < until or machine.fails):
-                left = max(until - clock.monotonic(), 0.001)
-                await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
+                remaining = max(until - clock.monotonic(), 0.001)
+                await anyio.sleep(min(remaining, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
             poller.stop()
             beside.cancel_scope.cancel()
     if machine.trouble:
@@ -329,10 +329,10 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
 
     The sweep ends early once ``stop_file`` exists. Raises as :func:`drain_due` does, after the whole ledger.
     """
-    ledger, given_up = DispatchJournal(), threading.Event()
+    ledger, abandoned = DispatchJournal(), threading.Event()
 
     def stop() -> bool:
-        return given_up.is_set() or (stop_file is not None and stop_file.exists())
+        return abandoned.is_set() or (stop_file is not None and stop_file.exists())
 
     with start_blocking_portal() as portal:
         running = portal.start_task_soon(_run, spec, CountedMetrics(), ledger, seconds, stop)
@@ -343,7 +343,7 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
             yield from ledger.take(0)
             running.result()
         finally:
-            given_up.set()
+            abandoned.set()
 
 
 # --- what tasks do: their rows are slots, of a dispatcher each --------------------------------------------------------

@@ -128,7 +128,7 @@ def check_query(query: StreamingQuery, what: str) -> None:
 
 
 @contextmanager
-def told_in_one_line(what: str) -> Generator[None]:
+def one_line_errors(what: str) -> Generator[None]:
     """Raise PipelineError for errors of Spark in the block; ``what`` begins its text, as in ``the sweep has failed``.
 
     Also for errors of the bridge to Java, which has one type for most of Java's.

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.failures import one_line_errors
 from postdate.pipeline.rows import Batches, quoted
 from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, read_header, to_table
 
@@ -62,7 +62,7 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None, 
     if name not in _FORMATS:
         raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
     chosen = _checked(Encoding(encoding), name)
-    with told_in_one_line(f"cannot read {path!r}"):
+    with one_line_errors(f"cannot read {path!r}"):
         match name:
             case "csv":
                 return _csv_rows(spark, _csv_records(spark.read, path, chosen), path, chosen)
@@ -104,7 +104,7 @@ def read_directory(
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
     chosen = _checked(Encoding(encoding), format)
     with ExitStack() as stack:
-        stack.enter_context(told_in_one_line(f"cannot read {path!r} with the schema {schema!r}"))
+        stack.enter_context(one_line_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
             spark = stack.enter_context(_knowing_nanoseconds(spark))
         reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)

@@ -32,7 +32,7 @@ from postdate.pipeline.forecast_result import (
     LoadInterval,
     NeededRate,
 )
-from postdate.pipeline.frames import KEPT, kept, scan_frame, scan_parts
+from postdate.pipeline.frames import STORAGE, persisted, scan_frame, scan_parts
 from postdate.pipeline.rows import CALENDAR, quoted
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
@@ -46,7 +46,7 @@ MOST_STEPS = 4_000_000
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
 _MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
 _MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
-_TOLERANCES_TOLD_SECONDS = (10.0, 60.0)
+_TOLERANCES_SECONDS = (10.0, 60.0)
 
 
 def forecast(
@@ -101,13 +101,13 @@ def forecast_frame(
     started, as_of = time.perf_counter(), aware_utc(now, "now")
     require_utc(messages.sparkSession)
     named = {"due": (due, TimestampType()), "destination": (destination, StringType())}
-    for name, wanted in named.values():
+    for name, expected in named.values():
         if name not in messages.columns:
             raise PipelineError(f"there is no column {name!r}; there are {', '.join(messages.columns)}")
-        found = messages.schema[name].dataType
-        if found != wanted:
+        actual = messages.schema[name].dataType
+        if actual != expected:
             raise PipelineError(
-                f"the column {name!r} is {found.simpleString()}, and a forecast needs {wanted.simpleString()}; "
+                f"the column {name!r} is {actual.simpleString()}, and a forecast needs {expected.simpleString()}; "
                 f"cast it before"
             )
     columns = [messages[quoted(column)].alias(name) for name, (column, _) in named.items()]
@@ -118,16 +118,16 @@ def _forecast(
     messages: DataFrame, as_of: datetime, options: ForecastOptions, source: str, started: float
 ) -> ForecastResult:
     with ExitStack() as stack:
-        counts = kept(stack, _counted(messages, as_of))
+        counts = persisted(stack, _counted(messages, as_of))
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
         width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(options.width, 1), step))
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
-        found = len(destinations)
-        if found == _MOST_DESTINATIONS:
-            found = counts.where("second IS NOT NULL").select("destination").distinct().count()
+        destination_count = len(destinations)
+        if destination_count == _MOST_DESTINATIONS:
+            destination_count = counts.where("second IS NOT NULL").select("destination").distinct().count()
         spans = find_herds(upcoming, options.herd_factor, options.herd_least)
         load_width = _load_width(upcoming, options.width)
         return ForecastResult(
@@ -141,7 +141,7 @@ def _forecast(
             first_due=None if total["first"] is None else from_microseconds(total["first"]),
             last_due=None if total["last"] is None else from_microseconds(total["last"]),
             destinations=destinations,
-            destinations_found=found,
+            destinations_found=destination_count,
             intervals=_intervals(counts, width, last + step, destinations) if len(upcoming) else (),
             interval_seconds=width,
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
@@ -160,9 +160,9 @@ def _forecast(
 def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
     """Count by second and destination; rows without a due time have no second."""
     due = F.unix_micros("due")
-    known = due.between(*CALENDAR)
-    second = F.when(known, F.unix_seconds("due")).alias("second")
-    timed = messages.select("destination", F.when(known, due).alias("due"), second)
+    has_due = due.between(*CALENDAR)
+    second = F.when(has_due, F.unix_seconds("due")).alias("second")
+    timed = messages.select("destination", F.when(has_due, due).alias("due"), second)
     return timed.groupBy("second", "destination").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("due") < to_microseconds(as_of)).alias("overdue"),
@@ -256,7 +256,7 @@ def _load(counts: DataFrame, width: int) -> DataFrame:
         counts.where("second IS NOT NULL")
         .groupBy(start, "destination")
         .agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
-        .persist(KEPT)
+        .persist(STORAGE)
     )
     load.count()
     return load
@@ -274,9 +274,9 @@ def _intervals(
     upcoming = counts.where("messages > overdue").where(F.col("second") < end)
     by_start = upcoming.groupBy(_floored(F.col("second"), width).alias("start"), place.alias("place"))
     rows = by_start.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).collect()
-    found: dict[int, dict[int, int]] = {}
+    counts_by_start: dict[int, dict[int, int]] = {}
     for row in rows:
-        found.setdefault(row["start"], {})[row["place"]] = row["messages"]
+        counts_by_start.setdefault(row["start"], {})[row["place"]] = row["messages"]
     return tuple(
         LoadInterval(
             start=from_microseconds(start * 1_000_000),
@@ -286,7 +286,7 @@ def _intervals(
             ),
             others=by_place.get(len(apart), 0),
         )
-        for start, by_place in sorted(found.items())
+        for start, by_place in sorted(counts_by_start.items())
     )
 
 
@@ -328,7 +328,7 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 def _needed(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
     """Return the needed rates; no tolerance can be shorter than a step."""
     upcoming, with_overdue = (load.after(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
-    tolerances = (tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)
+    tolerances = (tolerance.total_seconds(), *_TOLERANCES_SECONDS)
     return tuple(
         NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))
         for seconds in sorted({max(seconds, float(load.step)) for seconds in tolerances})

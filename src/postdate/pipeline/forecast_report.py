@@ -56,11 +56,11 @@ def _worth_showing(herd: Herd) -> list[DestinationShare]:
 # --- the chart --------------------------------------------------------------------------------------------------------
 
 
-_MARK, _OTHERS = "#030303", "#040404"
+_MARK, _REMAINDER = "#030303", "#040404"
 _STACKED = tuple(f"#0708{number:02x}" for number in range(8))
 _CSS_COLOURS = {
     _MARK: "var(--mark)",
-    _OTHERS: "var(--others)",
+    _REMAINDER: "var(--others)",
     **{colour: f"var(--stack{number})" for number, colour in enumerate(_STACKED)},
 }
 _MARKED_HERDS = 5
@@ -86,8 +86,8 @@ def load_chart(result: ForecastResult) -> str:
         bottom = [0] * len(starts)
         shares = [{share.destination: share.messages for share in each.destinations} for each in result.intervals]
         layers = [[each.get(name, 0) for each in shares] for name in names]
-        others = [each.others for each in result.intervals]
-        for heights, colour in [*zip(layers, _STACKED, strict=False), (others, _OTHERS)]:
+        of_others = [each.others for each in result.intervals]
+        for heights, colour in [*zip(layers, _STACKED, strict=False), (of_others, _REMAINDER)]:
             axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)

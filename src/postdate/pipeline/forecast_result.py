@@ -241,23 +241,23 @@ def headlines(result: ForecastResult) -> list[str]:
     if not result.messages:
         return ["Nothing waits: there is nothing to forecast."]
     waiting = f"{result.messages:,} messages wait, due from {shown_instant(result.first_due)}"
-    said = [f"{waiting} to {shown_instant(result.last_due)}."]
+    sentences = [f"{waiting} to {shown_instant(result.last_due)}."]
     if result.overdue:
-        said.append(f"{result.overdue:,} of them are overdue.")
+        sentences.append(f"{result.overdue:,} of them are overdue.")
     if result.herds:
-        said.append(_herd_words(result.herds[0], result.herds_found))
+        sentences.append(_herd_words(result.herds[0], result.herds_found))
     if result.upcoming:
         rates = (f"{_span(each.tolerance_seconds)} it takes {shown_rate(each.per_second)}/s" for each in result.needed)
-        said.append(f"For nothing to be later than {', than '.join(rates)}.")
-    return said
+        sentences.append(f"For nothing to be later than {', than '.join(rates)}.")
+    return sentences
 
 
-def _herd_words(herd: Herd, found: int) -> str:
+def _herd_words(herd: Herd, herds: int) -> str:
     most = herd.destinations[0]
     lasting = "at once" if herd.seconds == 1 else f"within {_span(herd.seconds)}"
     share = f"{most.messages / herd.messages:.0%} of them for {shown_destination(most.destination)}"
-    others = "" if found == 1 else f"; it is one of {found:,}"
-    return f"The biggest herd: {herd.messages:,} {lasting} at {shown_instant(herd.start)}, {share}{others}."
+    remark = "" if herds == 1 else f"; it is one of {herds:,}"
+    return f"The biggest herd: {herd.messages:,} {lasting} at {shown_instant(herd.start)}, {share}{remark}."
 
 
 def _span(seconds: float) -> str:

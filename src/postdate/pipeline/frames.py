@@ -18,20 +18,20 @@ from postdate.pipeline.rows import Batches, arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter, ScanPart
 
-KEPT = StorageLevel.MEMORY_AND_DISK
+STORAGE = StorageLevel.MEMORY_AND_DISK
 """Storage of frames that must not be read again: the store would be in another state."""
 
 PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
-def kept(stack: ExitStack, frame: DataFrame, level: StorageLevel = KEPT) -> DataFrame:
+def persisted(stack: ExitStack, frame: DataFrame, level: StorageLevel = STORAGE) -> DataFrame:
     """Return the frame, which is kept from when it is computed until the stack is unwound."""
     stack.callback(frame.persist(level).unpersist)
     return frame
 
 
 @contextmanager
-def held_snapshot(spec: StoreSpec) -> Generator[str | None]:
+def open_snapshot(spec: StoreSpec) -> Generator[str | None]:
     """Hold a snapshot of the store for the length of the block; runs on the driver.
 
     Yields its name for :func:`scan_frame`; ``None`` for a store without snapshots, whose parts are each read as they

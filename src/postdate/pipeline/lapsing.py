@@ -100,14 +100,16 @@ def _read(headers: Column) -> Column:
 
     Most messages have none, and cost two lookups in their headers.
     """
-    expires_at, wanted_for = headers[Headers.EXPIRES_AT], headers[Headers.TIME_TO_BE_RECEIVED]
+    expires_at, time_to_be_received = headers[Headers.EXPIRES_AT], headers[Headers.TIME_TO_BE_RECEIVED]
     texts = F.struct(
         expires_at.alias("expires_at"),
         headers[Headers.TIME_SENT].alias("sent"),
-        wanted_for.alias("wanted_for"),
+        time_to_be_received.alias("wanted_for"),
     )
-    read = _once(texts, lambda given: _once(_numbers(given), lambda numbers: _judged(given, numbers)))
-    return F.when(expires_at.isNotNull() | wanted_for.isNotNull(), read)
+    read = _once(
+        texts, lambda texts_of_row: _once(_numbers(texts_of_row), lambda numbers: _judged(texts_of_row, numbers))
+    )
+    return F.when(expires_at.isNotNull() | time_to_be_received.isNotNull(), read)
 
 
 def _once(value: Column, use: Callable[[Column], Column]) -> Column:
@@ -115,19 +117,19 @@ def _once(value: Column, use: Callable[[Column], Column]) -> Column:
     return F.transform(F.array(value), use)[0]
 
 
-def _numbers(given: Column) -> Column:
+def _numbers(texts: Column) -> Column:
     return F.struct(
-        _instant_microseconds(given["expires_at"]).alias("absolute"),
-        _instant_microseconds(given["sent"]).alias("sent"),
-        _span_microseconds(given["wanted_for"]).alias("span"),
+        _instant_microseconds(texts["expires_at"]).alias("absolute"),
+        _instant_microseconds(texts["sent"]).alias("sent"),
+        _span_microseconds(texts["wanted_for"]).alias("span"),
     )
 
 
-def _judged(given: Column, numbers: Column) -> Column:
+def _judged(texts: Column, numbers: Column) -> Column:
     absolute, total = numbers["absolute"], numbers["sent"] + numbers["span"]
     relative = F.when(total.between(*CALENDAR), total)
-    counted = numbers["span"].isNotNull() & given["sent"].isNotNull()
-    malformed = (given["expires_at"].isNotNull() & absolute.isNull()) | (counted & relative.isNull())
+    counted = numbers["span"].isNotNull() & texts["sent"].isNotNull()
+    malformed = (texts["expires_at"].isNotNull() & absolute.isNull()) | (counted & relative.isNull())
     return F.struct(
         relative.alias("relative"),
         malformed.alias("malformed"),

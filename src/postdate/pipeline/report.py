@@ -129,9 +129,9 @@ def _duration_label(seconds: float, _position: float | None) -> str:
 def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
     """Return the distribution of lateness on a logarithmic scale, with percentiles, as one SVG element."""
     with svg_axes("lateness", _CSS_COLOURS) as (axes, done):
-        left = [each.from_seconds for each in bins]
+        starts = [each.from_seconds for each in bins]
         widths = [each.to_seconds - each.from_seconds for each in bins]
-        axes.bar(left, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
+        axes.bar(starts, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(_duration_label))
         axes.minorticks_off()

@@ -441,10 +441,10 @@ def _instant(microseconds: int | None) -> datetime:
         raise InvalidTimestamp(f"{microseconds:,} microseconds since 1970 is outside the years 1 to 9999") from error
 
 
-def _headers(given: _Headers | None) -> Mapping[str, str]:
-    if not given:
+def _headers(value: _Headers | None) -> Mapping[str, str]:
+    if not value:
         return {}
-    pairs = given if not isinstance(given, str) else _pairs(given)
+    pairs = value if not isinstance(value, str) else _pairs(value)
     headers = dict(pairs)
     if len(headers) < len(pairs):
         repeated = next(name for number, (name, _) in enumerate(pairs) if name in dict(pairs[:number]))

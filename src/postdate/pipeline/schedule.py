@@ -33,7 +33,7 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from postdate.errors import PipelineError
 from postdate.messages import Headers
 from postdate.pipeline.files import MALFORMED
-from postdate.pipeline.frames import kept
+from postdate.pipeline.frames import persisted
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
@@ -230,13 +230,13 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         limit = store.largest_message_bytes
     rows = _checked(messages, columns, job.local_times, limit)
     with ExitStack() as stack:
-        checksums = kept(stack, _checksums(messages, columns))
+        checksums = persisted(stack, _checksums(messages, columns))
         read = sum(row["rows"] for row in checksums.where("id_checksum IS NULL").collect())
         candidates = checksums.where("id_checksum IS NOT NULL").select("id_checksum")
         if candidates.count():
             rows = _without_conflicts(rows, candidates, limit)
         storing = partial(_store_all, job.store, job.now, job.batch)
-        outcomes = kept(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
+        outcomes = persisted(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
         result = replace(_result(outcomes, job, started), unused=unused)
     if result.read != read:
         raise PipelineError(
@@ -307,15 +307,15 @@ def _with_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, Col
     names = [name for name in messages.columns if name != MALFORMED]
     columns = job.columns or ColumnMapping.found_in(names, job.unused, case_sensitive=case_sensitive)
     resolved = dict[str, Any]()
-    for field_name, wanted in asdict(columns).items():
-        if wanted is None or wanted.startswith("="):
-            resolved[field_name] = wanted
+    for field_name, column in asdict(columns).items():
+        if column is None or column.startswith("="):
+            resolved[field_name] = column
             continue
-        matches = _resolved(wanted, names, case_sensitive=case_sensitive)
+        matches = _resolved(column, names, case_sensitive=case_sensitive)
         if not matches:
-            raise PipelineError(f"the input has no column {wanted!r}; it has {', '.join(names)}")
+            raise PipelineError(f"the input has no column {column!r}; it has {', '.join(names)}")
         if len(matches) > 1:
-            raise PipelineError(f"the input has several columns {wanted!r}: {', '.join(matches)}; rename one")
+            raise PipelineError(f"the input has several columns {column!r}: {', '.join(matches)}; rename one")
         resolved[field_name] = matches[0]
     unused = tuple(name for name in names if name not in resolved.values())
     return messages, ColumnMapping(**resolved), unused
@@ -495,10 +495,10 @@ def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     contents = cast("list[Any]", batch.column("shown").to_pylist())
     for reason, shown, texts in zip(reasons, contents, in_texts(batch), strict=True):
         row_contents: Mapping[str, bytes | None] = shown or {}
-        given = {name: content for name, content in row_contents.items() if content is not None}
-        decoded = {name: content.decode("utf-8", "backslashreplace") for name, content in given.items()}
+        raw = {name: content for name, content in row_contents.items() if content is not None}
+        decoded = {name: content.decode("utf-8", "backslashreplace") for name, content in raw.items()}
         row = {"reason": reason, "detail": _DETAILS.get(reason, ""), **texts, **decoded}
-        rows.append({**row, "bytes": _not_utf8_bytes(given)})
+        rows.append({**row, "bytes": _not_utf8_bytes(raw)})
     return rows
 
 
@@ -507,20 +507,20 @@ def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
     for row in bad:
         one = batch.slice(row.position, 1)
         body = cast("bytes | None", one.column("body")[0].as_py())
-        given: dict[str, bytes] = {} if body is None else {"body": body}
-        rows.append({"reason": row.code, "detail": row.detail, **in_texts(one)[0], "bytes": _not_utf8_bytes(given)})
+        contents: dict[str, bytes] = {} if body is None else {"body": body}
+        rows.append({"reason": row.code, "detail": row.detail, **in_texts(one)[0], "bytes": _not_utf8_bytes(contents)})
     return rows
 
 
 def _not_utf8_bytes(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]] | None:
     """Return the contents that are no UTF-8, which a text cannot hold."""
-    kept_bytes = list[tuple[str, bytes]]()
+    undecodable = list[tuple[str, bytes]]()
     for name, content in contents.items():
         try:
             content.decode()
         except UnicodeDecodeError:
-            kept_bytes.append((name, content))
-    return kept_bytes or None
+            undecodable.append((name, content))
+    return undecodable or None
 
 
 _DETAILS_OF_TIMES: Mapping[str, str] = {

@@ -143,8 +143,8 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     logging_file = directory / "log4j2.properties"
     logging_file.write_text(_LOG_SETTINGS, encoding="utf-8")
     java_options = [*STARTUP_OPTIONS, "-Duser.timezone=UTC", f"-Dlog4j2.configurationFile={logging_file.as_uri()}"]
-    given = settings["spark.driver.extraJavaOptions"]
-    settings["spark.driver.extraJavaOptions"] = " ".join([*java_options, given]).strip()
+    options = settings["spark.driver.extraJavaOptions"]
+    settings["spark.driver.extraJavaOptions"] = " ".join([*java_options, options]).strip()
     return settings
 
 

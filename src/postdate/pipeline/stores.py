@@ -30,7 +30,7 @@ from postdate.ports import (
     TransactionMode,
 )
 from postdate.ports.backends import Place
-from postdate.wiring import open_store, store_settings, taken_by_store
+from postdate.wiring import open_store, settings_of_store, store_settings
 
 T = TypeVar("T")
 
@@ -92,11 +92,13 @@ class StoreSpec:
         """
         own = dict(settings.store.values)
         address = own.pop("address")
-        known = {name: own.pop(name) for name in _OF_MANY}
-        known["recording"] = known["recording"].value
-        taken = store_settings(settings)
-        others = tuple((name, value) for name, value in own.items() if name in taken)
-        return cls(address.reference or str(address), endpoint=settings.endpoint.name, others=others, **known)
+        own_fields = {name: own.pop(name) for name in _OF_MANY}
+        own_fields["recording"] = own_fields["recording"].value
+        names = store_settings(settings)
+        more_settings = tuple((name, value) for name, value in own.items() if name in names)
+        return cls(
+            address.reference or str(address), endpoint=settings.endpoint.name, others=more_settings, **own_fields
+        )
 
     def __repr__(self) -> str:
         return f"StoreSpec({self.shown!r}, synchronous={self.synchronous!r})"
@@ -113,8 +115,8 @@ class StoreSpec:
             ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
         """
         place = resolved(self.address, os.environ)
-        known = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
-        return open_store(place, **taken_by_store(place, known))
+        arguments = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
+        return open_store(place, **settings_of_store(place, arguments))
 
 
 class OpenStore:

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import COUNTED, SweepSpec, count_slots, sweep_slots
-from postdate.pipeline.failures import check_query, told_in_one_line, wait_for
+from postdate.pipeline.failures import check_query, one_line_errors, wait_for
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema
 from postdate.pipeline.session import require_utc, set_meanwhile
@@ -132,17 +132,17 @@ def sweep(
     check_sweep(spec)
     started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
     tasks = spark.range(0, n, 1, n)
-    with told_in_one_line("the sweep has failed"):
+    with one_line_errors("the sweep has failed"):
         if ledger is None:
             rows = tasks.mapInArrow(partial(count_slots, spec), spark_schema(COUNTED)).collect()
             counts = {name: sum(row[name] for row in rows) for name in COUNTED.names}
         else:
             counts = _written(tasks.mapInArrow(partial(sweep_slots, spec, None, None), _LINES_SCHEMA), str(ledger))
     with opened(spec.store) as store:
-        left = store.overdue(as_of)
+        overdue = store.overdue(as_of)
     return SweepResult(
         **{name: counts.get(name, 0) for name in COUNTED.names},
-        left=left,
+        left=overdue,
         seconds=time.perf_counter() - started,
         ledger=None if ledger is None else str(ledger),
     )
@@ -255,7 +255,7 @@ def sweep_continuously(
 # --- whose checkpoint it is: Spark notices a wrong one late, or never -------------------------------------------------
 
 
-_OURS = "postdate"
+_MARK = "postdate"
 _OF_ANY_QUERY = "metadata"
 
 
@@ -264,12 +264,12 @@ def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str
 
     ``job`` has the values that must be the same at every start of the query with this checkpoint; no secrets.
     """
-    ours = f"{checkpoint}/{_OURS}"
-    found = _text(spark, ours)
-    if found is not None:
-        theirs: dict[str, str | int] = json.loads(found)
+    path = f"{checkpoint}/{_MARK}"
+    text = _text(spark, path)
+    if text is not None:
+        other_job: dict[str, str | int] = json.loads(text)
         differs = [
-            f"{key} {theirs.get(key)!r}, not {value!r}" for key, value in job.items() if theirs.get(key) != value
+            f"{key} {other_job.get(key)!r}, not {value!r}" for key, value in job.items() if other_job.get(key) != value
         ]
         if differs:
             raise PipelineError(
@@ -279,7 +279,7 @@ def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str
         return
     if _text(spark, f"{checkpoint}/{_OF_ANY_QUERY}") is not None:
         raise PipelineError(f"the checkpoint {checkpoint} is that of another query; name another folder")
-    spark.createDataFrame([(json.dumps(dict(job)),)], "value string").coalesce(1).write.mode("overwrite").text(ours)
+    spark.createDataFrame([(json.dumps(dict(job)),)], "value string").coalesce(1).write.mode("overwrite").text(path)
 
 
 def _text(spark: SparkSession, path: str) -> str | None:

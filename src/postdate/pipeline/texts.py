@@ -98,14 +98,16 @@ def records(text: str) -> Iterator[list[str | None] | None]:
                 raise UnclosedQuoteError(position)
             cells.append(quoted[1].replace('""', '"') or None)
             position = quoted.end()
-            rest = _PLAIN.match(text, position)
-            assert rest is not None, "the pattern matches no text, too"
-            is_malformed = is_malformed or rest[0] not in ("", "\r")
+            match = _PLAIN.match(text, position)
+            assert match is not None, "the pattern matches no text, too"
+            is_malformed = is_malformed or match[0] not in ("", "\r")
         else:
-            rest = _PLAIN.match(text, position)
-            assert rest is not None, "the pattern matches no text, too"
-            cells.append(rest[0].removesuffix("\r") or None if text.startswith("\n", rest.end()) else rest[0] or None)
-        position = rest.end()
+            match = _PLAIN.match(text, position)
+            assert match is not None, "the pattern matches no text, too"
+            cells.append(
+                match[0].removesuffix("\r") or None if text.startswith("\n", match.end()) else match[0] or None
+            )
+        position = match.end()
         if text.startswith(",", position):
             position += 1
             continue

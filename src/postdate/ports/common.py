@@ -144,5 +144,5 @@ class Capable(Generic[C]):
         try:
             return self._capabilities
         except AttributeError:
-            said = f"{type(self).__name__} does not say what it can do: set _capabilities, or override capabilities"
-            raise ConfigurationError(said) from None
+            problem = f"{type(self).__name__} does not say what it can do: set _capabilities, or override capabilities"
+            raise ConfigurationError(problem) from None

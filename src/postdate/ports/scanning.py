@@ -211,10 +211,10 @@ class Pruned:
     counts: Mapping[RecordKind, int] = field(default_factory=dict[RecordKind, int])
 
     @classmethod
-    def of(cls, told: Iterable[tuple[datetime | None, str]]) -> Self:
+    def of(cls, records: Iterable[tuple[datetime | None, str]]) -> Self:
         """Add up *pruned* records, each its ``before`` and its detail; one that was damaged counts nothing."""
         before, counts = None, Counter[RecordKind]()
-        for at, detail in told:
+        for at, detail in records:
             before = max(filter(None, (before, at)), default=None)
             with suppress(ValueError, KeyError, AttributeError, TypeError):
                 counts.update({RecordKind[kind.upper()]: int(count) for kind, count in json.loads(detail).items()})
@@ -231,7 +231,7 @@ class Pruned:
         return json.dumps({kind.name.lower(): count for kind, count in sorted(self.counts.items())})
 
 
-def told_by(history: Iterable[Record]) -> list[tuple[datetime | None, str]]:
+def pruned_details(history: Iterable[Record]) -> list[tuple[datetime | None, str]]:
     """Return what the records under :data:`PRUNED_ID` say, for :meth:`Pruned.of`."""
     return [(each.due, each.detail) for each in history if each.kind is RecordKind.PRUNED]
 

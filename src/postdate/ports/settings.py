@@ -95,10 +95,10 @@ _UNITS: Final = (
 
 def format_duration(duration: timedelta) -> str:
     """Return the shortest text that ``postdate.config.parse_duration`` reads back as ``duration``, not negative."""
-    rest, text = duration // timedelta(microseconds=1), ""
+    remaining, text = duration // timedelta(microseconds=1), ""
     for unit, size in _UNITS:
-        if rest >= size:
-            count, rest = divmod(rest, size)
+        if remaining >= size:
+            count, remaining = divmod(remaining, size)
             text += f"{count}{unit}"
     return text or "0s"
 
@@ -191,12 +191,12 @@ class Setting:
                 return value
             raise Wrong(f"must be {self.expected(duration)}")
         try:
-            found = msgspec.convert(value, Annotated[self.kind, self._bounds])
+            converted = msgspec.convert(value, Annotated[self.kind, self._bounds])
         except msgspec.ValidationError:
-            raise Wrong(f"must be {self.expected(duration)}{self._meant(value)}") from None
-        if self.kind is str and not found.strip():
+            raise Wrong(f"must be {self.expected(duration)}{self._suggestion(value)}") from None
+        if self.kind is str and not converted.strip():
             raise Wrong(f"must be {self.expected(duration)}")
-        return found
+        return converted
 
     def expected(self, duration: str = "duration") -> str:
         """Return what a value must be."""
@@ -230,7 +230,7 @@ class Setting:
     def _bounds(self) -> Meta:
         return next((each for each in self.meta if isinstance(each, Meta)), Meta())
 
-    def _meant(self, value: object) -> str:
+    def _suggestion(self, value: object) -> str:
         close = difflib.get_close_matches(str(value), self.choices, n=1)
         return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -247,15 +247,15 @@ def settings_of(kind: type) -> Mapping[str, Setting]:
         NameError: an annotation names a type that is not imported where the dataclass is.
     """
     hints = get_type_hints(kind, include_extras=True)
-    found = {each.name: setting(each.name, hints[each.name], each.default) for each in fields(kind)}
-    return types.MappingProxyType({name: each for name, each in found.items() if each is not None})
+    settings = {each.name: setting(each.name, hints[each.name], each.default) for each in fields(kind)}
+    return types.MappingProxyType({name: each for name, each in settings.items() if each is not None})
 
 
 def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
     """Return the setting that a field with this annotation is, or ``None``."""
     kind, *meta = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    given = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
-    possible = [each for each in given if each is not types.NoneType]
+    kinds = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
+    possible = [each for each in kinds if each is not types.NoneType]
     if len(possible) != 1 or not any(isinstance(each, Meta) and each.description for each in meta):
         return None
     if get_origin(possible[0]) is Annotated:
@@ -263,7 +263,7 @@ def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
         meta += more
     if possible[0] is Secret:
         meta.append(Form(_secret))
-    return Setting(name, possible[0], tuple(meta), default, optional=len(given) > 1)
+    return Setting(name, possible[0], tuple(meta), default, optional=len(kinds) > 1)
 
 
 def check_settings(chosen: object) -> None:

@@ -319,11 +319,11 @@ _NEVER: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def end_in_queue(left: timedelta | None, now: datetime) -> int | None:
+def end_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
     """Return when a message expires in a queue that judges by a clock of its own.
 
     Args:
-        left: :meth:`postdate.Envelope.time_left` by the clock of the sender. So a clock that is wrong, or a virtual
+        lifetime: :meth:`postdate.Envelope.time_left` by the clock of the sender. So a clock that is wrong, or a virtual
             one, neither loses messages nor keeps them alive.
         now: by the clock of the queue.
 
@@ -331,7 +331,7 @@ def end_in_queue(left: timedelta | None, now: datetime) -> int | None:
         Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more;
         ``None``: never, which is also what an end after the year 9999 means.
     """
-    end = _NEVER if left is None else to_microseconds(now) + left // _MICROSECOND
+    end = _NEVER if lifetime is None else to_microseconds(now) + lifetime // _MICROSECOND
     return end if end < _NEVER else None
 
 

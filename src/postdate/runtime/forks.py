@@ -180,10 +180,10 @@ def _before() -> None:
     fork.is_alone = _forking.acquire(timeout=QUIET_WITHIN_SECONDS)
     while fork.is_alone:
         _registering.acquire()
-        if not (others := [aware for aware in _aware if id(aware) not in fork.quiet]):
+        if not (affected := [aware for aware in _aware if id(aware) not in fork.quiet]):
             return
         _registering.release()  # a thread that is not quiet yet may need it
-        for aware in others:
+        for aware in affected:
             _guarded(ask, aware)
 
 

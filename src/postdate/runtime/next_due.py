@@ -1,7 +1,7 @@
 """The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
 
 A query of stored messages is announced by :meth:`NextDue.look` and ends with :meth:`NextDue.seen`; messages that are
-stored, given back, or announced by other processes go to :meth:`NextDue.heard`.
+stored, given back, or announced by other processes go to :meth:`NextDue.announce`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NextDue(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._known: T | None = None
+        self._earliest: T | None = None
         self._looks: dict[int, T | None] = {}
         self._next_look = 0
         self._wakes: list[Callable[[], None]] = []
@@ -57,20 +57,20 @@ class NextDue(Generic[T]):
         with self._lock:
             return self._seen(self._looks.pop(look, None), first)
 
-    def _seen(self, heard: T | None, first: T | None) -> T | None:
-        if heard is not None and (first is None or heard < first):
-            first = heard
-        self._known = first
+    def _seen(self, announced: T | None, first: T | None) -> T | None:
+        if announced is not None and (first is None or announced < first):
+            first = announced
+        self._earliest = first
         return first
 
-    def heard(self, attempt_at: T) -> None:
+    def announce(self, attempt_at: T) -> None:
         """Note a message that may be attempted from then on; wake listeners if that is before all known ones."""
         with self._lock:
-            for look, heard in self._looks.items():
-                self._looks[look] = attempt_at if heard is None else min(heard, attempt_at)
-            if self._known is not None and attempt_at >= self._known:
+            for look, announced in self._looks.items():
+                self._looks[look] = attempt_at if announced is None else min(announced, attempt_at)
+            if self._earliest is not None and attempt_at >= self._earliest:
                 return
-            self._known = attempt_at
+            self._earliest = attempt_at
             wakes = list(self._wakes)
         for wake in wakes:
             wake()
@@ -78,7 +78,7 @@ class NextDue(Generic[T]):
     def forget(self) -> None:
         """Note that messages may be attempted at any time, and wake listeners."""
         with self._lock:
-            self._known = None
+            self._earliest = None
             wakes = list(self._wakes)
         for wake in wakes:
             wake()

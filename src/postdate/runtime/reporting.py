@@ -71,7 +71,7 @@ NO_METRICS = Metrics()
 Gauges = Mapping[str, Mapping[str, float]]
 """By name, values by what their one attribute says; it is empty where there is one value."""
 
-OTHERS = "(others)"
+OTHER_DESTINATIONS = "(others)"
 _DESTINATIONS_AT_MOST = 200
 """Counted by name; what goes to more is counted together: each is a time series where metrics are kept."""
 
@@ -83,7 +83,7 @@ class CountedMetrics(Metrics):
         self.counts = Counter[str]()
         """Messages by what happened to them: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
         self.delivered_to = Counter[str]()
-        """Of these, the delivered ones by destination; some may be :data:`OTHERS`."""
+        """Of these, the delivered ones by destination; some may be :data:`OTHER_DESTINATIONS`."""
         self.handler_runs = Counter[str]()
         """Runs of handlers by type of message."""
         self.handler_seconds = Counter[str]()
@@ -108,8 +108,8 @@ class CountedMetrics(Metrics):
     def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
         for destination, messages in to.items():
             self.counts["delivered"] += messages
-            is_known = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
-            self.delivered_to[destination if is_known else OTHERS] += messages
+            has_own_counter = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
+            self.delivered_to[destination if has_own_counter else OTHER_DESTINATIONS] += messages
 
     @override
     def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:

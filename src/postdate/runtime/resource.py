@@ -7,8 +7,9 @@ operator reads about the outage once, and ``/readyz``, ``doctor`` and metrics ha
 Adapters with an equal identity, such as a store and the queues in one database, are one resource. Time is an argument,
 in monotonic seconds.
 
-A loop reports how each of its calls ended to its :class:`Calls`, and nowhere else. These tell the resource, which has
-the state and the log, the circuit breaker of the loop, if it has one, and :class:`Backoff`, if the loop sends probes.
+A loop reports how each of its calls ended to its :class:`CallHealth` only. That informs the resource, which
+has the state and the log, the circuit breaker of the loop, if it has one, and :class:`Backoff`, if the loop sends
+probes.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Resource:
         """Begins the line about the end of an outage."""
         self._lock = threading.Lock()
         """Around everything below. Never held while something is logged."""
-        self._failing: dict[Calls, float] = {}
+        self._failing: dict[CallHealth, float] = {}
         """Kinds of calls whose last one failed, with the seconds at which it did."""
         self._since = 0.0
         """When the outage began."""
@@ -125,9 +126,9 @@ class Resource:
         breaker: Breaker | None = None,
         backoff: Backoff | None = None,
         forgotten_after: timedelta = FORGOTTEN_AFTER,
-    ) -> Calls:
-        """Return the kind of calls that one loop makes; see :class:`Calls`."""
-        return Calls(
+    ) -> CallHealth:
+        """Return the kind of calls that one loop makes; see :class:`CallHealth`."""
+        return CallHealth(
             self,
             what,
             log,
@@ -150,7 +151,7 @@ class Resource:
                 return None
             return f"out of reach for {shown_duration(seconds - self._since)}: {self._last_error}"
 
-    def record_failure(self, calls: Calls, error: BaseException, seconds: float) -> str | None:
+    def record_failure(self, calls: CallHealth, error: BaseException, seconds: float) -> str | None:
         """Note a failure; return the line to be logged, if any."""
         code = error.code if isinstance(error, PostdateError) else type(error).__name__
         may_pass = isinstance(error, PostdateError) and (error.outage or error.transient)
@@ -178,7 +179,7 @@ class Resource:
             self._logged_at, self._is_logged = seconds, True
             return line
 
-    def record_success(self, calls: Calls, seconds: float) -> str | None:
+    def record_success(self, calls: CallHealth, seconds: float) -> str | None:
         """Note that a kind of calls that failed goes well; return the line to be logged, if that ends the outage."""
         with self._lock:
             if self._failing.pop(calls, None) is None and (self._failing or not self._is_logged):
@@ -202,7 +203,7 @@ class Resource:
                 del self._failing[calls]
 
 
-class Calls:
+class CallHealth:
     """One kind of calls to a resource, made by one loop.
 
     Args:

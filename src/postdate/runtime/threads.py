@@ -115,10 +115,10 @@ def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
     except LookupError:
         groups = WeakKeyDictionary[object, GroupCommit[Any, Any]]()
         _GROUPS.set(groups)
-    found = groups.get(owner)
-    if found is None:
-        found = groups[owner] = GroupCommit[Any, Any](at_once)
-    return found
+    group = groups.get(owner)
+    if group is None:
+        group = groups[owner] = GroupCommit[Any, Any](at_once)
+    return group
 
 
 async def together(
@@ -227,10 +227,10 @@ def in_parts(works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]]) -> li
 def do_jobs(jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]]) -> None:
     """Do jobs as :func:`in_parts` does, and fill in what became of each; raises nothing."""
     try:
-        found: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do)
+        results: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do)
     except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
-        found = [error] * len(jobs)
-    for job, each in zip(jobs, found, strict=True):
+        results = [error] * len(jobs)
+    for job, each in zip(jobs, results, strict=True):
         if isinstance(each, BaseException):
             job.error = each
         else:

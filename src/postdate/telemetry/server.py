@@ -54,10 +54,10 @@ def _application(vitals: Vitals, registry: Any) -> WSGIApplication:
         if (path := asked["PATH_INFO"]) == "/metrics":
             with collecting:
                 return metrics({**asked, "QUERY_STRING": ""}, start)
-        said = health.get(path, lambda: ["there are /metrics, /healthz and /readyz"])()
-        status = "200 OK" if not said else "503 Service Unavailable" if path in health else "404 Not Found"
+        lines = health.get(path, lambda: ["there are /metrics, /healthz and /readyz"])()
+        status = "200 OK" if not lines else "503 Service Unavailable" if path in health else "404 Not Found"
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
-        return [] if asked["REQUEST_METHOD"] == "HEAD" else [f"{each}\n".encode() for each in said or ["ok"]]
+        return [] if asked["REQUEST_METHOD"] == "HEAD" else [f"{each}\n".encode() for each in lines or ["ok"]]
 
     return answer
 

@@ -32,7 +32,7 @@ def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]
 def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
     counted, first = state.statistics, state.overdue_since
     age = timedelta(0) if first is None else counted.at - first
-    known = {
+    values = {
         **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "unreadable")},
         "overdue.age": age.total_seconds(),
         "errors": state.errors,
@@ -40,4 +40,4 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
     }
     within = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
     due = {name: sum(each.count for each in intervals) for name, intervals in within.items()}
-    return {**{name: {"": value} for name, value in known.items() if value is not None}, "due": due}
+    return {**{name: {"": value} for name, value in values.items() if value is not None}, "due": due}

@@ -97,5 +97,5 @@ def _attributes(operation: str, destination: str | None = None) -> dict[str, Any
 def _sender(headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
     """Return the context that a message carries, without anything of this process, and the span in it."""
     context = propagate.extract(headers, Context())
-    found = trace.get_current_span(context).get_span_context()
-    return context, found if found.is_valid else None
+    span_context = trace.get_current_span(context).get_span_context()
+    return context, span_context if span_context.is_valid else None

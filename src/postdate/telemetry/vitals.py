@@ -37,7 +37,7 @@ class Vitals:
         self._beat_at = steady_seconds()
         self.is_ready = False
         """Set once the service receives and delivers, and no more when it stops."""
-        self._told = Counter[str]()
+        self._reported = Counter[str]()
 
     def ill(self) -> list[str]:
         """Return why the process should be started anew; nothing if it is well."""
@@ -73,10 +73,10 @@ class Vitals:
 
     def _sum_up(self) -> None:
         counts = Counter(self._tally.counts)
-        new, self._told = counts - self._told, counts
+        new, self._reported = counts - self._reported, counts
         if new:
-            said = (f"{count:,} {what.replace('_', ' ')}" for what, count in new.items())
-            log.info("in the last minute: %s", ", ".join(said))
+            parts = (f"{count:,} {what.replace('_', ' ')}" for what, count in new.items())
+            log.info("in the last minute: %s", ", ".join(parts))
 
 
 def _watchdog_seconds() -> float | None:

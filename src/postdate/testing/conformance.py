@@ -79,7 +79,7 @@ class Topic(Generic[S]):
         self.checks.append(Check(self.name, run.__name__, inspect.getdoc(run) or "", run))
         return run
 
-    def given(
+    def with_fixtures(
         self, opened: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
     ) -> Callable[[Callable[[*Ts], Awaitable[None]]], None]:
         """Register a function as a check of what ``opened`` yields; a subject for which that is ``None`` passes."""
@@ -87,25 +87,25 @@ class Topic(Generic[S]):
         def register(check: Callable[[*Ts], Awaitable[None]]) -> None:
             @wraps(check)
             async def run(subject: S) -> None:
-                async with opened(subject) as found:
-                    if found is not None:
-                        await check(*found)
+                async with opened(subject) as arguments:
+                    if arguments is not None:
+                        await check(*arguments)
 
             self(run)
 
         return register
 
-    def given_one(
+    def with_fixture(
         self, opened: Callable[[S], AbstractAsyncContextManager[T]]
     ) -> Callable[[Callable[[T], Awaitable[None]]], None]:
-        """:meth:`given` for a check that needs one thing alone, which ``opened`` yields."""
+        """:meth:`with_fixtures` for a check that needs one thing alone, which ``opened`` yields."""
 
         @asynccontextmanager
         async def one(subject: S) -> AsyncGenerator[tuple[T]]:
-            async with opened(subject) as found:
-                yield (found,)
+            async with opened(subject) as value:
+                yield (value,)
 
-        return self.given(one)
+        return self.with_fixtures(one)
 
 
 class Damage(enum.Enum):

@@ -105,7 +105,7 @@ class EndpointTest:
         self.deliveries: list[Sent] = []
         """Messages that left the endpoint for other queues, in order."""
         self._store = _WakingStore()
-        self.clock: VirtualClock = _HeardClock(start, self._store.wake)
+        self.clock: VirtualClock = _ObservedClock(start, self._store.wake)
         """When ``step`` sets it, the poller is woken; a real one finds out within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _WatchedEndpoint(
@@ -264,8 +264,8 @@ class EndpointTest:
 class _Made(OutgoingMessages):
     """Remembers messages by the ids of their envelopes."""
 
-    def __init__(self, *given: Any, made: dict[str, object]) -> None:
-        super().__init__(*given)
+    def __init__(self, *parts: Any, made: dict[str, object]) -> None:
+        super().__init__(*parts)
         self.made = made
 
     @override
@@ -296,17 +296,17 @@ class _WakingStore(MemoryStore):
             wake()
 
 
-class _HeardClock(VirtualClock):
+class _ObservedClock(VirtualClock):
     """Tells when it is set."""
 
-    def __init__(self, start: datetime, told: Callable[[], None]) -> None:
+    def __init__(self, start: datetime, on_wait: Callable[[], None]) -> None:
         super().__init__(start)
-        self._told = told
+        self._on_wait = on_wait
 
     @override
     def step(self, duration: timedelta) -> None:
         super().step(duration)
-        self._told()
+        self._on_wait()
 
 
 class _WatchedEndpoint(Endpoint):

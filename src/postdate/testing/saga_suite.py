@@ -89,7 +89,7 @@ def _created(record: SagaRecord) -> SagaChange:
     return SagaChange(SagaFate.CREATED, record)
 
 
-async def _kept(store: SagaStore) -> SagaRecord:
+async def _created_record(store: SagaStore) -> SagaRecord:
     record = await store.find("Order", Correlation("order_id", "o-1"))
     expect(record is not None, "the instance o-1 is there")
     assert record is not None
@@ -99,13 +99,13 @@ async def _kept(store: SagaStore) -> SagaRecord:
 # --- one after the other -------------------------------------------------------------------------------------------
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> None:
     """An instance is found unchanged, in version 1, and by nothing but its own type, property and value."""
     record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
     await store.apply([_created(record), _created(_record("o-2"))])
-    found = await store.find("Order", record.correlation)
-    expect_equal(found, replace(record, version=1), "the instance")
+    instance = await store.find("Order", record.correlation)
+    expect_equal(instance, replace(record, version=1), "the instance")
     for saga_type, place in (
         ("Invoice", record.correlation),
         ("Order", replace(record.correlation, property="other")),
@@ -115,7 +115,7 @@ async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> N
         expect_equal(await store.find(saga_type, place), None, f"an instance of {saga_type} with {place}")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
     """An id leads to its instance if that is of the type asked for."""
     record = _record()
@@ -125,57 +125,57 @@ async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
     expect_equal(await store.load("Order", str(uuid.uuid4())), None, "an instance with another id")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def instances_are_listed_page_by_page(store: SagaStore) -> None:
     """Each instance is on one page, by type and id, as it is kept; a page begins after any type and id."""
     made = [_record(f"o-{n}", kind) for n in range(3) for kind in ("Order", "Invoice", "Ord", "order")]
     await store.apply(list(map(_created, made)))
-    kept = sorted((replace(each, version=1) for each in made), key=lambda each: (each.saga_type, each.saga_id))
+    expected = sorted((replace(each, version=1) for each in made), key=lambda each: (each.saga_type, each.saga_id))
     for size in (1, 5, 12, 13):
-        found, last = list[SagaRecord](), ("", "")
+        listed, last = list[SagaRecord](), ("", "")
         while page := await store.page(last, size):
             expect(len(page) <= size, f"no more than {size}")
-            found, last = [*found, *page], (page[-1].saga_type, page[-1].saga_id)
-        expect_equal(found, kept, f"instances by {size}")
-    expect_equal(list(await store.page(("Order", ""), 10)), kept[6:], "instances from a type on")
+            listed, last = [*listed, *page], (page[-1].saga_type, page[-1].saga_id)
+        expect_equal(listed, expected, f"instances by {size}")
+    expect_equal(list(await store.page(("Order", ""), 10)), expected[6:], "instances from a type on")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def every_update_makes_the_next_version(store: SagaStore) -> None:
     """State and details are replaced, and the version grows by one."""
     await store.apply([_created(_record())])
     for number in range(1, 4):
-        record = replace(await _kept(store), state=f'{{"n":{number}}}', details=f'{{"d":{number}}}')
+        record = replace(await _created_record(store), state=f'{{"n":{number}}}', details=f'{{"d":{number}}}')
         await store.apply([SagaChange(SagaFate.UPDATED, record)])
-        expect_equal(await _kept(store), replace(record, version=number + 1), "the updated instance")
+        expect_equal(await _created_record(store), replace(record, version=number + 1), "the updated instance")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def a_completed_instance_is_gone_and_its_correlation_free(store: SagaStore) -> None:
     """After its completion an instance is not found, and another may have its correlation: in one call, too."""
     await store.apply([_created(_record())])
-    first, second = await _kept(store), _record()
+    first, second = await _created_record(store), _record()
     await store.apply([SagaChange(SagaFate.COMPLETED, first), _created(second)])
-    expect_equal((await _kept(store)).saga_id, second.saga_id, "the instance with that correlation")
+    expect_equal((await _created_record(store)).saga_id, second.saga_id, "the instance with that correlation")
     expect_equal(await store.load("Order", first.saga_id), None, "the completed instance")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def what_was_changed_meanwhile_is_not_changed_again(store: SagaStore) -> None:
     """An update or completion of an older version, and of an instance that is gone, is a conflict."""
     await store.apply([_created(_record())])
-    old = await _kept(store)
+    old = await _created_record(store)
     await store.apply([SagaChange(SagaFate.UPDATED, old)])
     for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
         with expect_error(SagaConflict, f"a change of an older version ({fate.value})"):
             await store.apply([SagaChange(fate, old)])
-    await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
+    await store.apply([SagaChange(SagaFate.COMPLETED, await _created_record(store))])
     for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
         with expect_error(SagaConflict, f"a change of an instance that is gone ({fate.value})"):
             await store.apply([SagaChange(fate, replace(old, version=2))])
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def a_correlation_has_one_instance_of_a_type(store: SagaStore) -> None:
     """Creating a second instance with the same correlation is a conflict; other types and properties are others."""
     first = _record()
@@ -184,18 +184,18 @@ async def a_correlation_has_one_instance_of_a_type(store: SagaStore) -> None:
         await store.apply([_created(_record())])
     elsewhere = replace(_record(), correlation=replace(first.correlation, property="other"))
     await store.apply([_created(_record(saga_type="Invoice")), _created(elsewhere)])
-    expect_equal((await _kept(store)).saga_id, first.saga_id, "the first instance")
+    expect_equal((await _created_record(store)).saga_id, first.saga_id, "the first instance")
 
 
-@sagas.given_one(_store)
+@sagas.with_fixture(_store)
 async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
     """One conflict among several changes undoes all of them."""
     await store.apply([_created(_record("o-1"))])
-    kept = await _kept(store)
+    stored = await _created_record(store)
     with expect_error(SagaConflict, "changes one of which is a conflict"):
-        wrong = SagaChange(SagaFate.UPDATED, replace(kept, version=7))
-        await store.apply([_created(_record("o-2")), SagaChange(SagaFate.COMPLETED, kept), wrong])
-    expect_equal(await _kept(store), kept, "the instance that was there")
+        wrong = SagaChange(SagaFate.UPDATED, replace(stored, version=7))
+        await store.apply([_created(_record("o-2")), SagaChange(SagaFate.COMPLETED, stored), wrong])
+    expect_equal(await _created_record(store), stored, "the instance that was there")
     expect_equal(await store.find("Order", Correlation("order_id", "o-2")), None, "the other instance")
 
 
@@ -206,17 +206,17 @@ async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> Non
         await store.setup()
         await store.apply([_created(_record())])
         await store.setup()
-        kept = await _kept(store)
+        stored = await _created_record(store)
         durable = store.capabilities.durable
     if durable:
         async with _store(subject) as store:
-            expect_equal(await _kept(store), kept, "the instance after closing and opening")
+            expect_equal(await _created_record(store), stored, "the instance after closing and opening")
 
 
 # --- at the same time -----------------------------------------------------------------------------------------------
 
 
-@sagas.given_one(_handles)
+@sagas.with_fixture(_handles)
 async def of_several_creators_all_but_one_are_told(handles: list[SagaStore]) -> None:
     """Of instances with one correlation that are created at once, by two processes, one is kept."""
     won: list[str] = []
@@ -231,17 +231,17 @@ async def of_several_creators_all_but_one_are_told(handles: list[SagaStore]) -> 
 
     await _at_once(handles, create)
     expect_equal(len(won), 1, "creators that were not told of a conflict")
-    expect_equal([(await _kept(handles[0])).saga_id], won, "the instance that is there")
+    expect_equal([(await _created_record(handles[0])).saga_id], won, "the instance that is there")
 
 
-@sagas.given_one(_handles)
+@sagas.with_fixture(_handles)
 async def no_update_is_lost(handles: list[SagaStore]) -> None:
     """When tasks of two processes count in one instance, each trying again after a conflict, every count is there."""
     await handles[0].apply([_created(_record())])
 
     async def count(store: SagaStore) -> None:
         while True:
-            record = await _kept(store)
+            record = await _created_record(store)
             number = int(record.state.strip('{"n:}')) + 1
             try:
                 await store.apply([SagaChange(SagaFate.UPDATED, replace(record, state=f'{{"n":{number}}}'))])
@@ -250,7 +250,7 @@ async def no_update_is_lost(handles: list[SagaStore]) -> None:
             return
 
     await _at_once(handles, count)
-    expect_equal((await _kept(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
+    expect_equal((await _created_record(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
 
 
 async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine[Any, Any, None]]) -> None:
@@ -282,7 +282,7 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
             receiver = transport.receiver(_QUEUE)
             received = await receiver.receive(2)
             expect_equal([each.envelope.message_id for each in received], ["m-1"], "messages sent")
-            expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
+            expect_equal((await _created_record(store)).saga_id, record.saga_id, "the instance")
 
             async def settle(works: Sequence[Work]) -> Sequence[object]:
                 await transport.send([Envelope(_QUEUE, f"n-{number}") for number in range(len(works))], _NOW)
@@ -292,7 +292,7 @@ async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubj
                 ends = zip(arrived, works, strict=True)
                 return await receiver.settle([Ending(each, _NOW, End(work=[work])) for each, work in ends])
 
-            await _told_apart(store, settle)
+            await _expect_separate_results(store, settle)
 
 
 @sagas
@@ -309,7 +309,7 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
             for begins in (False, True):
                 first, second = (outbox.transaction("sales", f"m-{number}-{begins}") for number in (1, 2))
                 if begins:
-                    await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
+                    await store.apply([SagaChange(SagaFate.COMPLETED, await _created_record(store))])
                     await first.begin()
                 expect(await first.commit([], _NOW, work), "the first commit")
                 if begins:
@@ -317,42 +317,44 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
                 with expect_error(SagaConflict, "a commit together with a conflict"):
                     await second.commit([], _NOW, work)
                 await second.roll_back()
-                expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
+                expect_equal((await _created_record(store)).saga_id, record.saga_id, "the instance")
                 expect_equal(await outbox.find("sales", f"m-2-{begins}"), None, "the record of the second")
 
             async def commit(works: Sequence[Work]) -> Sequence[object]:
-                found = list[object](works)
+                results = list[object](works)
 
                 async def commit_one(number: int) -> None:
                     transaction = outbox.transaction("sales", f"n-{number}")
                     try:
-                        found[number] = await transaction.commit([], _NOW, [works[number]])
+                        results[number] = await transaction.commit([], _NOW, [works[number]])
                     except SagaConflict as error:
                         await transaction.roll_back()
-                        found[number] = error
+                        results[number] = error
 
                 async with anyio.create_task_group() as tasks:
                     for number in range(len(works)):
                         tasks.start_soon(commit_one, number)
-                return found
+                return results
 
-            await _told_apart(store, commit)
+            await _expect_separate_results(store, commit)
             unused = store.applying([_created(_record("o-5"))])
             expect(not await outbox.transaction("sales", "n-2").commit([], _NOW, [unused]), "it was handled before")
             expect_equal(await store.find("Order", Correlation("order_id", "o-5")), None, "an instance of a duplicate")
 
 
-async def _told_apart(store: SagaStore, commit: Callable[[Sequence[Work]], Awaitable[Sequence[object]]]) -> None:
+async def _expect_separate_results(
+    store: SagaStore, commit: Callable[[Sequence[Work]], Awaitable[Sequence[object]]]
+) -> None:
     """Of changes by messages that end at once, each is kept, or its own message is told of a conflict."""
-    kept, records = await _kept(store), [_record(f"o-{number}") for number in (2, 2, 3, 4)]
-    updated = replace(kept, state='{"n":1}')
+    stored, records = await _created_record(store), [_record(f"o-{number}") for number in (2, 2, 3, 4)]
+    updated = replace(stored, state='{"n":1}')
     changes = [
         *map(_created, records),
-        *(SagaChange(SagaFate.UPDATED, each) for each in (replace(kept, version=7), updated)),
+        *(SagaChange(SagaFate.UPDATED, each) for each in (replace(stored, version=7), updated)),
     ]
     conflicts = [isinstance(each, SagaConflict) for each in await commit([store.applying([each]) for each in changes])]
     expect_equal(conflicts, [conflicts[0], not conflicts[0], False, False, True, False], "messages told of a conflict")
     for number, record in ((int(conflicts[0]), records[int(conflicts[0])]), (2, records[2]), (3, records[3])):
-        found = await store.find("Order", record.correlation)
-        expect_equal(found and found.saga_id, record.saga_id, f"the instance that message {number} has made")
-    expect_equal(await _kept(store), replace(updated, version=kept.version + 1), "the updated instance")
+        instance = await store.find("Order", record.correlation)
+        expect_equal(instance and instance.saga_id, record.saga_id, f"the instance that message {number} has made")
+    expect_equal(await _created_record(store), replace(updated, version=stored.version + 1), "the updated instance")

@@ -96,24 +96,24 @@ keeping: Topic[TimeoutSubject] = Topic("timeouts")
 _AT_ONCE = 8
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def a_timeout_is_unchanged(persister: TimeoutPersister) -> None:
     """Id, due time, destination, saga, owner, headers in any script and all bytes come back as they were (4.6)."""
     headers = {"kind": "отправка-🕰️", "empty": "", "quote": "'\"\\%s\n"}
-    kept = replace(timeout(saga_id=SAGA, headers=headers, body=bytes(range(256))), destination="очередь'%s\\")
-    expect(await persister.add(kept), "a new timeout is kept")
-    expect_equal(await persister.peek(kept.timeout_id), kept, "the timeout that was kept")
+    stored = replace(timeout(saga_id=SAGA, headers=headers, body=bytes(range(256))), destination="очередь'%s\\")
+    expect(await persister.add(stored), "a new timeout is kept")
+    expect_equal(await persister.peek(stored.timeout_id), stored, "the timeout that was kept")
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def what_is_left_out_stays_out(persister: TimeoutPersister) -> None:
     """No saga, no headers and no body are none when they come back; the empty UUID is no saga either."""
-    kept = replace(timeout(), headers={}, body=b"")
-    await persister.add(kept)
+    stored = replace(timeout(), headers={}, body=b"")
+    await persister.add(stored)
     await persister.add(replace(timeout(2), saga_id=timeout_id(0)))
-    expect_equal(await persister.peek(kept.timeout_id), kept, "a timeout with nothing in it")
-    found = await persister.peek(timeout_id(2))
-    expect(found is not None and found.saga_id is None, "the empty UUID is no saga")
+    expect_equal(await persister.peek(stored.timeout_id), stored, "a timeout with nothing in it")
+    read = await persister.peek(timeout_id(2))
+    expect(read is not None and read.saga_id is None, "the empty UUID is no saga")
 
 
 @keeping
@@ -124,38 +124,38 @@ async def a_due_time_is_never_earlier(subject: TimeoutSubject) -> None:
         for number, microsecond in enumerate((1, 999, 3_334, 123_457, 999_999), 1):
             due = NOW.replace(microsecond=microsecond)
             await persister.add(timeout(number, due))
-            found = await persister.peek(timeout_id(number))
-            as_stored = due - MICROSECOND if found is None else found.due
-            expect(due <= as_stored < due + subject.precision, f"{due} is kept, not {found}")
+            read = await persister.peek(timeout_id(number))
+            as_stored = due - MICROSECOND if read is None else read.due
+            expect(due <= as_stored < due + subject.precision, f"{due} is kept, not {read}")
             stored.append(as_stored)
             early = await persister.next_chunk(NOW, due - MICROSECOND, 10)
-            expect_equal(len(early.due), sum(kept < due for kept in stored), f"timeouts due before {due}")
+            expect_equal(len(early.due), sum(stored_due < due for stored_due in stored), f"timeouts due before {due}")
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
     """An id is stored once: a message received twice is one timeout, and the first one stays (4.5)."""
-    kept = timeout()
-    await persister.add(kept)
-    expect(not await persister.add(replace(kept, due=NOW + SECOND, body=b"other")), "an id is stored once")
-    expect_equal(await persister.peek(kept.timeout_id), kept, "the first timeout under an id")
+    first = timeout()
+    await persister.add(first)
+    expect(not await persister.add(replace(first, due=NOW + SECOND, body=b"other")), "an id is stored once")
+    expect_equal(await persister.peek(first.timeout_id), first, "the first timeout under an id")
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
     """Upper case and braces name the same timeout and the same saga; what is no UUID, or no destination, is refused."""
-    kept = timeout(0xABC, saga_id=SAGA)
-    shouted = f"{{{kept.timeout_id.upper()}}}"
-    await persister.add(replace(kept, timeout_id=shouted))
-    expect(not await persister.add(kept), "the same id is stored once, however it is written")
-    expect_equal(await persister.peek(shouted), kept, "the timeout under its other name")
+    stored = timeout(0xABC, saga_id=SAGA)
+    shouted = f"{{{stored.timeout_id.upper()}}}"
+    await persister.add(replace(stored, timeout_id=shouted))
+    expect(not await persister.add(stored), "the same id is stored once, however it is written")
+    expect_equal(await persister.peek(shouted), stored, "the timeout under its other name")
     expect_equal(await persister.remove_by_saga(SAGA.upper()), 1, "timeouts of the saga under its other name")
-    await persister.add(kept)
+    await persister.add(stored)
     expect(await persister.try_remove(shouted), "it is removed under its other name")
     with expect_error(InvalidMessage, "an id that is no UUID"):
-        await persister.add(replace(kept, timeout_id="no uuid"))
+        await persister.add(replace(stored, timeout_id="no uuid"))
     with expect_error(InvalidMessage, "a saga that is no UUID"):
-        await persister.add(replace(kept, saga_id="no uuid"))
+        await persister.add(replace(stored, saga_id="no uuid"))
     for destination in ("", " ", "q" * 201):
         with expect_error(InvalidMessage, "a destination that is blank or too long"):
             await persister.add(replace(timeout(2), destination=destination))
@@ -163,7 +163,7 @@ async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> N
     expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
     """The first removal says that it removed; after it there is nothing to see, to find or to remove (4.6)."""
     await persister.add(timeout())
@@ -176,7 +176,7 @@ async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
     expect(await persister.add(timeout()), "an id that was removed may be stored again")
 
 
-@keeping.given_one(storage)
+@keeping.with_fixture(storage)
 async def a_saga_takes_all_its_timeouts_along(persister: TimeoutPersister) -> None:
     """All timeouts of one saga are removed and counted; those of others, and of none, stay (4.5)."""
     for number, saga in enumerate((SAGA, None, timeout_id(77), SAGA), 1):
@@ -241,8 +241,8 @@ async def looking_waits_for_nobody(subject: TimeoutSubject) -> None:
         await persister.add(timeout(2))
         with subject.removing_elsewhere(timeout_id(1)):
             with in_time("a look at a timeout that is being removed"):
-                found = await persister.peek(timeout_id(1))
-            expect(found is None or found == timeout(), "it is seen as it was, or not at all")
+                peeked = await persister.peek(timeout_id(1))
+            expect(peeked is None or peeked == timeout(), "it is seen as it was, or not at all")
             with in_time("a look for due timeouts while one is being removed"):
                 chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
             expect(timeout_id(2) in {each.timeout_id for each in chunk.due}, "the others are found")
@@ -255,19 +255,19 @@ async def what_is_stored_survives_closing(subject: TimeoutSubject) -> None:
     async with prepared(subject.open()) as persister:
         await persister.add(timeout())
     async with prepared(subject.open()) as persister:
-        found = await persister.peek(timeout_id(1))
-        expect_equal(found, timeout() if subject.durable else None, "the timeout after a restart")
+        peeked = await persister.peek(timeout_id(1))
+        expect_equal(peeked, timeout() if subject.durable else None, "the timeout after a restart")
 
 
 @keeping
 async def each_endpoint_has_its_own(subject: TimeoutSubject) -> None:
     """Two endpoints on one database do not see each other's timeouts; each owns what it reads."""
-    async with prepared(subject.open()) as ours, prepared(subject.open(), "Other % \"'`]") as theirs:
-        await ours.add(timeout())
-        expect_equal(await theirs.peek(timeout_id(1)), None, "a timeout of another endpoint")
-        expect(await theirs.add(replace(timeout(), owner="Other % \"'`]")), "one id may be used by both")
-        found = await theirs.peek(timeout_id(1))
-        expect(found is not None and found.owner == "Other % \"'`]", "it belongs to the endpoint whose table it is")
+    async with prepared(subject.open()) as one, prepared(subject.open(), "Other % \"'`]") as other:
+        await one.add(timeout())
+        expect_equal(await other.peek(timeout_id(1)), None, "a timeout of another endpoint")
+        expect(await other.add(replace(timeout(), owner="Other % \"'`]")), "one id may be used by both")
+        peeked = await other.peek(timeout_id(1))
+        expect(peeked is not None and peeked.owner == "Other % \"'`]", "it belongs to the endpoint whose table it is")
 
 
 @keeping
@@ -314,20 +314,20 @@ looking: Topic[TimeoutSubject] = Topic("due")
 _LONG_AGO = datetime(1800, 1, 1, tzinfo=UTC)
 
 
-def _chunk(next_query: datetime | None, *found: tuple[int, datetime]) -> DueChunk:
-    return DueChunk([DueTimeout(timeout_id(number), due) for number, due in found], next_query)
+def _chunk(next_query: datetime | None, *timeouts: tuple[int, datetime]) -> DueChunk:
+    return DueChunk([DueTimeout(timeout_id(number), due) for number, due in timeouts], next_query)
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def the_start_is_exclusive_and_now_inclusive(persister: TimeoutPersister) -> None:
     """A timeout due at the start is not found, one due at ``now`` is: looks that follow each other meet (row 95)."""
     for number in range(3):
         await persister.add(timeout(number, NOW + number * SECOND))
-    found = await persister.next_chunk(NOW, NOW + SECOND, 10)
-    expect_equal(found, _chunk(NOW + 2 * SECOND, (1, NOW + SECOND)), "what is due after the start, until now")
+    chunk = await persister.next_chunk(NOW, NOW + SECOND, 10)
+    expect_equal(chunk, _chunk(NOW + 2 * SECOND, (1, NOW + SECOND)), "what is due after the start, until now")
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) -> None:
     """When all due timeouts were found, the next query is when the next one is due, or never without one (row 95)."""
     expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None), "nothing at all")
@@ -335,12 +335,12 @@ async def the_next_query_is_the_earliest_to_come(persister: TimeoutPersister) ->
     expect_equal(await persister.next_chunk(_LONG_AGO, NOW, 10), _chunk(None, (1, NOW)), "nothing to come")
     await persister.add(timeout(2, NOW + 9 * SECOND))
     await persister.add(timeout(3, NOW + 5 * SECOND))
-    found = await persister.next_chunk(_LONG_AGO, NOW, 1)
-    expect_equal(found, _chunk(NOW + 5 * SECOND, (1, NOW)), "a chunk that is full, with nothing more due")
+    chunk = await persister.next_chunk(_LONG_AGO, NOW, 1)
+    expect_equal(chunk, _chunk(NOW + 5 * SECOND, (1, NOW)), "a chunk that is full, with nothing more due")
     expect_equal(await persister.next_chunk(NOW, NOW, 1), _chunk(NOW + 5 * SECOND), "nothing due")
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -> None:
     """A chunk cut by the limit has the earliest timeouts, and ``next_query`` is ``now`` (specification, row 95)."""
     for number in (3, 1, 2):
@@ -350,7 +350,7 @@ async def the_next_query_after_a_cut_chunk_is_now(persister: TimeoutPersister) -
     expect_equal(await persister.next_chunk(NOW, now, 2), expected, "the two that are due first")
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersister) -> None:
     """All timeouts of the last due time are in the chunk, by id: the next one starts after that time (row 95)."""
     for number, due in {1: NOW, 5: NOW + SECOND, 3: NOW + SECOND, 4: NOW + SECOND, 2: NOW + 2 * SECOND}.items():
@@ -358,35 +358,35 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
     now = NOW + 5 * SECOND
     tied = [(3, NOW + SECOND), (4, NOW + SECOND), (5, NOW + SECOND)]
     for limit in (2, 3, 4):
-        found = await persister.next_chunk(_LONG_AGO, now, limit)
-        expect_equal(found, _chunk(now, (1, NOW), *tied), f"a chunk of {limit}")
+        answer = await persister.next_chunk(_LONG_AGO, now, limit)
+        expect_equal(answer, _chunk(now, (1, NOW), *tied), f"a chunk of {limit}")
     expect_equal(await persister.next_chunk(NOW, now, 1), _chunk(now, *tied), "a chunk of equal times only")
-    found = await persister.next_chunk(NOW, NOW + SECOND, 2)
-    expect_equal(found, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
+    answer = await persister.next_chunk(NOW, NOW + SECOND, 2)
+    expect_equal(answer, _chunk(NOW + 2 * SECOND, *tied), "equal times up to the end: nothing more is due")
     await persister.add(timeout(6, NOW + 2 * SECOND))
     chunk = await persister.next_chunk(NOW + SECOND, now, 1)
     last = _chunk(None, (2, NOW + 2 * SECOND), (6, NOW + 2 * SECOND))
     expect_equal(chunk, last, "equal times behind which there is nothing")
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
     """Looks that each start at the last due time of the one before find everything, in order, once."""
     for number in range(1, 41):  # times with as many digits as there are, some of them equal
         await persister.add(timeout(number, NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)))
-    found, start, limits = list[DueTimeout](), _LONG_AGO, [1, 5, 2, 9] * 10
+    timeouts, start, limits = list[DueTimeout](), _LONG_AGO, [1, 5, 2, 9] * 10
     for limit in limits:
         chunk = await persister.next_chunk(start, NOW + SECOND, limit)
-        found += chunk.due
+        timeouts += chunk.due
         if not chunk.due:
             break
         start = chunk.due[-1].due
-    expect_equal(len(found), 40, "timeouts that were found")
-    expect_equal({each.timeout_id for each in found}, {timeout_id(number) for number in range(1, 41)}, "which")
-    expect(found == sorted(found, key=lambda each: (each.due, each.timeout_id)), "they come in order")
+    expect_equal(len(timeouts), 40, "timeouts that were found")
+    expect_equal({each.timeout_id for each in timeouts}, {timeout_id(number) for number in range(1, 41)}, "which")
+    expect(timeouts == sorted(timeouts, key=lambda each: (each.due, each.timeout_id)), "they come in order")
 
 
-@looking.given_one(storage)
+@looking.with_fixture(storage)
 async def any_start_will_do(persister: TimeoutPersister) -> None:
     """A look may start at the beginning of the calendar and go on to its end."""
     await persister.add(timeout())
@@ -403,49 +403,49 @@ claiming: Topic[TimeoutSubject] = Topic("claiming")
 @asynccontextmanager
 async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, TimeoutPersister]]:
     """Open two handles on storage with timeout 1, as two processes have them where it is durable."""
-    async with prepared(subject.open()) as ours:
-        await ours.add(timeout())
+    async with prepared(subject.open()) as one:
+        await one.add(timeout())
         if not subject.durable:
-            yield ours, ours
+            yield one, one
             return
-        async with prepared(subject.open_elsewhere()) as theirs:
-            yield ours, theirs
+        async with prepared(subject.open_elsewhere()) as other:
+            yield one, other
 
 
-@claiming.given(_two)
-async def of_several_who_claim_one_has_it(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+@claiming.with_fixtures(_two)
+async def of_several_who_claim_one_has_it(one: TimeoutPersister, other: TimeoutPersister) -> None:
     """A claim can remove its timeout; meanwhile, and afterwards, other callers get none, and do not wait for it."""
-    claim = await ours.claim(timeout_id(1).upper())
+    claim = await one.claim(timeout_id(1).upper())
     expect(claim is not None and claim.timeout == timeout(), "the timeout is claimed as it is stored")
     assert claim is not None
     with in_time("a claim of what somebody else has claimed"):
-        expect_equal([await each.claim(timeout_id(1)) for each in (ours, theirs)], [None, None], "further claims")
+        expect_equal([await each.claim(timeout_id(1)) for each in (one, other)], [None, None], "further claims")
     expect(await claim.remove(), "who has claimed it removes it")
     await claim.release()  # without effect
-    for each in (ours, theirs):
+    for each in (one, other):
         expect_equal(await each.peek(timeout_id(1)), None, "what was claimed and removed")
         expect_equal([await each.claim(id_) for id_ in (timeout_id(1), "no uuid")], [None, None], "what is gone")
 
 
-@claiming.given(_two)
-async def what_was_let_go_is_as_it_was(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+@claiming.with_fixtures(_two)
+async def what_was_let_go_is_as_it_was(one: TimeoutPersister, other: TimeoutPersister) -> None:
     """A timeout whose claim was released can be claimed again, unchanged, and removed."""
-    for each in (ours, theirs, ours):
+    for each in (one, other, one):
         claim = await each.claim(timeout_id(1))
         expect(claim is not None and claim.timeout == timeout(), "what was let go can be claimed, unchanged")
         assert claim is not None
         await claim.release()
-    expect(await theirs.try_remove(timeout_id(1)), "what was let go can be removed")
+    expect(await other.try_remove(timeout_id(1)), "what was let go can be removed")
 
 
-@claiming.given(_two)
-async def looking_sees_what_is_claimed(ours: TimeoutPersister, theirs: TimeoutPersister) -> None:
+@claiming.with_fixtures(_two)
+async def looking_sees_what_is_claimed(one: TimeoutPersister, other: TimeoutPersister) -> None:
     """A claim hides nothing: its timeout is stored until it is removed, and others see it without waiting."""
-    claim = await ours.claim(timeout_id(1))
+    claim = await one.claim(timeout_id(1))
     assert claim is not None
     with in_time("looks at a timeout that somebody has claimed"):
-        expect_equal(await theirs.peek(timeout_id(1)), timeout(), "a claimed timeout, peeked at")
-        chunk = await theirs.next_chunk(NOW - SECOND, NOW, 10)
+        expect_equal(await other.peek(timeout_id(1)), timeout(), "a claimed timeout, peeked at")
+        chunk = await other.next_chunk(NOW - SECOND, NOW, 10)
     expect_equal([each.timeout_id for each in chunk.due], [timeout_id(1)], "what is due")
     await claim.release()
 
@@ -481,13 +481,13 @@ async def _waiting(transport: Transport) -> list[str]:
     return ids(received)
 
 
-@enlisting.given(_together)
+@enlisting.with_fixtures(_together)
 async def it_names_the_database_of_the_queues(persister: TimeoutPersister, transport: Transport) -> None:
     """Storage and queues on one database say so, by an equal value: that is what a timeout manager compares."""
     expect_equal(persister.database, transport.capabilities.database, "the database")
 
 
-@enlisting.given(_together)
+@enlisting.with_fixtures(_together)
 async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
     """A timeout added in a transaction of the queues is there after its commit, and not after its failure (row 100)."""
     with expect_error(TimeoutConcurrentlyProcessed, "a transaction that fails after a timeout was added in it"):
@@ -498,28 +498,28 @@ async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, t
     expect_equal(await persister.peek(timeout_id(1)), timeout(), "a timeout of a transaction")
 
 
-@enlisting.given(_together)
+@enlisting.with_fixtures(_together)
 async def a_timeout_is_removed_with_what_is_sent(persister: TimeoutPersister, transport: Transport) -> None:
     """Sending and removing are one: if the timeout is gone, nothing is sent (4.8, row 100)."""
     await persister.add(timeout())
     await transport.send([_MESSAGE], NOW, work=[persister.removing(timeout_id(1))])
     expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was sent")
     expect_equal(await _waiting(transport), ["m-1"], "what was sent")
-    for gone in (timeout_id(1), "no uuid"):
-        with expect_error(TimeoutConcurrentlyProcessed, f"removing {gone}, which is gone"):
-            await transport.send([_MESSAGE], NOW, work=[persister.removing(gone)])
+    for removed in (timeout_id(1), "no uuid"):
+        with expect_error(TimeoutConcurrentlyProcessed, f"removing {removed}, which is gone"):
+            await transport.send([_MESSAGE], NOW, work=[persister.removing(removed)])
     await transport.send([Envelope(QUEUE, "m-2")], NOW)
     expect_equal(await _waiting(transport), ["m-2"], "what was sent beside a timeout that was gone: nothing")
 
 
-@enlisting.given(_together)
+@enlisting.with_fixtures(_together)
 async def a_saga_ends_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
     """All timeouts of a saga are removed in a transaction of the queues; none of no saga (4.5)."""
     for number, saga in enumerate((SAGA, SAGA, None), 1):
         await persister.add(timeout(number, saga_id=saga))
     await transport.send([], NOW, work=[persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))])
-    left = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
-    expect_equal(left, [3], "timeouts that are left")
+    remaining = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
+    expect_equal(remaining, [3], "timeouts that are left")
 
 
 _TOPICS = (keeping, looking, claiming, enlisting)

@@ -59,8 +59,8 @@ def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPl
         async with opened(subject) as place:
             if place is None:
                 return
-            first, *others = map(bad, place.rows.damages)
-            await place.put([first, *GOOD[:10], *others, *GOOD[10:]])
+            first, *more = map(bad, place.rows.damages)
+            await place.put([first, *GOOD[:10], *more, *GOOD[10:]])
             for damage in place.rows.damages:
                 place.rows.damage(bad(damage), damage)
             expect_equal(await place.take(), GOOD, "taken beside damaged messages")
@@ -78,7 +78,7 @@ def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPl
                     damaged_bytes, row = await place.damaged(damage)
                     expect_equal(await place.take(), [], "taken of an unreadable row")
                 expect_equal(len(texts), 1, f"log entries about one damaged message: {texts}")
-                _expect_kept(row, place.queue, damage, damaged_bytes)
+                _expect_unchanged(row, place.queue, damage, damaged_bytes)
         async with opened(subject) as place:
             assert place is not None
             with _logged() as texts:
@@ -108,7 +108,7 @@ def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPl
     return unreadable
 
 
-def _expect_kept(row: UnreadableRow, queue: str, damage: Damage, damaged_bytes: bytes) -> None:
+def _expect_unchanged(row: UnreadableRow, queue: str, damage: Damage, damaged_bytes: bytes) -> None:
     """Fail unless a marked row has its place, a reason, a time, and the bytes that it had when it was read."""
     expect_equal(row.queue, queue, "queue of an unreadable row")
     expect(bool(row.reason.strip()), "a reason is given")

@@ -97,10 +97,10 @@ class ActingViews(Views):
         """Return the name of someone who may act."""
         if self._actions.user_header is not None:
             return request.headers.get(self._actions.user_header, "").strip() or None
-        said, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
-        until, _, name = said.partition(".")
-        is_ours = _same(signature, self._signature("session", said))
-        return unquote(name) if is_ours and self._watcher.clock.now().timestamp() < int(until) else None
+        session, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
+        until, _, name = session.partition(".")
+        is_genuine = _same(signature, self._signature("session", session))
+        return unquote(name) if is_genuine and self._watcher.clock.now().timestamp() < int(until) else None
 
     def _csrf_token(self, request: Request) -> str:
         """Return what only the pages for who asks have in their forms."""
@@ -110,10 +110,10 @@ class ActingViews(Views):
     def _signature(self, purpose: str, text: str) -> str:
         return hmac.new(self._actions.key, f"{purpose} {text}".encode(), "sha256").hexdigest()
 
-    def _refused(self, request: Request, why: str, said: str, status: int = HTTPStatus.FORBIDDEN) -> HTTPException:
+    def _refused(self, request: Request, why: str, text: str, status: int = HTTPStatus.FORBIDDEN) -> HTTPException:
         asked = f"{request.method} {request.url.path}?{request.url.query}"
         log.warning("refused: %r by user %r at %s: %s", asked, *self._asks(request), why)
-        return HTTPException(status, f"{said} Nothing was done.")
+        return HTTPException(status, f"{text} Nothing was done.")
 
     async def _form(self, request: Request, *, signed: bool = True) -> dict[str, str]:
         """Return the fields of a form of this host, ``signed``: made for who sends it. Raises `HTTPException`."""
@@ -132,8 +132,8 @@ class ActingViews(Views):
         except ValueError as error:
             raise self._refused(request, str(error), "This is no form of this page.", HTTPStatus.BAD_REQUEST) from error
         if signed and not _same(form.get("csrf_token", ""), self._csrf_token(request)):
-            said = "This was sent by a page of another session: go back, load it again, and repeat."
-            raise self._refused(request, "its CSRF token is missing or wrong", said)
+            text = "This was sent by a page of another session: go back, load it again, and repeat."
+            raise self._refused(request, "its CSRF token is missing or wrong", text)
         return form
 
     async def sign_in(self, request: Request) -> Response:
@@ -145,8 +145,8 @@ class ActingViews(Views):
             raise self._refused(request, f"{name!r} has a wrong token", "The token is wrong, or no name given.")
         log.warning("user %r at %s signs in", name, self._asks(request)[1])
         until = later(self._watcher.clock.now(), _LASTS)
-        said = f"{int(until.timestamp())}.{quote(name, safe='')}"
-        return self._with_cookie(request, f"{said}.{self._signature('session', said)}", _LASTS)
+        session = f"{int(until.timestamp())}.{quote(name, safe='')}"
+        return self._with_cookie(request, f"{session}.{self._signature('session', session)}", _LASTS)
 
     async def sign_out(self, request: Request) -> Response:
         await self._form(request)
@@ -165,26 +165,26 @@ class ActingViews(Views):
     async def change(self, request: Request) -> Response:
         """Ask whether what the query says is to be done; for a form: do it."""
         if self._who(request) is None:
-            said = "Sign in first." if self._signs_in else "The server in front does not say who you are."
-            raise self._refused(request, "nobody is known to ask", said)
-        given = dict(request.query_params)
-        what, once = given.pop("what", ""), given.pop("once", "")
-        if what not in _ACTIONS.get(frozenset(given), ()):
+            text = "Sign in first." if self._signs_in else "The server in front does not say who you are."
+            raise self._refused(request, "nobody is known to ask", text)
+        query = dict(request.query_params)
+        what, once = query.pop("what", ""), query.pop("once", "")
+        if what not in _ACTIONS.get(frozenset(query), ()):
             raise HTTPException(HTTPStatus.BAD_REQUEST, "Follow the links of a page to say what is to be done.")
-        page = partial(self._page, request, "change", what=what, given=given, listed=LISTED)
+        page = partial(self._page, request, "change", what=what, given=query, listed=LISTED)
         if request.method != "POST":
             async with self._asking:
-                found = await self._asked(request, what, given)
-            return page(found=found, results=None, once=secrets.token_hex(8))
-        form, by = await self._form(request), (*self._asks(request), what, given)
+                preview = await self._asked(request, what, query)
+            return page(found=preview, results=None, once=secrets.token_hex(8))
+        form, by = await self._form(request), (*self._asks(request), what, query)
         if what == "edit":  # each time sends another message, also when a button is pressed twice
             if once in self._sent:
-                said = "This was sent before: see what became of it, or load the question again."
-                raise self._refused(request, "its form was sent before", said)
+                text = "This was sent before: see what became of it, or load the question again."
+                raise self._refused(request, "its form was sent before", text)
             self._sent.add(once)
         counts = [0]
         try:
-            results = await self._done(what, given, form, counts.append)
+            results = await self._done(what, query, form, counts.append)
         except BaseException as error:
             if isinstance(error, MessageError):  # nothing was sent: what was written can be corrected
                 self._sent.discard(once)
@@ -194,27 +194,27 @@ class ActingViews(Views):
             log.warning("user %r at %s: %s %r: %r", *by, each)
         return page(results=results)
 
-    async def _asked(self, request: Request, what: str, given: Mapping[str, str]) -> Any:
+    async def _asked(self, request: Request, what: str, query: Mapping[str, str]) -> Any:
         """Return what would become of a group, the limits of a queue, or a body as text; ``None``: nothing of these."""
         deployment, queue = await self._watcher.deployment(), self._error_queue
         now = await operations.present(deployment)
-        if "exception" in given:
+        if "exception" in query:
             how = operations.Treatment(discard=what == "discard-group", dry_run=True)
-            where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
+            where = operations.ErrorFilter(query["queue"], query["exception"], exact=True)
             return await operations.return_all(deployment, queue, now, where, how)
-        if "queue" in given:
-            return (await limits_of(limiting(deployment.store))).get(given["queue"], NO_LIMITS)
-        body = (await operations.show_error(deployment, queue, given["id"], now)).body if what == "edit" else None
+        if "queue" in query:
+            return (await limits_of(limiting(deployment.store))).get(query["queue"], NO_LIMITS)
+        body = (await operations.show_error(deployment, queue, query["id"], now)).body if what == "edit" else None
         if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
             return None  # forms give back other line ends, and no NUL
-        self._looked(request, "body of message", given["id"])
+        self._looked(request, "body of message", query["id"])
         return escape(body.text)
 
     async def _done(
-        self, what: str, given: Mapping[str, str], form: Mapping[str, str], progress: Callable[[int], None]
+        self, what: str, query: Mapping[str, str], form: Mapping[str, str], progress: Callable[[int], None]
     ) -> Sequence[object]:
         """Do it by what the command line calls, too, and return what became of each."""
-        deployment, id_, queue = await self._watcher.deployment(), given.get("id", ""), self._error_queue
+        deployment, id_, queue = await self._watcher.deployment(), query.get("id", ""), self._error_queue
         now, to = await operations.present(deployment), form.get("to", "").strip() or None
         how = operations.Treatment(to, "without_expiry" in form, discard=what.startswith("discard"))
         match what:
@@ -226,7 +226,7 @@ class ActingViews(Views):
             case "return" | "discard":
                 results = await operations.return_messages(deployment, queue, [id_], now, how)
             case "return-group" | "discard-group":
-                where = operations.ErrorFilter(given["queue"], given["exception"], exact=True)
+                where = operations.ErrorFilter(query["queue"], query["exception"], exact=True)
                 results = await operations.return_all(deployment, queue, now, where, how, progress)
             case "edit":
                 results = [await operations.edit(deployment, queue, id_, now, _edit(form, to))]
@@ -234,7 +234,7 @@ class ActingViews(Views):
                 results = await operations.discard_unreadable(deployment, [id_], now)
             case _:
                 change = {"pause": paused, "resume": resumed}.get(what) or _limited(form)
-                results = [(await change_destination(deployment, given["queue"], change, now))[0]]
+                results = [(await change_destination(deployment, query["queue"], change, now))[0]]
         return results
 
 

@@ -122,6 +122,6 @@ class _AddressLimit:
         if scope["type"] == "http":
             path = scope.get("raw_path") or scope["path"]  # not every server has the raw one
             if len(path) + len(scope["query_string"]) > _LONGEST_ADDRESS:
-                said = f"An address of this page has at most {_LONGEST_ADDRESS:,} characters."
-                app = self._views.failed(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, said))
+                text = f"An address of this page has at most {_LONGEST_ADDRESS:,} characters."
+                app = self._views.failed(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, text))
         await app(scope, receive, send)

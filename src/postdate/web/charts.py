@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from postdate.operations import Interval
 
-_LEFT, _ABOVE, _FLOOR, _HEIGHT = 44, 30, 224, 250
+_MARGIN, _ABOVE, _FLOOR, _HEIGHT = 44, 30, 224, 250
 _LINES: Final = 4
 _WEEK: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _HEAD, _ROW = 24, 60
@@ -31,18 +31,18 @@ def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Ma
     highest, herds = max((each.count for each in intervals if not each.herd), default=0), herds_of(intervals)
     step = _step(highest)
     top = max(math.ceil(highest / step), 1) * step
-    room, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _LEFT) / len(intervals)
+    room, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _MARGIN) / len(intervals)
     parts = list[Markup]()
     for value in range(0, top + 1, step):
         y = _FLOOR - room * value / top
-        parts.append(_tag("line", class_="grid", x1=_LEFT, x2=width, y1=y, y2=y))
-        parts.append(_text("value", _LEFT - 8, y + 4, short(value)))
+        parts.append(_tag("line", class_="grid", x1=_MARGIN, x2=width, y1=y, y2=y))
+        parts.append(_text("value", _MARGIN - 8, y + 4, short(value)))
     for place, each in enumerate(intervals):
         height = _FLOOR - _ABOVE if each.herd else max(room * each.count / top, 2 if each.count else 0)
-        parts.append(_bar(each, _LEFT + place * column, column, height, address(each)))
+        parts.append(_bar(each, _MARGIN + place * column, column, height, address(each)))
     for herd in herds:
         places = [place for place, each in enumerate(intervals) if herd.begin <= each.begin < herd.end]
-        middle = _LEFT + (sum(places) / len(places) + 0.5) * column
+        middle = _MARGIN + (sum(places) / len(places) + 0.5) * column
         parts.append(_text("herd", min(middle, width - 24), _ABOVE - 10, f"{herd.count:,}"))
     return _drawing(width, _HEIGHT, [*parts, *_times(intervals, column)])
 
@@ -64,7 +64,7 @@ def _bar(each: Interval, x: float, width: float, height: float, address: str) ->
     wide = max(width * 0.72, 1.5)
     kind, top = "herd" if each.herd else "bar", _FLOOR - height
     parts = [
-        _tag("title", _said(each, f"{each.begin:%H:%M} to {each.end:%H:%M}")),
+        _tag("title", _tooltip(each, f"{each.begin:%H:%M} to {each.end:%H:%M}")),
         _tag("rect", class_="back", x=x, width=width, height=_FLOOR),
         _tag("rect", class_=kind, x=x + (width - wide) / 2, y=top, width=wide, height=height, rx=min(wide / 4, 3)),
     ]
@@ -78,7 +78,7 @@ def _times(intervals: Sequence[Interval], column: float) -> list[Markup]:
     hours = intervals[-1].end - intervals[-1].begin >= timedelta(hours=1)
     every = next((n for n in (1, 2, 3, 5, 6, 10, 15) if n * column >= 54), 30)
     return [
-        _text("time", _LEFT + (place + 0.5) * column, _HEIGHT - 6, f"{each.begin:%H:%M}")
+        _text("time", _MARGIN + (place + 0.5) * column, _HEIGHT - 6, f"{each.begin:%H:%M}")
         for place, each in enumerate(intervals[:-1])
         if place and (each.begin.hour if hours else each.begin.minute) % every == 0
     ]
@@ -95,7 +95,7 @@ def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
         sheet = {"x": x, "y": y, "width": cell - 6, "height": _ROW - 6, "rx": 8}
         day = f"{each.begin.day} {each.begin:%b}" if not place or each.begin.day == 1 else f"{each.begin.day}"
         inside = [
-            _tag("title", _said(each, f"{each.begin:%A, %d %B}")),
+            _tag("title", _tooltip(each, f"{each.begin:%A, %d %B}")),
             _tag("rect", class_="sheet", **sheet),
             _tag("rect", class_="herd" if each.herd else "bar", opacity=shade, **sheet),
             _text("day on" if each.herd else "day", x + 7, y + 19, day),
@@ -120,7 +120,7 @@ def short(count: int) -> str:
     return str(count)
 
 
-def _said(each: Interval, when: str) -> str:
+def _tooltip(each: Interval, when: str) -> str:
     return f"{when}: {each.count:,} due{', a herd' if each.herd else ''}"
 
 
@@ -136,5 +136,5 @@ def _drawing(width: int, height: int, parts: Sequence[Markup], **attributes: str
 def _tag(name: str, *inside: str, **attributes: float | str) -> Markup:
     """Return an element; names of attributes may end in ``_``, and all that is no `Markup` is escaped."""
     shown = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in attributes.items()}
-    given = Markup("").join(Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in shown.items())
-    return Markup("<{}{}>{}</{}>").format(name, given, Markup("").join(inside), name)
+    attribute_text = Markup("").join(Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in shown.items())
+    return Markup("<{}{}>{}</{}>").format(name, attribute_text, Markup("").join(inside), name)

@@ -178,30 +178,30 @@ class Views:
     # --- messages -------------------------------------------------------------------------------------------------
 
     async def messages(self, request: Request) -> Response:
-        given, look = request.query_params, None
-        asked = {name: given.get(name, "").strip().replace("\0", "") for name in ("queue", "due_from", "due_to")}
+        query, look = request.query_params, None
+        asked = {name: query.get(name, "").strip().replace("\0", "") for name in ("queue", "due_from", "due_to")}
         where = Pending(asked["queue"] or None, _instant(asked["due_from"]), _instant(asked["due_to"]))
-        origin = given.get("origin", "")
+        origin = query.get("origin", "")
         if origin or not where.says_something:
             where = replace(where, origins=_ORIGINS.get(origin, EVERYTHING.origins))
-        deployment, after = await self._watcher.deployment(), given.get("after") or None
-        among = None if (search := given.get("search")) == "all" else _SEARCHED_THROUGH
+        deployment, after = await self._watcher.deployment(), query.get("after") or None
+        among = None if (search := query.get("search")) == "all" else _SEARCHED_THROUGH
         if after or where != EVERYTHING:
             async with self._asking:
                 now = await operations.present(deployment)
-                found = await operations.list_messages(deployment, where, LISTED, now, after, among)
+                messages = await operations.list_messages(deployment, where, LISTED, now, after, among)
         else:
             look = await self._watcher.first_messages.last()
-            found, now = look.found, look.at
+            messages, now = look.found, look.at
         beyond = 0
-        if (where.destination or where.origins != EVERYTHING.origins) and among is not None and not found.more:
+        if (where.destination or where.origins != EVERYTHING.origins) and among is not None and not messages.more:
             beyond = (await self._watcher.overview.last()).found.statistics.pending - among
         asked["origin"] = origin
-        further = _query({**asked, "search": search, "after": found.cursor})
+        further = _query({**asked, "search": search, "after": messages.cursor})
         everywhere = _query({**asked, "search": "all", "after": after}) if beyond > 0 else ""
         values: dict[str, Any] = {"further": further, "everywhere": everywhere, "among": among, "look": look}
         values |= {"origins": _ORIGINS, "everything": EVERYTHING}
-        return self._page(request, "messages", found=found, where=where, now=now, **values)
+        return self._page(request, "messages", found=messages, where=where, now=now, **values)
 
     async def message(self, request: Request) -> Response:
         """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
@@ -221,26 +221,26 @@ class Views:
                 details = await operations.show_message(deployment, id_, queued=queued)
             except MessageNotFound:
                 details = operations.MessageDetails(id_, (), ())
-            is_told = everywhere or bool(details.places)
-            explanation = await operations.explain(deployment, id_, now) if is_told else None
+            is_explained = everywhere or bool(details.places)
+            explanation = await operations.explain(deployment, id_, now) if is_explained else None
         state = MessageState.UNKNOWN if explanation is None else explanation.state
-        is_known = bool(details.places or details.history) or state is not MessageState.UNKNOWN
+        exists = bool(details.places or details.history) or state is not MessageState.UNKNOWN
         values: dict[str, Any] = {"explanation": explanation, "mood": _MOODS.get(state.value, ""), "body": body}
-        status = HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND
+        status = HTTPStatus.OK if exists else HTTPStatus.NOT_FOUND
         return self._page(request, "message", status, id_=id_, details=details, now=now, **values)
 
     # --- sagas ----------------------------------------------------------------------------------------------------
 
     async def sagas(self, request: Request) -> Response:
         """List instances from a type and id on."""
-        given, further, deployment = request.query_params, "", await self._watcher.deployment()
+        query, further, deployment = request.query_params, "", await self._watcher.deployment()
         async with self._asking:
-            now, after = await operations.present(deployment), (given.get("type", ""), given.get("after", ""))
-            found = await operations.list_sagas(deployment, after, LISTED + 1)
-        if found and found[LISTED:]:
-            last = found[LISTED - 1].record
-            found, further = found[:LISTED], _query({"type": last.saga_type, "after": last.saga_id})
-        return self._page(request, "sagas", found=found, one=None, further=further, now=now)
+            now, after = await operations.present(deployment), (query.get("type", ""), query.get("after", ""))
+            instances = await operations.list_sagas(deployment, after, LISTED + 1)
+        if instances and instances[LISTED:]:
+            last = instances[LISTED - 1].record
+            instances, further = instances[:LISTED], _query({"type": last.saga_type, "after": last.saga_id})
+        return self._page(request, "sagas", found=instances, one=None, further=further, now=now)
 
     async def saga(self, request: Request) -> Response:
         kind, _, id_ = request.path_params["id"].rpartition("/")
@@ -256,18 +256,18 @@ class Views:
     # --- errors ---------------------------------------------------------------------------------------------------
 
     async def errors(self, request: Request) -> Response:
-        given, deployment = request.query_params, await self._watcher.deployment()
-        where = operations.ErrorFilter(given.get("queue"), given.get("exception"), exact=True)
+        query, deployment = request.query_params, await self._watcher.deployment()
+        where = operations.ErrorFilter(query.get("queue"), query.get("exception"), exact=True)
         look = await self._watcher.errors.last()
         groups = look.found
         async with self._asking:
-            found = await operations.list_errors(deployment, self._error_queue, LISTED)
+            errors = await operations.list_errors(deployment, self._error_queue, LISTED)
         some = where.failed_queue is not None or where.exception is not None
         if some:  # without reading the whole queue again
             those = [each for each in groups.groups if where.is_of(each.exception_type, each.failed_queue)]
             lines = [line for each in those for line in each.first][:LISTED]
-            found = replace(found, total=sum(each.count for each in those), messages=lines)
-        return self._page(request, "errors", look=look, groups=groups, found=found, where=where, some=some)
+            errors = replace(errors, total=sum(each.count for each in those), messages=lines)
+        return self._page(request, "errors", look=look, groups=groups, found=errors, where=where, some=some)
 
     def _looked(self, request: Request, at: str, *names: str) -> None:
         user, address = self._asks(request)
@@ -281,11 +281,11 @@ class Views:
 
     def failed(self, request: Request, error: Exception) -> Response:
         """Say what is wrong, where, and how to mend it; what is no error of Postdate or HTTP, the server logs."""
-        said, mend, code = without_secrets(str(error)), "", "internal_error"
+        text, mend, code = without_secrets(str(error)), "", "internal_error"
         match error:
             case HTTPException():
                 status, code = HTTPStatus(error.status_code), ""
-                said = error.detail if error.detail != status.phrase else status.description
+                text = error.detail if error.detail != status.phrase else status.description
             case MessageNotFound() | QueueNotFound():
                 status, code = HTTPStatus.NOT_FOUND, error.code
             case MessageError():
@@ -296,8 +296,8 @@ class Views:
                 status, code = HTTPStatus.SERVICE_UNAVAILABLE, error.code
                 mend = advice_for(error, "see what `postdate doctor` says")
             case _:
-                status, said = HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault in Postdate; its log has the details."
-        return self._page(request, "problem", status, said=said, code=code, mend=mend)
+                status, text = HTTPStatus.INTERNAL_SERVER_ERROR, "This is a fault in Postdate; its log has the details."
+        return self._page(request, "problem", status, said=text, code=code, mend=mend)
 
 
 class Front(Views):

@@ -8,7 +8,7 @@ from postdate.wiring.adapters import (
     looks_into as looks_into,
     open_store as open_store,
     open_transport as open_transport,
-    taken_by_store as taken_by_store,
+    settings_of_store as settings_of_store,
 )
 from postdate.wiring.causes import advice_for as advice_for, naming as naming, placing_errors as placing_errors
 from postdate.wiring.deployment import (
@@ -20,7 +20,7 @@ from postdate.wiring.deployment import (
     delayed_delivery as delayed_delivery,
     dispatcher_queues as dispatcher_queues,
     intake_queues as intake_queues,
-    is_wanted as is_wanted,
+    is_enabled as is_enabled,
     open_outbox as open_outbox,
     open_saga_store as open_saga_store,
     open_timeouts as open_timeouts,

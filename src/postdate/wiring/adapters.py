@@ -54,14 +54,14 @@ def kinds(role: Role) -> Mapping[str, AdapterRole]:
 
 @lru_cache(maxsize=2 * len(ROLES))
 def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, AdapterRole]:
-    found, aliases = dict[str, AdapterRole](), dict[str, AdapterRole]()
+    by_scheme, aliases = dict[str, AdapterRole](), dict[str, AdapterRole]()
     for backend in all_of_them:
         adapter: Adapter | None = getattr(backend, role)
         if adapter is not None:
             written = (role == "transport" and backend.queue_addresses) or backend.addresses
-            found |= {scheme: AdapterRole(backend, adapter, written, scheme) for scheme in written.schemes}
-            aliases |= dict.fromkeys(written.aliases, found[written.schemes[0]])
-    return {**found, **{name: kind for name, kind in aliases.items() if name not in found}}
+            by_scheme |= {scheme: AdapterRole(backend, adapter, written, scheme) for scheme in written.schemes}
+            aliases |= dict.fromkeys(written.aliases, by_scheme[written.schemes[0]])
+    return {**by_scheme, **{name: kind for name, kind in aliases.items() if name not in by_scheme}}
 
 
 def example_of(role: Role, scheme: str) -> str:
@@ -82,12 +82,12 @@ def check_transport(address: str) -> AdapterRole:
 
 def kind_of(address: str, what: str, role: Role) -> AdapterRole:
     """Return the adapter of a role for an address that is no reference; ``what`` names the address in the error."""
-    known = kinds(role)
+    all_kinds = kinds(role)
     scheme = Address(address).scheme
-    if (kind := known.get(scheme)) is None:
-        close = difflib.get_close_matches(scheme, known, n=1)
-        there = ", ".join(f"{each}:" for each, kind in known.items() if each == kind.scheme)
-        hint = f"did you mean {known[close[0]].example}?" if close else f"there are {there}"
+    if (kind := all_kinds.get(scheme)) is None:
+        close = difflib.get_close_matches(scheme, all_kinds, n=1)
+        there = ", ".join(f"{each}:" for each, kind in all_kinds.items() if each == kind.scheme)
+        hint = f"did you mean {all_kinds[close[0]].example}?" if close else f"there are {there}"
         raise ConfigurationError(f"no {what} has the address {_shown(address)}; {hint}")
     if kind.backend.place is Place.FILE:
         _path(address)
@@ -98,12 +98,12 @@ def kind_of(address: str, what: str, role: Role) -> AdapterRole:
 
 
 def _path(address: str) -> Path:
-    scheme, _, rest = address.partition(":")
-    if not rest.startswith("///") or len(rest) < 4:
+    scheme, _, path = address.partition(":")
+    if not path.startswith("///") or len(path) < 4:
         raise ConfigurationError(
             f"{_shown(address)} names no file; write three slashes and the path: {scheme}:///file.db"
         )
-    return Path(rest[3:])
+    return Path(path[3:])
 
 
 def _shown(address: str) -> str:
@@ -124,28 +124,28 @@ def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
 
 def libraries() -> list[LibraryFacts]:
     """Return the facts of the libraries that backends without a server use in this process."""
-    found = {kind.adapter.reference: kind for kind in kinds("library").values()}
-    return [cast("LibraryFacts", loaded(kind)()) for kind in found.values()]
+    by_reference = {kind.adapter.reference: kind for kind in kinds("library").values()}
+    return [cast("LibraryFacts", loaded(kind)()) for kind in by_reference.values()]
 
 
 # --- opening -----------------------------------------------------------------------------------------------------
 
 
-def taken_by_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``settings`` that the store at ``address`` knows and that have a value."""
-    known = check_store(address).takes
-    return {name: value for name, value in settings.items() if name in known and value is not None}
+    names = check_store(address).takes
+    return {name: value for name, value in settings.items() if name in names and value is not None}
 
 
-def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: Any) -> dict[str, Any]:
-    """Return an adapter's arguments: the settings of its section and ``given``, which goes first.
+def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **arguments: Any) -> dict[str, Any]:
+    """Return an adapter's arguments: the settings of its section and ``arguments``, which goes first.
 
     Raises `ConfigurationError` when a setting was given that this adapter does not have.
     """
     chosen: SectionValues = getattr(settings, section)
     role = SECTIONS[section].role
-    known = set[str]() if role is None else {name for each in kinds(role).values() for name in each.adapter.own}
-    possible = [name for name in definitions(section) if name in known]
+    own_names = set[str]() if role is None else {name for each in kinds(role).values() for name in each.adapter.own}
+    possible = [name for name in definitions(section) if name in own_names]
     for name in possible:
         key = f"{section}.{name}"
         if name not in kind.takes and settings.origin(key) != "default":
@@ -155,7 +155,9 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: 
     of_store = {name: settings.store.values.get(name) for name in kind.adapter.from_store}
     own = {name: chosen.values[name] for name in kind.adapter.own}
     return {
-        name: value for name, value in {**of_store, **own, **given}.items() if name in kind.takes and value is not None
+        name: value
+        for name, value in {**of_store, **own, **arguments}.items()
+        if name in kind.takes and value is not None
     }
 
 
@@ -186,8 +188,8 @@ def open_adapter(
 ) -> object:
     """Return the adapter at an address; raises as :func:`open_store`."""
     if unknown := sorted(settings.keys() - kind.takes):
-        known = ", ".join(sorted(kind.takes)) or "no settings"
-        raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {known}")
+        possible = ", ".join(sorted(kind.takes)) or "no settings"
+        raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {possible}")
     adapter = loaded(kind)
     chosen = dict(settings)
     if "recording" in chosen:
@@ -206,10 +208,10 @@ def open_adapter(
 
 
 def _recording(value: object) -> Recording:
-    known = setting("recording", HowMuchIsRecorded)
-    assert known is not None
+    choices = setting("recording", HowMuchIsRecorded)
+    assert choices is not None
     try:
-        return known.checked(value)
+        return choices.checked(value)
     except Wrong as error:
         raise ConfigurationError(f"recording {error}, not {value!r}") from None
 
@@ -247,7 +249,7 @@ class Databases:
     """The database objects of adapters that are opened together; each is closed with the last adapter made from it."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
+        self._opened: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
 
     def of(
         self,
@@ -264,14 +266,16 @@ class Databases:
         own = adapter.takes if backend.database is None else backend.database.takes & adapter.takes
         if adapter is backend.timeouts:  # their tables are in upstream's schema
             own -= {"schema"}
-        for other, place, theirs, database in self._known:
-            if (other, place) == (backend, address) and all(theirs.get(each) == settings.get(each) for each in own):
+        for other, place, other_settings, database in self._opened:
+            if (other, place) == (backend, address) and all(
+                other_settings.get(each) == settings.get(each) for each in own
+            ):
                 return database
-        given = {name: value for name, value in settings.items() if name in own}
-        database = opened(address, **given)
-        self._known.append((backend, address, given, database))
+        own_settings = {name: value for name, value in settings.items() if name in own}
+        database = opened(address, **own_settings)
+        self._opened.append((backend, address, own_settings, database))
         return database
 
     def expect(self, concurrency: int) -> None:
-        for *_, database in self._known:
+        for *_, database in self._opened:
             database.expect(concurrency)

@@ -93,10 +93,10 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
     try:
         yield
     except PostdateError as error:
-        found = placed(error, settings, key)
-        if found is error:
+        located = placed(error, settings, key)
+        if located is error:
             raise
-        raise found from error
+        raise located from error
 
 
 def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:

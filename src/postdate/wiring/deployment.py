@@ -117,9 +117,9 @@ def _opened(
             f"or pass one of your own to the endpoint"
         ) from error
     schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
-    given = chosen_for(section, kind, settings, schema=schema)
+    arguments = chosen_for(section, kind, settings, schema=schema)
     with naming(key, address, settings):
-        return open_adapter(kind, address, given, databases)
+        return open_adapter(kind, address, arguments, databases)
 
 
 def place_of(chosen: SectionValues, settings: Settings) -> Address:
@@ -127,7 +127,7 @@ def place_of(chosen: SectionValues, settings: Settings) -> Address:
     return settings.store.address if chosen.address is None else chosen.address
 
 
-def is_wanted(chosen: SectionValues, asked: bool) -> bool:
+def is_enabled(chosen: SectionValues, asked: bool) -> bool:
     """Return whether setup creates the tables of a section: when it has a place of its own, or when asked to."""
     return asked or chosen.address is not None or chosen.schema is not None
 
@@ -201,11 +201,11 @@ def open_timeouts(
     """Return the storage of each managed endpoint's timeouts; all connect at first use, and may ``create`` a file."""
     if not (endpoints := managed_endpoints(settings)):
         return {}
-    kind, given = _storage(settings, create=create)
+    kind, arguments = _storage(settings, create=create)
     address = settings.timeout_manager.address
     assert address is not None
     with naming("timeout_manager.address", address, settings):
-        return {name: cast("TimeoutPersister", open_adapter(kind, address, given, databases)) for name in endpoints}
+        return {name: cast("TimeoutPersister", open_adapter(kind, address, arguments, databases)) for name in endpoints}
 
 
 def timeout_manager(
@@ -314,12 +314,12 @@ def store_observer(store: ClaimingStore) -> Observer | None:
 
 def _files(settings: Settings) -> list[tuple[str, Address]]:
     """Return the addresses that may be files, with their keys."""
-    found = [("transport.address", settings.transport.address)]
+    addresses = [("transport.address", settings.transport.address)]
     if settings.delayed_delivery.enabled:
-        found.insert(0, ("store.address", settings.store.address))
+        addresses.insert(0, ("store.address", settings.store.address))
     if settings.timeout_manager.address is not None:
-        found.append(("timeout_manager.address", settings.timeout_manager.address))
-    return found
+        addresses.append(("timeout_manager.address", settings.timeout_manager.address))
+    return addresses
 
 
 async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Transport) -> None:

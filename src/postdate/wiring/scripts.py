@@ -13,7 +13,7 @@ from postdate.ports import FileScripts, Scripted
 from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
 from postdate.wiring.deployment import (
     check_timeout_managers,
-    is_wanted,
+    is_enabled,
     managed_endpoints,
     open_outbox,
     open_saga_store,
@@ -33,16 +33,16 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
     create ``queues``.
     """
     check_timeout_managers(settings)
-    found = _Scripts()
-    _add_store_and_queues(settings, queues, found)
-    _add_timeouts(settings, found)
-    if is_wanted(settings.sagas, sagas):
-        _add_part(place_of(settings.sagas, settings), "sagas", settings, found)
-    if is_wanted(settings.outbox, outbox):
-        _add_part(place_of(settings.outbox, settings), "outbox", settings, found)
-    if not found.parts:
+    scripts = _Scripts()
+    _add_store_and_queues(settings, queues, scripts)
+    _add_timeouts(settings, scripts)
+    if is_enabled(settings.sagas, sagas):
+        _add_part(place_of(settings.sagas, settings), "sagas", settings, scripts)
+    if is_enabled(settings.outbox, outbox):
+        _add_part(place_of(settings.outbox, settings), "outbox", settings, scripts)
+    if not scripts.parts:
         raise ConfigurationError(f"{settings.store.address!r} needs no SQL")
-    return found.text()
+    return scripts.text()
 
 
 @dataclass
@@ -74,51 +74,55 @@ class _Scripts:
         return "\n".join(lines)
 
 
-def _add_store_and_queues(settings: Settings, more: Sequence[str], found: _Scripts) -> None:
+def _add_store_and_queues(settings: Settings, more: Sequence[str], scripts: _Scripts) -> None:
     store, transport = settings.store.address, settings.transport.address
     database: object = None
     if settings.delayed_delivery.enabled and file_of(store) is None:
         adapter = open_store(store, **store_settings(settings))
         database = adapter.capabilities.database
         if isinstance(adapter, Scripted):
-            found.add(store, adapter.setup_statements(settings.endpoint.name))
+            scripts.add(store, adapter.setup_statements(settings.endpoint.name))
     elif settings.delayed_delivery.enabled:
-        found.add(store, "", in_queue_file=True)
+        scripts.add(store, "", in_queue_file=True)
     if file_of(transport) is not None:
-        found.add(transport, "", in_queue_file=True)
+        scripts.add(transport, "", in_queue_file=True)
         return
     queues = open_transport(transport, **transport_settings(settings))
     if isinstance(queues, Scripted):
         if database is None or queues.capabilities.database != database:
-            found.add(transport, queues.setup_statements(settings.endpoint.name))
+            scripts.add(transport, queues.setup_statements(settings.endpoint.name))
         names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *more]))
-        found.add(transport, queues.queue_statements(names))
+        scripts.add(transport, queues.queue_statements(names))
 
 
-def _add_timeouts(settings: Settings, found: _Scripts) -> None:
+def _add_timeouts(settings: Settings, scripts: _Scripts) -> None:
     chosen = settings.timeout_manager
     if chosen.address is None:
         return
     if file_of(chosen.address) is not None:
         for endpoint in managed_endpoints(settings):
             text = _of_file(chosen.address).timeouts(endpoint, chosen.table_prefix)
-            found.add(chosen.address, text, in_queue_file=True)
+            scripts.add(chosen.address, text, in_queue_file=True)
         return
     for endpoint, timeouts in open_timeouts(settings).items():
         if not isinstance(timeouts, Scripted):
             raise _no_sql(chosen.address)
-        found.add(chosen.address, timeouts.setup_statements(endpoint))
+        scripts.add(chosen.address, timeouts.setup_statements(endpoint))
 
 
-def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, found: _Scripts) -> None:
+def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, scripts: _Scripts) -> None:
     if file_of(place) is not None:
-        scripts = _of_file(place)
-        found.add(place, scripts.sagas() if section == "sagas" else scripts.outbox(), in_queue_file=section == "sagas")
+        part_scripts = _of_file(place)
+        scripts.add(
+            place,
+            part_scripts.sagas() if section == "sagas" else part_scripts.outbox(),
+            in_queue_file=section == "sagas",
+        )
         return
     part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
     if not isinstance(part, Scripted):
         raise _no_sql(place)
-    found.add(place, part.setup_statements(settings.endpoint.name))
+    scripts.add(place, part.setup_statements(settings.endpoint.name))
 
 
 def _of_file(place: Address) -> FileScripts:

@@ -28,8 +28,8 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
             f"the server does not tell which transactions may still write lower ones; read what='records' again and "
             f"again instead, or keep the store in PostgreSQL or SQLite"
         )
-    taken = {each: value for each, value in settings.items() if each in kind.takes and value is not None}
-    return cast("RecordStreamStore", open_adapter(kind, place, taken))
+    arguments = {each: value for each, value in settings.items() if each in kind.takes and value is not None}
+    return cast("RecordStreamStore", open_adapter(kind, place, arguments))
 
 
 def migration_source(
@@ -48,14 +48,14 @@ def migration_source(
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
     """
     place = resolved(address, os.environ)
-    known = kinds("timeouts_source")
-    if place.scheme not in known:
-        *first, last = dict.fromkeys(f"{each.scheme}:" for each in known.values())
+    all_kinds = kinds("timeouts_source")
+    if place.scheme not in all_kinds:
+        *first, last = dict.fromkeys(f"{each.scheme}:" for each in all_kinds.values())
         raise ConfigurationError(
             f"no migration can be made from {place!r}; it can from {', '.join(first)} and {last} addresses"
         )
     kind = kind_of(place, "source of a migration", "timeouts_source")
     if "schema" not in kind.takes and schema is not None:
         raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
-    given = {"schema": schema} if "schema" in kind.takes else {}
-    return MigrationSource(cast("Dialect", open_adapter(kind, place, given)), prefixes)
+    arguments = {"schema": schema} if "schema" in kind.takes else {}
+    return MigrationSource(cast("Dialect", open_adapter(kind, place, arguments)), prefixes)

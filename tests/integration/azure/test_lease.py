@@ -72,7 +72,7 @@ async def test_row_79_a_second_process_cannot_have_the_lease_until_the_first_giv
         assert not await second.hold()
         assert await first.hold()
     await first.give_up()
-    assert not first.is_held
+    assert not first.is_in_force
     assert await second.hold()
     assert not await first.hold()
     await second.give_up()

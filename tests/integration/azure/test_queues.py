@@ -333,7 +333,7 @@ async def test_what_is_held_is_hidden_anew_before_its_time_has_run_out(
         await send(transport, envelope(queue, "long"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._held[held.token]
+        hold = receiver._claimed[held.token]
         for _ in range(2):
             receipt = hold.receipt
             hold.until -= 30  # seconds: its time has nearly run out
@@ -355,7 +355,7 @@ async def test_a_message_stays_held_for_as_long_as_it_takes_and_then_can_be_comm
         await send(transport, envelope(queue, "long"))
         receiver, competitor = transport.receiver(queue), other.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._held[held.token]
+        hold = receiver._claimed[held.token]
         first, stolen = hold.until, list[Received]()
 
         async def compete() -> None:
@@ -399,7 +399,7 @@ async def test_a_message_that_another_took_over_is_lost_to_the_first(
         await send(transport, envelope(queue, "stolen"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._held[held.token]
+        hold = receiver._claimed[held.token]
         client = plain.get_queue_client(queue)
         await client.update_message(hold.native_id, hold.receipt, visibility_timeout=0)
         assert await client.receive_message(visibility_timeout=30) is not None
@@ -416,7 +416,7 @@ async def test_a_message_whose_hold_is_lost_under_renewal_is_given_up(
         await send(transport, envelope(queue, "stolen"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._held[held.token]
+        hold = receiver._claimed[held.token]
         with caplog.at_level(logging.WARNING, "postdate.azure"):
             await plain.get_queue_client(queue).delete_message(hold.native_id, hold.receipt)
             await until(lambda: bool(hold.lost))
@@ -656,7 +656,7 @@ async def test_closing_ends_every_receiver_and_every_connection_whatever_goes_wr
     with pytest.raises(RuntimeError, match="no"):
         await transport.close()
     assert transport.service._service is None
-    assert not right._held
+    assert not right._claimed
     async with transport_at(login) as another:
         assert len(await receive(another.receiver(queue))) == 1
 

@@ -173,14 +173,14 @@ def test_keys_sort_as_times_do() -> None:
     times = [NOW.replace(year=year, microsecond=at) for year in (1, 1900, 2026, 9999) for at in (0, 1, 16, 999_999)]
     keys = [row_key("m-1", at) for at in times]
     assert keys == sorted(keys)
-    assert [attempt_of(key, is_ours=True) for key in keys] == times
+    assert [attempt_of(key, is_own=True) for key in keys] == times
     assert second_key(times[0]) == "00010131120005"
 
 
 @pytest.mark.parametrize("row", ["", "abc", "20261331000000_x", "2026013112000", "\uff12026013112000"])
 def test_a_row_key_that_is_no_time_is_no_message(row: str) -> None:
     with pytest.raises(InvalidMessage):
-        attempt_of(row, is_ours=False)
+        attempt_of(row, is_own=False)
 
 
 # --- polling ----------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ class VirtualStream:
             yield 0, CANCELS, 0, to_content(pa.RecordBatch.from_pydict({"id": pa.array(ids)}))
 
     def opened(self, content: bytes) -> list[dict[str, Any]]:
-        return packing_module.from_content(content, self.packing.kept_schema).to_pylist()
+        return packing_module.from_content(content, self.packing.stored_schema).to_pylist()
 
     def next_timer(self) -> int | None:
         return min(self.handle.listTimers(), default=None)
@@ -304,7 +304,7 @@ def test_rows_that_trickle_in_are_merged() -> None:
 
 
 def test_a_wide_bucket_is_taken_apart_in_several_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_module, "ROWS_TAKEN_APART", 100)
+    monkeypatch.setattr(processor_module, "ROWS_SPREAD", 100)
     monkeypatch.setattr(processor_module, "_MERGED_PACKAGES", 1_000)
     stream = VirtualStream()
     for n in range(500):

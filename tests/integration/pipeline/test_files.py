@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import told_in_one_line, watched
+from postdate.pipeline.failures import one_line_errors, watched
 from postdate.pipeline.files import read_directory, read_input
 from postdate.pipeline.local_time import LocalTimes
 from postdate.pipeline.rows import INSTANT
@@ -96,7 +96,7 @@ def test_a_folder_whose_files_have_other_columns_is_refused_before_anything_is_s
 ) -> None:
     put(rows, "1.csv", f"message_id,due,destination,body\na,{DUE},orders,hello\n")
     put(rows, "2.csv", f"{header}\nb,{DUE},hello,orders\n")
-    with pytest.raises(PipelineError, match=rf"[12]\.csv {said}"), told_in_one_line("the job has failed"):
+    with pytest.raises(PipelineError, match=rf"[12]\.csv {said}"), one_line_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     assert stored(store, "message_id") == []
 
@@ -120,7 +120,7 @@ def test_what_spark_writes_is_refused_by_name_unless_it_is_told_to_write_quotes_
     table.csv(str(rows))
     schema = ", ".join(f"{name} string" for name in columns)
     said = r"part-\S*\.csv has a quote inside quotes, after line \d,.*twice: .*\.option\(.escape., .*\)"
-    with pytest.raises(PipelineError, match=said), told_in_one_line("the job has failed"):
+    with pytest.raises(PipelineError, match=said), one_line_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     with pytest.raises(PipelineError, match=said):
         streamed(read_directory(spark, str(rows), schema, "csv"), tmp_path / "refused")
@@ -140,7 +140,7 @@ def test_a_quote_that_is_never_closed_is_refused_by_file_and_line_before_anythin
     lines[10] = f'"m10,{DUE},orders,hello' if column == "message_id" else f'm10,{DUE},orders,"hello'
     put(rows, "1.csv", "message_id,due,destination,body\n" + "\n".join(lines) + "\n")
     said = r"1\.csv has a quote in line 12 .* never closed"
-    with pytest.raises(PipelineError, match=said), told_in_one_line("the job has failed"):
+    with pytest.raises(PipelineError, match=said), one_line_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     assert stored(store, "message_id") == []
     if column == "body":

@@ -17,7 +17,7 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.errors import PipelineError
 from postdate.messages import encode_headers
-from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.frames import open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import INSTANT, sort_out
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, _store_all, schedule
 from postdate.pipeline.stores import StoreSpec, opened
@@ -268,7 +268,7 @@ def test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant(
     job = ScheduleJob(postgres, now, batch=700)
     first = schedule(rows.where("id < 2000"), job)
     assert (first.accepted, first.already_there) == (2_000, 0)
-    with held_snapshot(postgres) as snapshot:
+    with open_snapshot(postgres) as snapshot:
         parts = scan_parts(postgres, "pending", 2)
         second = schedule(rows, job)
         assert (second.accepted, second.already_there) == (1_000, 2_000)

@@ -18,8 +18,8 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import LocalTransport
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import told_in_one_line
-from postdate.pipeline.frames import held_snapshot
+from postdate.pipeline.failures import one_line_errors
+from postdate.pipeline.frames import open_snapshot
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
 from postdate.pipeline.rows import MESSAGE_SCHEMA
 from postdate.pipeline.source.writing import with_headers_as_text
@@ -128,7 +128,7 @@ def test_shares_can_be_of_one_instant_that_the_driver_holds(spark: SparkSession,
     assert spec.schema is not None
     options = {"store": spec.address, "schema": spec.schema}
     messages(spark, 5).write.format("postdate").options(**options).mode("append").save()
-    with held_snapshot(spec) as snapshot:
+    with open_snapshot(spec) as snapshot:
         assert snapshot is not None
         messages(spark, 9).write.format("postdate").options(**options).mode("append").save()
         reads = spark.read.format("postdate").options(**options, columns="message_id", partitions=2)
@@ -185,7 +185,7 @@ def test_a_row_with_a_text_that_is_no_utf8_fails_the_job_in_a_sentence(
     values = {"message_id": "'a'", "destination": "'q'", "headers": "'{}'", "body": "'x'"}
     values |= {"headers": f"map('k', {broken})"} if column == "map" else {column: broken}
     rows = spark.sql(f"SELECT timestamp '2030-05-01 12:00:00' due, {', '.join(f'{v} {n}' for n, v in values.items())}")
-    with pytest.raises(PipelineError, match="the text is no UTF-8"), told_in_one_line("the job has failed"):
+    with pytest.raises(PipelineError, match="the text is no UTF-8"), one_line_errors("the job has failed"):
         write(rows, store)
     assert read(spark, store).count() == 0
 

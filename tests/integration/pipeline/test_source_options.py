@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from postdate.errors import ConfigurationError, PipelineError
 from postdate.pipeline.source import PostdateDataSource
 from postdate.pipeline.source.options import OPTIONS, SourceOptions, StoreUse
-from postdate.pipeline.source.reading import columns_wanted
+from postdate.pipeline.source.reading import columns_of_schema
 from postdate.pipeline.source.streaming import Following
 from postdate.pipeline.source.writing import Writing, check_columns
 from pyspark_postdate import DefaultSource
@@ -195,11 +195,14 @@ def test_all_that_can_be_written_is_taken() -> None:
 
 def test_a_schema_of_the_readers_own_must_be_one_of_columns() -> None:
     reading = options()
-    assert columns_wanted(reading, struct(due=TimestampType(), message_id=StringType())).names == ["due", "message_id"]
+    assert columns_of_schema(reading, struct(due=TimestampType(), message_id=StringType())).names == [
+        "due",
+        "message_id",
+    ]
     with pytest.raises(PipelineError, match="column 'due' of pending is timestamp, not string"):
-        columns_wanted(reading, struct(due=StringType()))
+        columns_of_schema(reading, struct(due=StringType()))
     with pytest.raises(PipelineError, match="no column 'colour'"):
-        columns_wanted(reading, struct(colour=StringType()))
+        columns_of_schema(reading, struct(colour=StringType()))
 
 
 def test_only_records_are_followed_and_only_messages_written(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) *
 
 UNREADABLE: Final = "azure.unreadable"
 
-_OURS: Final = "Postdate"
-_GIVEN_BACK: Final = "GivenBack"
+_OWN_KEY: Final = "Postdate"
+_RETURNS: Final = "GivenBack"
 _Value = TypeVar("_Value")
 
 _INTENTS: Final = {"Send": 1, "Publish": 2, "Subscribe": 3, "Unsubscribe": 4, "Reply": 5}
@@ -98,8 +98,8 @@ def _shorter(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if Headers.EXCEPTION_MESSAGE in brief:
         brief[Headers.EXCEPTION_MESSAGE] = brief[Headers.EXCEPTION_MESSAGE][:_ERROR_TEXT_LIMIT]
     yield brief
-    kept = {Headers.FAILED_QUEUE, Headers.EXCEPTION_TYPE}
-    yield {**_without_faults(headers), **{key: headers[key] for key in kept if key in headers}}
+    names = {Headers.FAILED_QUEUE, Headers.EXCEPTION_TYPE}
+    yield {**_without_faults(headers), **{key: headers[key] for key in names if key in headers}}
     yield _without_faults(headers)
 
 
@@ -121,9 +121,9 @@ def _as_json(envelope: Envelope) -> bytes:
         "CorrelationId": _copied(headers.get(Headers.CORRELATION_ID)),
         "Recoverable": True,
     }
-    ours = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
-    if kept := {name: format_timestamp(instant) for name, instant in ours.items() if instant is not None}:
-        wrapper[_OURS] = kept
+    times = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
+    if own_times := {name: format_timestamp(instant) for name, instant in times.items() if instant is not None}:
+        wrapper[_OWN_KEY] = own_times
     return msgspec.json.encode(wrapper)
 
 
@@ -150,7 +150,7 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
     if body is None and "Headers" not in wrapper:
         raise InvalidMessage("the JSON object has neither Headers nor Body")
     headers = _headers(wrapper)
-    times = _ours(wrapper)
+    times = _own_values(wrapper)
     return Envelope(
         queue,
         _id(wrapper.get("Id"), native_id),
@@ -161,36 +161,36 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
     )
 
 
-def given_back(text: str, given_out: int, failures: int, unanswered: int) -> str | None:
+def with_returns(text: str, times_received: int, failures: int, unanswered: int) -> str | None:
     """Return the text with the message's returns in it (see :func:`returns_in`), in base64 if it was.
 
     ``None`` when it would be too long: then this return counts as one without an answer.
     """
-    times = {name: each for name, each in _ours(_wrapper(text)).items() if isinstance(each, str)}
-    ours = {**times, _GIVEN_BACK: (given_out, failures, unanswered)}
+    times = {name: each for name, each in _own_values(_wrapper(text)).items() if isinstance(each, str)}
+    own_values = {**times, _RETURNS: (times_received, failures, unanswered)}
     as_it_came = _wrapper(text, msgspec.Raw)  # numbers and nesting stay unchanged
-    said = msgspec.json.encode({**as_it_came, _OURS: ours})
-    said = said if _is_plain(text) else base64.b64encode(said)
-    return said.decode() if len(said) <= LARGEST_TEXT_BYTES else None
+    encoded = msgspec.json.encode({**as_it_came, _OWN_KEY: own_values})
+    encoded = encoded if _is_plain(text) else base64.b64encode(encoded)
+    return encoded.decode() if len(encoded) <= LARGEST_TEXT_BYTES else None
 
 
-def returns_in(text: str, given_out: int) -> tuple[int, int]:
+def returns_in(text: str, times_received: int) -> tuple[int, int]:
     """Return how often handling has failed, and how many of these attempts ended without an answer.
 
-    Azure counts deliveries (``given_out``), not their outcome: the receiver that returns a message writes it into the
-    text.
+    Azure counts deliveries (``times_received``), not their outcome: the receiver that returns a message writes it into
+    the text.
     """
-    known = failures = unanswered = 0
+    counted = failures = unanswered = 0
     with suppress(ValueError, PostdateError, RecursionError):
-        said = msgspec.convert(_ours(_wrapper(text)).get(_GIVEN_BACK), tuple[int, int, int])
-        if said[0] <= given_out:  # otherwise another message's count, which was copied with its text
-            known, failures, unanswered = said
-    return failures + given_out - known, unanswered + given_out - known
+        stored = msgspec.convert(_own_values(_wrapper(text)).get(_RETURNS), tuple[int, int, int])
+        if stored[0] <= times_received:  # otherwise another message's count, which was copied with its text
+            counted, failures, unanswered = stored
+    return failures + times_received - counted, unanswered + times_received - counted
 
 
-def _ours(wrapper: Mapping[str, object]) -> Mapping[str, object]:
-    ours = wrapper.get(_OURS)
-    return cast("dict[str, object]", ours) if isinstance(ours, dict) else {}
+def _own_values(wrapper: Mapping[str, object]) -> Mapping[str, object]:
+    own_values = wrapper.get(_OWN_KEY)
+    return cast("dict[str, object]", own_values) if isinstance(own_values, dict) else {}
 
 
 def _is_plain(text: str) -> bool:
@@ -212,10 +212,10 @@ def _wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Value]:
 
 
 def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
-    found = wrapper.get("Headers")
-    if found is not None and not isinstance(found, dict):
+    headers = wrapper.get("Headers")
+    if headers is not None and not isinstance(headers, dict):
         raise InvalidMessage("Headers is no JSON object")
-    named = cast("Mapping[str, object]", found or {})
+    named = cast("Mapping[str, object]", headers or {})
     texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in named.items()})
     check_headers(texts)
     for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):

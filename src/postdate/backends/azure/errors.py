@@ -109,20 +109,20 @@ def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError
     if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
         return meanings.unreachable(f"{what} cannot be reached: {first_line(error)}")
     status, code = error.status_code or 0, code_of(error)
-    said = f"{status} {code or error.reason or 'without a reason'}"
+    answer = f"{status} {code or error.reason or 'without a reason'}"
     if status in {401, 403}:
         return meanings.unreachable(
-            f"{what} refuses us ({said}): check the name of the account, its key or signature, and the clock of this "
+            f"{what} refuses us ({answer}): check the name of the account, its key or signature, and the clock of this "
             f"machine, which must be right to 15 minutes"
         )
     if status in {408, 429} or status >= 500:
         state = "is throttled" if status in {429, 503} else "cannot answer now"
         pause = retry_after(error)
         asked = "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
-        return meanings.unreachable(f"{what} {state} ({said}){asked}")
+        return meanings.unreachable(f"{what} {state} ({answer}){asked}")
     if code in _TO_CREATE:
-        return meanings.missing(f"{what} does not exist ({said}); create it: {_TO_CREATE[code]}")
-    return _refusal(meanings, code, status, f"{what}: {said}: {first_line(error)}")
+        return meanings.missing(f"{what} does not exist ({answer}); create it: {_TO_CREATE[code]}")
+    return _refusal(meanings, code, status, f"{what}: {answer}: {first_line(error)}")
 
 
 def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:

@@ -26,7 +26,7 @@ _LARGEST_BYTES: Final = 900 * 1024
 """Of one request: Azure takes four megabytes, but encoding these would block the event loop."""
 _REFUSED: Final = frozenset({404, 409, 412})
 """Because of one entity; with any other status the table or the account is at fault."""
-_TABLE_IS_GONE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
+_NO_TABLE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
 _OVERHEAD_BYTES: Final = 1_000
 
 
@@ -83,7 +83,7 @@ class Table:
             try:
                 return await self._client.get_entity(keys["PartitionKey"], keys["RowKey"])
             except ResourceNotFoundError as error:
-                if code_of(error) in _TABLE_IS_GONE:
+                if code_of(error) in _NO_TABLE:
                     raise
                 return None
 
@@ -111,7 +111,7 @@ class Table:
                 else:
                     await self._client.submit_transaction([operation.native() for operation in operations])
             except HttpResponseError as error:
-                if error.status_code not in _REFUSED or code_of(error) in _TABLE_IS_GONE:
+                if error.status_code not in _REFUSED or code_of(error) in _NO_TABLE:
                     raise
                 return False
         return True
@@ -186,9 +186,9 @@ class Rounds:
                         asked.fail(self._cut_off or error)
                     raise
                 continue
-            rest = iter(done)
+            results = iter(done)
             for asked in now:
-                asked.succeed([next(rest) for _ in asked.operations])
+                asked.succeed([next(results) for _ in asked.operations])
 
 
 @dataclass(eq=False, slots=True)

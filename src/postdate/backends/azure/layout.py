@@ -76,7 +76,7 @@ def is_row_key(text: str) -> bool:
     return len(text) <= _LONGEST_KEY and _ROW.fullmatch(text) is not None
 
 
-def attempt_of(row: str, *, is_ours: bool) -> datetime:
+def attempt_of(row: str, *, is_own: bool) -> datetime:
     """Return from when on the message at a row key may be attempted; raises `InvalidMessage` for other keys.
 
     Upstream's keys have seconds only, so its messages wait until the second ends, as they do there; a key without a
@@ -88,7 +88,7 @@ def attempt_of(row: str, *, is_ours: bool) -> datetime:
         second = datetime.strptime(row[:_TIME_LENGTH] + "+0000", "%Y%m%d%H%M%S%z")
         if len(row) == _TIME_LENGTH:
             return second
-        if is_ours:
+        if is_own:
             return second + int(row[_GUID_BEGINS : _GUID_BEGINS + _MICROSECOND_DIGITS], 16) * _MICROSECOND
     except (ValueError, OverflowError) as error:
         raise InvalidMessage(f"the row key {row!r} is no time: {error}") from error
@@ -150,12 +150,12 @@ class DelayedEntity:
 def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
     """Return the message in an entity of ours or of upstream's; raises `MessageError` for any other."""
     row, due_text = entity["RowKey"], entity.get("Due")
-    is_ours = due_text is not None
+    is_own = due_text is not None
     try:
-        attempt_at = attempt_of(row, is_ours=is_ours)
+        attempt_at = attempt_of(row, is_own=is_own)
         expires_at = entity.get("ExpiresAt")
         headers, body = entity.get("Headers"), entity.get("Body")
-        if is_ours and (headers is None or body is None):
+        if is_own and (headers is None or body is None):
             raise InvalidMessage("the content is gone")
         message = DelayedMessage.restored(
             _text(entity, "MessageId"),

@@ -45,7 +45,7 @@ _ANSWERED_WITHIN_SECONDS: Final = 4
 TRIED_AGAIN_AFTER_SECONDS: Final = 0.4
 """After another was found to have it."""
 
-_TAKEN: Final = frozenset({"LeaseAlreadyPresent", "LeaseIsBreakingAndCannotBeAcquired"})
+_HAS_OTHER_HOLDER: Final = frozenset({"LeaseAlreadyPresent", "LeaseIsBreakingAndCannotBeAcquired"})
 
 log = logging.getLogger("postdate.azure.lease")
 
@@ -66,55 +66,55 @@ class ContainerLease:
         self._turn = anyio.Lock()
 
     @property
-    def is_held(self) -> bool:
+    def is_in_force(self) -> bool:
         """Whether the last answer said that it is ours."""
         return self._lease is not None
 
     @property
-    def seconds_left(self) -> float:
+    def remaining_seconds(self) -> float:
         """Seconds until it ends without another renewal; negative once it is over."""
         return self._renewed_at + LASTS_SECONDS - _now()
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended by our own clock, so that another may have it."""
-        return self.seconds_left <= 0
+        return self.remaining_seconds <= 0
 
     def was_renewed_within(self, seconds: float) -> bool:
         """Return whether it is ours, and was renewed so lately."""
-        return self.is_held and _now() - self._renewed_at < seconds
+        return self.is_in_force and _now() - self._renewed_at < seconds
 
     @property
     def was_just_refused(self) -> bool:
-        return not self.is_held and _now() - self._refused_at < TRIED_AGAIN_AFTER_SECONDS
+        return not self.is_in_force and _now() - self._refused_at < TRIED_AGAIN_AFTER_SECONDS
 
-    def is_held_since(self, term: int) -> bool:
+    def is_in_force_since(self, term: int) -> bool:
         """Return whether it was never lost since ``term`` began, and has not ended by our own clock."""
-        return self.is_held and self.term == term and not self.is_over
+        return self.is_in_force and self.term == term and not self.is_over
 
     async def hold(self) -> bool:
         """Renew it when due, or take it when it may be free; return whether it is ours. Without an answer it may be."""
         async with self._turn:
             if not (self.was_renewed_within(RENEWED_AFTER_SECONDS) or self.was_just_refused):
                 await self._ask()
-            return self.is_held
+            return self.is_in_force
 
     async def renew(self, after_seconds: float = RENEWED_AFTER_SECONDS) -> None:
         """Renew it when it was not renewed for so long; never take it."""
         async with self._turn:
-            if self.is_held and not self.was_renewed_within(after_seconds):
+            if self.is_in_force and not self.was_renewed_within(after_seconds):
                 await self._ask()
 
     async def sure(self) -> None:
         """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
-        if self.is_held and not self.was_renewed_within(SURE_FOR_SECONDS):
+        if self.is_in_force and not self.was_renewed_within(SURE_FOR_SECONDS):
             await self.renew(SURE_FOR_SECONDS)
 
     async def _ask(self) -> None:
         asked_at, lease = _now(), self._lease
         with translated(TABLES, f"the lease on {self.what}"):
-            is_ours = await (self._acquire() if lease is None else self._renew(lease))
-        if not is_ours:
+            is_renewed = await (self._acquire() if lease is None else self._renew(lease))
+        if not is_renewed:
             self._refused_at = asked_at
             self._end("was lost to another process")
             return
@@ -132,16 +132,16 @@ class ContainerLease:
         """
         if self.is_over:
             self._end(f"has ended: it was not renewed for {LASTS_SECONDS} s")
-        elif self.is_held:
+        elif self.is_in_force:
             self._watch()
 
     def _watch(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(max(self.seconds_left, 0.0), self.look)
+        self._alarm = asyncio.get_running_loop().call_later(max(self.remaining_seconds, 0.0), self.look)
 
     def _end(self, why: str) -> None:
-        if self.is_held:
+        if self.is_in_force:
             self._lease = None
             log.warning("the lease on %s %s", self.what, why)
             self._lost()
@@ -162,7 +162,7 @@ class ContainerLease:
         except HttpResponseError as error:
             if code_of(error) == "ContainerBeingDeleted":
                 raise translate(error, TABLES, self.what) from error
-            if error.status_code != 409 or code_of(error) not in _TAKEN:
+            if error.status_code != 409 or code_of(error) not in _HAS_OTHER_HOLDER:
                 raise
             return False
         self._lease = lease
@@ -227,7 +227,7 @@ class Keeper:
         self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
         self._task: asyncio.Task[None] | None = None
         self._outage = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
-        self.is_wanted = False
+        self.is_needed = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class Keeper:
                 await self._safely(self._round)
                 next_round = loop.time() + ROUND_SECONDS
             if loop.time() >= next_look:
-                if self.is_wanted and self._lease.is_held:
+                if self.is_needed and self._lease.is_in_force:
                     await self._safely(self._look)
                 next_look = loop.time() + self._back_off.longer().total_seconds()
             await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
@@ -279,10 +279,10 @@ class Keeper:
 
     async def _round(self) -> None:
         self._lease.look()
-        was_held = self._lease.is_held
-        if not self.is_wanted:
+        had_lease = self._lease.is_in_force
+        if not self.is_needed:
             await self._lease.renew()
-        elif await self._lease.hold() and not was_held:
+        elif await self._lease.hold() and not had_lease:
             self._back_off.reset()
             self._took()
 
@@ -293,7 +293,7 @@ class Keeper:
 _SLOW_SECONDS: Final = 0.8
 _SHORTEST: Final = 16
 _PIECES_IN_HAND: Final = 4
-_KNOWN_FOR_SECONDS: Final = 2.0
+_MEASURED_FOR_SECONDS: Final = 2.0
 
 
 class ClaimLimit:
@@ -305,23 +305,23 @@ class ClaimLimit:
 
     def __init__(self, longest: int) -> None:
         self._longest = self._length = longest
-        self._known_until = 0.0
+        self._measured_until = 0.0
 
-    def room(self, held: int, now: float) -> int:
-        """Return how many more messages to claim while ``held`` are in progress; ``now`` by the event loop's clock.
+    def room(self, in_progress: int, now: float) -> int:
+        """Return how many more messages to claim while ``in_progress`` messages are; ``now`` by the event loop's clock.
 
         After some seconds without a finished batch, the full limit again: one hanging destination must not stop the
         others.
         """
-        if now >= self._known_until:
+        if now >= self._measured_until:
             self._length = self._longest
         if self._length == self._longest:
             return self._longest
-        return max(min(self._length, _PIECES_IN_HAND * self._length - held), 0)
+        return max(min(self._length, _PIECES_IN_HAND * self._length - in_progress), 0)
 
     def done(self, now: float, seconds: float) -> None:
         """Adjust the limit: a batch took ``seconds`` from claim to finish."""
-        self._known_until = now + _KNOWN_FOR_SECONDS
+        self._measured_until = now + _MEASURED_FOR_SECONDS
         if seconds > _SLOW_SECONDS:
             self._length = min(max(self._length // 2, _SHORTEST), self._longest)
         elif seconds < _SLOW_SECONDS / 2:
@@ -329,7 +329,7 @@ class ClaimLimit:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class ClaimedEntity:
     """A claimed message; the token of its `Claim`.
 
     ``since`` is by the clock of the event loop. One that ``is_removed`` from the table already (mode ``none``) stays
@@ -346,26 +346,26 @@ class AzureClaims:
     """All claims of this process in one store, and the messages that it leaves alone until a given time."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
+        self._claims: dict[str, ClaimedEntity] = {}
         self.deferred: dict[str, datetime] = {}
         """Until when messages are not claimed; not written to the table, as only this process claims."""
         self._when_lost: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
-        return message_id in self._held
+        return message_id in self._claims
 
-    def of(self, message_id: str) -> Held | None:
-        return self._held.get(message_id)
+    def of(self, message_id: str) -> ClaimedEntity | None:
+        return self._claims.get(message_id)
 
-    def hold(self, held: Held) -> Claim:
-        self._held[held.waiting.message.message_id] = held
-        return Claim(held.waiting.message, held)
+    def hold(self, claim: ClaimedEntity) -> Claim:
+        self._claims[claim.waiting.message.message_id] = claim
+        return Claim(claim.waiting.message, claim)
 
-    def let_go(self, held: Iterable[Held]) -> None:
+    def let_go(self, claims: Iterable[ClaimedEntity]) -> None:
         """Drop these claims; a newer claim of the same message stays."""
-        for each in held:
-            if self._held.get(each.waiting.message.message_id) is each:
-                del self._held[each.waiting.message.message_id]
+        for each in claims:
+            if self._claims.get(each.waiting.message.message_id) is each:
+                del self._claims[each.waiting.message.message_id]
 
     def end_deferring(self, now: datetime) -> bool:
         """Stop deferring messages whose time has come; return whether there were any."""
@@ -375,34 +375,34 @@ class AzureClaims:
         return bool(over)
 
     def forget(self) -> None:
-        self._held.clear()
+        self._claims.clear()
         self.deferred.clear()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._claims)
 
     def lose(self) -> None:
         """Drop the claims that a new holder of the lease may take, and tell the listeners of `when_lost`."""
-        ids = [id_ for id_, held in self._held.items() if not held.is_removed]
+        ids = [id_ for id_, claim in self._claims.items() if not claim.is_removed]
         for id_ in ids:
-            del self._held[id_]
+            del self._claims[id_]
         for lost in list(self._when_lost) if ids else ():
             lost(ids)
 
     def still_holds(self, claim: Claim, lease: ContainerLease) -> bool:
-        return bool(self._ours([claim], lease))
+        return bool(self._in_force([claim], lease))
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         self._when_lost.append(lost)
         return lambda: self._when_lost.remove(lost)
 
-    async def still_held(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
+    async def claims_in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
         """Return the claims that are certainly ours: a lease that may have ended is renewed first."""
-        if any(not held.is_removed for held in self._ours(claims, lease)):
+        if any(not claim.is_removed for claim in self._in_force(claims, lease)):
             await lease.sure()
-        return self._ours(claims, lease)
+        return self._in_force(claims, lease)
 
-    def _ours(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
-        pairs = [(self._held.get(claim.message.message_id), claim.token) for claim in claims]
-        ours = [held for held, token in pairs if held is not None and held is token]
-        return [held for held in ours if held.is_removed or lease.is_held_since(held.term)]
+    def _in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
+        pairs = [(self._claims.get(claim.message.message_id), claim.token) for claim in claims]
+        own_claims = [entity for entity, token in pairs if entity is not None and entity is token]
+        return [entity for entity in own_claims if entity.is_removed or lease.is_in_force_since(entity.term)]

@@ -142,15 +142,15 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
     Raises:
         ConfigurationError: it cannot be read, or its variable or file is missing; the message shows no key.
     """
-    scheme, separator, rest = address.partition("://")
+    scheme, separator, location = address.partition("://")
     if not separator or "=" in scheme:
         return parse_connection_string(address)
     if scheme.lower() not in SCHEMES:
         raise ConfigurationError(f"an address of Azure Storage looks like {_FORMS}; this one has another scheme")
-    if rest.partition("=")[0].rstrip("/").lower() == _EMULATOR.lower():
+    if location.partition("=")[0].rstrip("/").lower() == _EMULATOR.lower():
         return _emulator()
     try:
-        parts = urlsplit(f"//{rest}")
+        parts = urlsplit(f"//{location}")
         _ = parts.port
     except ValueError:  # its text may have a piece of a key that is not escaped
         raise ConfigurationError(
@@ -158,8 +158,10 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
         ) from None
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - {"protocol", "connection", *_OPTIONS}):
-        known = ", ".join(("protocol", "connection", *_OPTIONS))
-        raise ConfigurationError(f"the address of Azure Storage has the unknown option {unknown[0]!r}; known: {known}")
+        allowed = ", ".join(("protocol", "connection", *_OPTIONS))
+        raise ConfigurationError(
+            f"the address of Azure Storage has the unknown option {unknown[0]!r}; known: {allowed}"
+        )
     if "connection" in options:
         if parts.netloc:
             raise ConfigurationError("the address of Azure Storage names an account and a connection string: take one")
@@ -183,8 +185,8 @@ def _login(service: str, authority: str, path: str, options: Mapping[str, str]) 
 
 def _neighbours(service: str, host: str) -> dict[str, str]:
     """Return the hosts of the other services, if the host of one contains the service's name."""
-    account, found, rest = host.partition(f".{service}.")
-    return {of: f"{account}.{of}.{rest}" for of in SERVICES} if found else {}
+    account, separator, suffix = host.partition(f".{service}.")
+    return {of: f"{account}.{of}.{suffix}" for of in SERVICES} if separator else {}
 
 
 def _referred(reference: str, environment: Mapping[str, str] | None) -> str:

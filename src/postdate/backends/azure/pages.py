@@ -107,13 +107,15 @@ class Pages:
         """Time of the next attempt as far as it is known without a request."""
         if self._ahead:
             return self._ahead[0].attempt_at
-        return attempt_of(self._read_to[:_ROW_TIME_LENGTH], is_ours=False) if self._read_to else None
+        return attempt_of(self._read_to[:_ROW_TIME_LENGTH], is_own=False) if self._read_to else None
 
-    async def take(self, now: datetime, limit: int, is_wanted: Callable[[DelayedEntity], bool]) -> list[DelayedEntity]:
+    async def take(
+        self, now: datetime, limit: int, is_selected: Callable[[DelayedEntity], bool]
+    ) -> list[DelayedEntity]:
         """Return up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
-        taken: dict[str, DelayedEntity] = {}
+        selected: dict[str, DelayedEntity] = {}
         has_read = False
-        while len(taken) < limit:
+        while len(selected) < limit:
             if not self._ahead:
                 if has_read and not self._read_to:
                     break
@@ -122,21 +124,21 @@ class Pages:
                 continue
             waiting = self._ahead.popleft()
             id_ = waiting.message.message_id  # two messages with one id: one at a time
-            if waiting.attempt_at < now and id_ not in taken and is_wanted(waiting):
-                taken[id_] = waiting
-        return list(taken.values())
+            if waiting.attempt_at < now and id_ not in selected and is_selected(waiting):
+                selected[id_] = waiting
+        return list(selected.values())
 
     async def _read(self, now: datetime) -> None:
         """Read the next page, or the first one."""
         page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
         self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
-        found: list[DelayedEntity] = []
+        messages: list[DelayedEntity] = []
         for entity in page:
             try:
-                found.append(read_entity(entity))
+                messages.append(read_entity(entity))
             except MessageError as error:
                 await self._mark(entity, error, now)
-        self._ahead.extend(sorted(found, key=lambda waiting: waiting.attempt_at))
+        self._ahead.extend(sorted(messages, key=lambda waiting: waiting.attempt_at))
 
     async def one_page(self, after: str, before: str) -> list[Entity]:
         """Return up to :data:`READ_AT_ONCE` entities with a row key above ``after`` and below ``before``.
@@ -182,27 +184,27 @@ class Pages:
         async for entity in self._table.query(" and ".join(bounds), select, at_once):
             yield entity
 
-    async def first(self, is_wanted: Callable[[Entity], bool]) -> datetime | None:
+    async def first(self, is_selected: Callable[[Entity], bool]) -> datetime | None:
         """Return the earliest attempt of the wanted entities; ``None`` without any.
 
         Upstream's messages are due at the end of their second, wherever their keys sort in it; so a second that begins
         with one of them is read to its end.
         """
-        found: datetime | None = None
+        earliest: datetime | None = None
         second = ""
         async with aclosing(self.entities(select=KEY_COLUMNS, at_once=_LOOKED_AT_ONCE)) as entities:
             async for entity in entities:
                 row: str = entity["RowKey"]
-                if found is not None and row[:_ROW_TIME_LENGTH] != second:
+                if earliest is not None and row[:_ROW_TIME_LENGTH] != second:
                     break
-                attempt_at = _attempt(entity) if is_wanted(entity) else None
+                attempt_at = _attempt(entity) if is_selected(entity) else None
                 if attempt_at is None:
                     continue
-                found = attempt_at if found is None else min(found, attempt_at)
+                earliest = attempt_at if earliest is None else min(earliest, attempt_at)
                 second = row[:_ROW_TIME_LENGTH]
                 if entity.get("Due") is not None:
                     break
-        return found
+        return earliest
 
     # --- an administrator's questions, answered from the columns of all entities ---------------------------------
 
@@ -215,19 +217,19 @@ class Pages:
                     dues.append(due)
                     break
         failing = self.entities(select=KEY_COLUMNS, also="Failures gt 0")
-        found = [*dues, *[_due_of(entity) async for entity in failing]]
-        return min((due for due in found if due is not None), default=None)
+        all_dues = [*dues, *[_due_of(entity) async for entity in failing]]
+        return min((due for due in all_dues if due is not None), default=None)
 
     async def statistics(self, holding: Container[object], now: datetime) -> StoreStatistics:
         """Count the messages; those in ``holding`` are claimed."""
         pending = overdue = claimed = failing = 0
         earliest: datetime | None = None
         async for entity in self.entities(select=(*KEY_COLUMNS, "Failures")):
-            due, is_held = _due_of(entity), entity.get("MessageId") in holding
-            pending, claimed = pending + 1, claimed + is_held
+            due, is_claimed = _due_of(entity), entity.get("MessageId") in holding
+            pending, claimed = pending + 1, claimed + is_claimed
             failing += bool(entity.get("Failures"))
             if due is not None:
-                overdue += due < now and not is_held
+                overdue += due < now and not is_claimed
                 earliest = due if earliest is None else min(earliest, due)
         return StoreStatistics(pending, overdue, claimed, failing, earliest)
 
@@ -272,7 +274,7 @@ def _since(instant: datetime) -> str:
 def _attempt(entity: Entity) -> datetime | None:
     """Return the attempt time of an entity; ``None`` when it is no message."""
     try:
-        return attempt_of(entity["RowKey"], is_ours=entity.get("Due") is not None)
+        return attempt_of(entity["RowKey"], is_own=entity.get("Due") is not None)
     except InvalidMessage:  # marked when it is read whole
         return None
 
@@ -285,6 +287,6 @@ def _due_of(entity: Entity) -> datetime | None:
     """Return the due time of an entity; ``None`` when it cannot be read: it is marked when it is due."""
     due = entity.get("Due")
     try:
-        return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)
+        return attempt_of(entity["RowKey"], is_own=False) if due is None else instant_of(due)
     except (InvalidMessage, ValueError, TypeError, OverflowError):
         return None

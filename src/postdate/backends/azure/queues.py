@@ -52,14 +52,14 @@ Sanitizer = Callable[[str], str]
 
 SHORTEST_NAME, LONGEST_NAME = 3, 63
 _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
-_NOT_TAKEN: Final = re.compile(r"[^a-z0-9-]")
+_FORBIDDEN: Final = re.compile(r"[^a-z0-9-]")
 _DASHES: Final = re.compile(r"-{2,}")
 _NUMBER_LENGTH: Final = 36
 _OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 
 def _legacy(name: str) -> str:
-    clean = _DASHES.sub("-", _NOT_TAKEN.sub("-", name))
+    clean = _DASHES.sub("-", _FORBIDDEN.sub("-", name))
     if len(clean) <= LONGEST_NAME:
         return clean
     # Upstream makes a GUID of the digest: its first three parts are numbers, lowest byte first.
@@ -88,7 +88,7 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
         clean = sanitizer(name.lower())
     except Exception as error:
         raise ConfigurationError(f"the sanitizer of queue names failed for {name!r}: {error}") from error
-    if _is_taken(clean):
+    if _is_reserved(clean):
         return clean
     shown = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
     raise ConfigurationError(
@@ -101,12 +101,12 @@ def _mending(name: str) -> str:
     """Return advice for a name that Azure does not take."""
     for choice in ("dashes", "legacy"):
         clean = SANITIZERS[choice](name.lower())
-        if _is_taken(clean):
+        if _is_reserved(clean):
             return f"choose another, or sanitizer={choice!r}, which makes {clean!r} of it"
     return "choose another"
 
 
-def _is_taken(name: str) -> bool:
+def _is_reserved(name: str) -> bool:
     return SHORTEST_NAME <= len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
@@ -148,13 +148,13 @@ class QueueService(forks.ForkAware):
 
     def queue(self, name: str) -> QueueClient:
         """Return the client of a queue; raises `QueueNotFound` when no queue can have this name."""
-        if (found := self._clients.get(name)) is None:
+        if (client := self._clients.get(name)) is None:
             try:
                 clean = queue_name(name, self._sanitizer)
             except ConfigurationError as error:
                 raise QueueNotFound(str(error)) from error
-            found = self._clients[name] = self.client.get_queue_client(clean)
-        return found
+            client = self._clients[name] = self.client.get_queue_client(clean)
+        return client
 
     @contextmanager
     def asking(self, queue: str) -> Generator[None]:
@@ -220,8 +220,8 @@ def time_to_live(envelope: Envelope, now: datetime) -> int | None:
             f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
             f"in Azure must not be told more than 30 days: send it with less, or without"
         )
-    left = envelope.time_left(now)
-    shortest = LONGEST_LIFE if left is None else min(LONGEST_LIFE, left)
+    lifetime = envelope.time_left(now)
+    shortest = LONGEST_LIFE if lifetime is None else min(LONGEST_LIFE, lifetime)
     return None if shortest <= timedelta(0) else -(-shortest // PRECISION)
 
 

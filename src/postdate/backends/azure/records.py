@@ -45,7 +45,7 @@ def keys_of(message_id: str, number: int | None = None) -> dict[str, str]:
     return {"PartitionKey": f"id{bucket}", "RowKey": digits if number is None else f"{digits}_{number:08}"}
 
 
-class Known:
+class IndexRow:
     """The row of an id."""
 
     def __init__(self, row: Row) -> None:
@@ -105,40 +105,40 @@ class Records:
             "Due": text_of(message.due),
         }
 
-    async def find(self, message_id: str) -> Known | None:
+    async def find(self, message_id: str) -> IndexRow | None:
         row = await self.table.get(keys_of(message_id))
-        return None if row is None else Known(row)
+        return None if row is None else IndexRow(row)
 
-    async def take_over(self, known: Known, waiting: DelayedEntity) -> bool:
+    async def take_over(self, index: IndexRow, waiting: DelayedEntity) -> bool:
         """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
-        return await self.table.atomically([Operation("change", entry, known.etag)])
+        return await self.table.atomically([Operation("change", entry, index.etag)])
 
-    async def come_back(self, known: Known, waiting: DelayedEntity, now: datetime) -> bool:
+    async def come_back(self, index: IndexRow, waiting: DelayedEntity, now: datetime) -> bool:
         """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
         message, why = waiting.message, "came back from the error queue"
         record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, why)
-        return await self.append(known, waiting, record)
+        return await self.append(index, waiting, record)
 
-    async def append(self, known: Known, waiting: DelayedEntity, record: Record) -> bool:
+    async def append(self, index: IndexRow, waiting: DelayedEntity, record: Record) -> bool:
         """Add a record after the existing ones, its end included, and set the message's place.
 
         Returns ``False``, with nothing done, when the row had changed.
         """
         message = waiting.message
-        added = [*known.ended(), record]
+        added = [*index.ended(), record]
         operations = [
-            Operation("create", _row(each, message.destination, known.records + number))
+            Operation("create", _row(each, message.destination, index.records + number))
             for number, each in enumerate(added, 1)
         ]
         entry = {
             **self._base(waiting),
             "Location": waiting.row,
-            "Former": next(iter(known.places), ""),
-            "Records": known.records + len(added),
+            "Former": next(iter(index.places), ""),
+            "Records": index.records + len(added),
             "Ended": 0,
         }
-        return await self.table.atomically([Operation("change", entry, known.etag), *operations])
+        return await self.table.atomically([Operation("change", entry, index.etag), *operations])
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -171,14 +171,14 @@ class Records:
 
     async def discard_failed(self, message_id: str, now: datetime) -> None:
         """Record that a failed message was discarded; nothing for one that waits again or is unknown."""
-        known = await self.find(message_id)
-        if known is None or known.end is not RecordKind.FAILED:
+        index = await self.find(message_id)
+        if index is None or index.end is not RecordKind.FAILED:
             return
-        (failed,) = known.ended()
-        number = known.records + 1
+        (failed,) = index.ended()
+        number = index.records + 1
         entry = {**keys_of(message_id), "Records": number, **_end(RecordKind.DISCARDED, now)}
         row = _row(failed, failed.destination or "", number)
-        await self.table.atomically([Operation("change", entry, known.etag), Operation("create", row)])
+        await self.table.atomically([Operation("change", entry, index.etag), Operation("create", row)])
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -188,8 +188,8 @@ class Records:
         rows = [row async for row in self.table.query(f"{bounds}'{keys['RowKey']}~'")]
         if not rows or "_" in rows[0]["RowKey"]:
             return []
-        known = Known(rows[0])
-        return [*known.scheduled(), *map(_record, rows[1:]), *known.ended()]
+        index = IndexRow(rows[0])
+        return [*index.scheduled(), *map(_record, rows[1:]), *index.ended()]
 
     async def counts(self) -> Mapping[RecordKind, int]:
         counts: dict[RecordKind, int] = {}
@@ -296,34 +296,36 @@ class Storing:
     async def _store_again(self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool) -> DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
         records, id_ = self._records, waiting.message.message_id
-        if (known := await records.find(id_)) is None:  # it left a moment ago, and nothing is kept of it
-            (taken,) = await records.enter([waiting], now)
-        elif known.end is RecordKind.FAILED and may_come_back:
-            taken = not await self._is_there(known) and await records.come_back(known, waiting, now)
-            waiting = DelayedEntity.new(waiting.message, known.records + 2)
+        if (index := await records.find(id_)) is None:  # it left a moment ago, and nothing is kept of it
+            (is_entered,) = await records.enter([waiting], now)
+        elif index.end is RecordKind.FAILED and may_come_back:
+            is_entered = not await self._is_there(index) and await records.come_back(index, waiting, now)
+            waiting = DelayedEntity.new(waiting.message, index.records + 2)
         else:  # an id without a message: storing was interrupted, or upstream's poller took it
-            taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
-        if not (taken and await self._put(waiting)):
+            is_entered = (
+                index.end is None and not await self._is_there(index) and await records.take_over(index, waiting)
+            )
+        if not (is_entered and await self._put(waiting)):
             raise DuplicateMessage.of(id_)
         return waiting
 
     async def _put(self, waiting: DelayedEntity) -> bool:
         return await self._table.atomically([Operation("create", waiting.entity())])
 
-    async def find(self, message_id: str) -> tuple[Known, DelayedEntity] | None:
+    async def find(self, message_id: str) -> tuple[IndexRow, DelayedEntity] | None:
         """Return a waiting message and its id's row; ``None`` when it does not wait."""
-        known = await self._records.find(message_id)
-        waiting = None if known is None else await self._at_one_of(known)
-        return None if known is None or waiting is None else (known, waiting)
+        index = await self._records.find(message_id)
+        waiting = None if index is None else await self._at_one_of(index)
+        return None if index is None or waiting is None else (index, waiting)
 
-    async def _is_there(self, known: Known) -> bool:
+    async def _is_there(self, index: IndexRow) -> bool:
         """Return whether a message waits, or is marked as unreadable."""
-        if await self._at_one_of(known) is not None:
+        if await self._at_one_of(index) is not None:
             return True
-        return any([await self._pages.is_unreadable(row) for row in known.places])
+        return any([await self._pages.is_unreadable(row) for row in index.places])
 
-    async def _at_one_of(self, known: Known) -> DelayedEntity | None:
-        for row in known.places:
+    async def _at_one_of(self, index: IndexRow) -> DelayedEntity | None:
+        for row in index.places:
             if (entity := await self._pages.at(row)) is not None:
                 with suppress(MessageError):  # marked when it is due
                     return read_entity(entity)

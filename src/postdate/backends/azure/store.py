@@ -17,7 +17,7 @@ from typing_extensions import override
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
-from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimLimit, ContainerLease, Held, Keeper
+from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimedEntity, ClaimLimit, ContainerLease, Keeper
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Pages, Polling
 from postdate.backends.azure.records import Records, Storing
@@ -224,7 +224,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     def _may_be_attempted(self, attempt_at: datetime) -> None:
         self._opened.pages.changed(attempt_at)
-        self._next_due.heard(to_microseconds(attempt_at))
+        self._next_due.announce(to_microseconds(attempt_at))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -241,23 +241,23 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
-            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
-            if found:
+            waiting = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
+            if waiting:
                 self._back_off.reset()
             await rooms.lease.sure()  # reading may have taken long
-            return await self._claimed(rooms, found if rooms.lease.is_held else [])
+            return await self._claimed(rooms, waiting if rooms.lease.is_in_force else [])
 
     def _is_free(self, message_id: object) -> bool:
         return message_id not in self._holding and message_id not in self._holding.deferred
 
-    async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
+    async def _claimed(self, rooms: _Rooms, waiting: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         removes = self._mode is TransactionMode.NONE
         if removes:
-            gone = await rooms.table.each([_deletion(each) for each in found])
-            found = [each for each, is_gone in zip(found, gone, strict=True) if is_gone]
+            deleted = await rooms.table.each([_deletion(each) for each in waiting])
+            waiting = [each for each, is_deleted in zip(waiting, deleted, strict=True) if is_deleted]
         now = asyncio.get_running_loop().time()
-        return [self._holding.hold(Held(each, rooms.lease.term, removes, now)) for each in found]
+        return [self._holding.hold(ClaimedEntity(each, rooms.lease.term, removes, now)) for each in waiting]
 
     def _lost(self) -> None:
         """Forget claims and read-ahead of a lease that another may have by now."""
@@ -277,29 +277,29 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Not written to the table, since nobody else dispatches; in mode ``none`` messages are put back into it."""
         rooms = self._opened
-        held = await self._holding.still_held(claims, rooms.lease)
-        await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in held if each.is_removed])
-        self._holding.let_go(held)
-        for each in held:
+        claimed = await self._holding.claims_in_force(claims, rooms.lease)
+        await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in claimed if each.is_removed])
+        self._holding.let_go(claimed)
+        for each in claimed:
             if attempt_at is not None:
                 self._holding.deferred[each.waiting.message.message_id] = attempt_at
-        if held:
+        if claimed:
             rooms.pages.forget()
         if attempt_at is None or self._waits_for_room:
             self._next_due.forget()
-        elif held:
-            self._next_due.heard(to_microseconds(attempt_at))
-        return len(held)
+        elif claimed:
+            self._next_due.announce(to_microseconds(attempt_at))
+        return len(claimed)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """Recorded first, then deleted."""
-        held = await self._holding.still_held(claims, self._opened.lease)
-        done = await self._end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail, held)
-        self._holding.let_go(held)
-        if held:
+        claimed = await self._holding.claims_in_force(claims, self._opened.lease)
+        done = await self._end([each.waiting for each in claimed], OUTCOME_RECORDS[outcome], now, detail, claimed)
+        self._holding.let_go(claimed)
+        if claimed:
             at = asyncio.get_running_loop().time()
-            self._stride.done(at, at - min(each.since for each in held))
+            self._stride.done(at, at - min(each.since for each in claimed))
         if self._waits_for_room:
             self._next_due.forget()
         return done
@@ -310,40 +310,40 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         kind: RecordKind,
         now: datetime,
         detail: str = "",
-        held: Sequence[Held] = (),
+        claimed: Sequence[ClaimedEntity] = (),
     ) -> int:
         if not messages:
             return 0
         rooms = self._opened
         await rooms.records.end(messages, kind, now, detail)
-        removed = {each.waiting.row for each in held if each.is_removed}
+        removed = {each.waiting.row for each in claimed if each.is_removed}
         there = [each for each in messages if each.row not in removed]
         return len(removed) + sum(await rooms.removals.each([_deletion(each) for each in there]))
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """The message moves to the key of its next attempt."""
-        held = await self._holding.still_held([claim], self._opened.lease)
-        return bool(held) and await self._retry(held[0], attempt_at, now, reason)
+        claimed = await self._holding.claims_in_force([claim], self._opened.lease)
+        return bool(claimed) and await self._retry(claimed[0], attempt_at, now, reason)
 
     @override
     async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
-        held = await self._holding.still_held([claim], self._opened.lease)
-        for each in held:
+        claimed = await self._holding.claims_in_force([claim], self._opened.lease)
+        for each in claimed:
             await self._opened.unreadable.mark(each.waiting.entity(), InvalidMessage(reason), now)
-        self._holding.let_go(held)
-        return bool(held)
+        self._holding.let_go(claimed)
+        return bool(claimed)
 
-    async def _retry(self, held: Held, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        rooms, old = self._opened, held.waiting
+    async def _retry(self, claimed: ClaimedEntity, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        rooms, old = self._opened, claimed.waiting
         new = old.after_failure(attempt_at, old.records + int(rooms.records.keeps_retries))
         await rooms.records.retried(old, new, now, reason)
-        if held.is_removed:
+        if claimed.is_removed:
             await rooms.table.atomically([Operation("upsert", new.entity())])
             moved = True
         else:
             moved = await self._move(old, new)
-        self._holding.let_go([held])
+        self._holding.let_go([claimed])
         if moved:
             self._may_be_attempted(attempt_at)
         return moved
@@ -372,10 +372,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     async def _first_attempt(self) -> datetime | None:
         rooms = self._opened
-        if rooms.lease.was_just_refused and rooms.keeper.is_wanted:
+        if rooms.lease.was_just_refused and rooms.keeper.is_needed:
             return None
         attempts = list(self._holding.deferred.values())
-        first = rooms.pages.next_ahead if rooms.lease.is_held else None
+        first = rooms.pages.next_ahead if rooms.lease.is_in_force else None
         if first is None:
             first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
         return min(attempts if first is None else [*attempts, first], default=None)
@@ -388,21 +388,21 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         noticed within the pause between looks.
         """
         keeper = self._opened.keeper
-        keeper.is_wanted = True
+        keeper.is_needed = True
         self._back_off.reset()
         await keeper.begin()
         stop_listening = self._next_due.listen(wake)
 
         def stop() -> None:
             stop_listening()
-            keeper.is_wanted = self._next_due.is_listened_to
+            keeper.is_needed = self._next_due.is_listened_to
 
         return stop
 
     async def _look(self) -> None:
         """Wake the poller when a message is due before all that it knows of."""
         if (first := await self._first_attempt()) is not None:
-            self._next_due.heard(to_microseconds(first))
+            self._next_due.announce(to_microseconds(first))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -424,18 +424,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """Recorded as delivered."""
-        if (held := self._holding.of(message_id)) is not None:
-            return bool(await self.finish([Claim(held.waiting.message, held)], Outcome.DELIVERED, now))
+        if (claimed := self._holding.of(message_id)) is not None:
+            return bool(await self.finish([Claim(claimed.waiting.message, claimed)], Outcome.DELIVERED, now))
         waiting = await self._free(message_id, now)
         return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        if (held := self._holding.of(message_id)) is not None:
-            return await self.retry_later(Claim(held.waiting.message, held), held.waiting.message.due, now, "")
+        if (claimed := self._holding.of(message_id)) is not None:
+            return await self.retry_later(Claim(claimed.waiting.message, claimed), claimed.waiting.message.due, now, "")
         if (waiting := await self._free(message_id, now)) is None:
             return False
-        return await self._retry(Held(waiting, self._opened.lease.term), waiting.message.due, now, "")
+        return await self._retry(ClaimedEntity(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
     @override
     async def next_due(self) -> datetime | None:
@@ -451,13 +451,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if waiting.attempt_at > now + NEAR:
             return True
         rooms = self._opened
-        is_ours = await rooms.lease.hold()
+        has_lease = await rooms.lease.hold()
         rooms.keeper.start()
-        return is_ours
+        return has_lease
 
     async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
-        found = await self._opened.storing.find(message_id)
-        return found[1] if found is not None and await self._may_change(found[1], now) else None
+        entry = await self._opened.storing.find(message_id)
+        return entry[1] if entry is not None and await self._may_change(entry[1], now) else None
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
@@ -474,25 +474,25 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """As for :meth:`cancel`."""
         async with self._claiming:
-            found = await self._opened.storing.find(message_id)
-            if found is None or not await self._may_change(found[1], now):
+            entry = await self._opened.storing.find(message_id)
+            if entry is None or not await self._may_change(entry[1], now):
                 return False
-            known, old = found
+            index, old = entry
             records = self._opened.records
-            new = old.rescheduled(due, wall_time, known.records + 1)
+            new = old.rescheduled(due, wall_time, index.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
-            done = await records.append(known, new, record) and await self._move(old, new)
+            done = await records.append(index, new, record) and await self._move(old, new)
         if done:
             self._holding.deferred.pop(message_id, None)
             self._opened.pages.forget()
-            self._next_due.heard(to_microseconds(new.attempt_at))
+            self._next_due.announce(to_microseconds(new.attempt_at))
         return done
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         """Reads the keys of all messages; claims are those of this process."""
-        found = await self._opened.pages.statistics(self._holding, now)
-        return replace(found, unreadable=await self.count_unreadable())
+        counts = await self._opened.pages.statistics(self._holding, now)
+        return replace(counts, unreadable=await self.count_unreadable())
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
@@ -511,8 +511,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
         """Finds our messages only, not those that upstream stored."""
-        found = await self._opened.storing.find(message_id)
-        return None if found is None else found[1].message
+        entry = await self._opened.storing.find(message_id)
+        return None if entry is None else entry[1].message
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
@@ -564,6 +564,6 @@ def _deletion(waiting: DelayedEntity) -> Operation:
 
 def open_store(address: str, **settings: Any) -> AzureTableStore:
     """Return a store with the fields of :class:`Polling` as separate arguments, as settings have them."""
-    given = {each.name: settings.pop(each.name, None) for each in fields(Polling)}
-    polling = Polling(**{name: value for name, value in given.items() if value is not None})
+    polling_settings = {each.name: settings.pop(each.name, None) for each in fields(Polling)}
+    polling = Polling(**{name: value for name, value in polling_settings.items() if value is not None})
     return AzureTableStore(address, polling=polling, **settings)

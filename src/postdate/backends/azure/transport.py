@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, given_back, returns_in
+from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, returns_in, with_returns
 from postdate.backends.azure.errors import QUEUES, creating, translated
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
@@ -151,8 +151,8 @@ class AzureStorageQueueTransport(Transport):
         """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
         with translated(QUEUES, self.service.place):
             headers = await headers_of(self.service.client)
-        told = {name: headers[name] for name in ("date", "server") if name in headers}
-        return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=told)
+        facts = {name: headers[name] for name in ("date", "server") if name in headers}
+        return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=facts)
 
     @override
     async def close(self) -> None:
@@ -200,7 +200,7 @@ class MessageWithReceipt:
     until: float
     expires: float
     received: Received
-    given_out: int
+    times_received: int
     text: str
     lost: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -209,7 +209,7 @@ class MessageWithReceipt:
 class AzureQueueReceiver(Receiver):
     def __init__(self, transport: AzureStorageQueueTransport, queue: str) -> None:
         self._transport, self._service, self._queue = transport, transport.service, queue
-        self._held: dict[object, MessageWithReceipt] = {}
+        self._claimed: dict[object, MessageWithReceipt] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
 
@@ -251,21 +251,21 @@ class AzureQueueReceiver(Receiver):
         holds = [self._hold(message, began + seconds, seconds) for message in messages]
         if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._transport.finished]:
             await at_once([partial(self._delete_finished, hold) for hold in finished])
-        if self._held and self._renewing is None:
+        if self._claimed and self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew_until_done())
         return [hold for hold in holds if hold not in finished]
 
     def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
         native_id, receipt, text = str(message.id), str(message.pop_receipt), str(message.content)
-        envelope, given_out = from_text(self._queue, native_id, text), message.dequeue_count or 1
-        failures, unanswered = returns_in(text, given_out - 1) if given_out > 1 else (0, 0)
+        envelope, times_received = from_text(self._queue, native_id, text), message.dequeue_count or 1
+        failures, unanswered = returns_in(text, times_received - 1) if times_received > 1 else (0, 0)
         expires = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both times are by Azure's clock, so ours may differ.
             expires = until + (message.expires_on - message.next_visible_on).total_seconds()
         received = Received(envelope, failures, object(), unanswered)
-        hold = MessageWithReceipt(native_id, receipt, until, expires, received, given_out, text)
-        self._held[hold.received.token] = hold
+        hold = MessageWithReceipt(native_id, receipt, until, expires, received, times_received, text)
+        self._claimed[hold.received.token] = hold
         return hold
 
     async def _delete_finished(self, hold: MessageWithReceipt) -> None:
@@ -287,10 +287,10 @@ class AzureQueueReceiver(Receiver):
     async def _renew_until_done(self) -> None:
         interval = self._transport.hold_for.total_seconds() / _RENEWALS_IN_A_HOLD
         try:
-            while self._held:
+            while self._claimed:
                 await asyncio.sleep(interval)
                 latest = asyncio.get_running_loop().time() + 2 * interval
-                await at_once([partial(self._renew, hold) for hold in self._held.values() if hold.until < latest])
+                await at_once([partial(self._renew, hold) for hold in self._claimed.values() if hold.until < latest])
         finally:
             self._renewing = None
 
@@ -302,10 +302,10 @@ class AzureQueueReceiver(Receiver):
         """
         async with hold.turn:
             now = asyncio.get_running_loop().time()
-            if hold.lost or hold.received.token not in self._held or hold.expires <= hold.until:
+            if hold.lost or hold.received.token not in self._claimed or hold.expires <= hold.until:
                 return
-            left = hold.expires - now - _CLOCK_GRAIN_SECONDS
-            seconds = int(min(round(self._transport.hold_for.total_seconds()), left))
+            remaining_seconds = hold.expires - now - _CLOCK_GRAIN_SECONDS
+            seconds = int(min(round(self._transport.hold_for.total_seconds()), remaining_seconds))
             if now + seconds <= hold.until:
                 return
             try:
@@ -325,14 +325,14 @@ class AzureQueueReceiver(Receiver):
         hold.receipt = str(answer.pop_receipt)
 
     def _what_holds(self, received: Received) -> MessageWithReceipt:
-        hold = self._held.get(received.token)
+        hold = self._claimed.get(received.token)
         if hold is None or hold.received is not received or hold.lost:
             reason = "" if hold is None else hold.lost
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue, reason=reason)
         return hold
 
     def _drop(self, hold: MessageWithReceipt) -> None:
-        self._held.pop(hold.received.token, None)
+        self._claimed.pop(hold.received.token, None)
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class AzureQueueReceiver(Receiver):
         """
         text, received = None, hold.received
         if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
-            text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
+            text = with_returns(hold.text, hold.times_received, received.failures + failed, received.unanswered)
         async with hold.turn:
             if not hold.lost:
                 with suppress(ClaimLost, QueueNotFound):
@@ -407,7 +407,7 @@ class AzureQueueReceiver(Receiver):
         with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
             while self._returning:
                 await asyncio.wait(self._returning)
-            await at_once([partial(self._give_back_at_end, hold) for hold in self._held.values()])
+            await at_once([partial(self._give_back_at_end, hold) for hold in self._claimed.values()])
         for task in list(self._returning):
             task.cancel()
         if leaving.cancelled_caught:
@@ -416,7 +416,7 @@ class AzureQueueReceiver(Receiver):
                 self._queue,
                 self._transport.hold_for,
             )
-        self._held.clear()
+        self._claimed.clear()
         self._transport.receivers.discard(self)
 
     async def _give_back_at_end(self, hold: MessageWithReceipt) -> None:

@@ -54,8 +54,8 @@ class UnreadableEntities:
             await self._keep(entity, str(error))
             if message_id := _id_of(entity):
                 destination = entity.get("Destination")
-                known = destination if isinstance(destination, str) else ""
-                await self._records.end_unread(message_id, known, now, f"{UNREADABLE_DETAIL}{error}")
+                destination_text = destination if isinstance(destination, str) else ""
+                await self._records.end_unread(message_id, destination_text, now, f"{UNREADABLE_DETAIL}{error}")
             await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
         except StoreError as failure:
             if failure.transient:

@@ -26,7 +26,7 @@ from postdate.backends.sql.row_locks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, error_of, meaning_of
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -71,23 +71,23 @@ only where MariaDB's documentation says that it is about data. Source: ADR 19.""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
-    number, said = _number_and_text(error)
+    number, text = _number_and_text(error)
     state: str = getattr(error, "sqlstate", None) or ""
     if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
-        return told(meaning, said, where)
+        return error_of(meaning, text, where)
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:
-        return StoreUnreachable(f"{where}: {said}")
+        return StoreUnreachable(f"{where}: {text}")
     # Some errors about the data have a number that no class tells, or come from the driver: it knows which.
     is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError)
-    return (StoreError if is_of_data else StoreTroubled)(f"{where}: {said} ({number})")
+    return (StoreError if is_of_data else StoreTroubled)(f"{where}: {text} ({number})")
 
 
 def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-    said = str(error.args[1]) if len(error.args) > 1 else str(error)
-    return number, said.strip().partition("\n")[0] or type(error).__name__
+    text = str(error.args[1]) if len(error.args) > 1 else str(error)
+    return number, text.strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
@@ -271,8 +271,8 @@ class MariaDbSession(ServerSession):
     def check(self) -> None:
         ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
         self.version, self.largest_packet, self._connection.largest_packet = version, packet, packet
-        found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
-        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+        match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
+        if match is None or (int(match[1]), int(match[2])) < _OLDEST:
             raise ConfigurationError(
                 f"{self._where} is {version}; Postdate needs MariaDB {_OLDEST[0]}.{_OLDEST[1]} or newer, which skips "
                 f"locked rows (MySQL lacks INSERT … RETURNING)"

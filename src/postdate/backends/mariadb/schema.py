@@ -16,7 +16,7 @@ from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaSt
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
     Spelling,
-    check_not_ours,
+    check_not_reserved,
     mark_done,
     migrate,
     newest_mark,
@@ -54,7 +54,7 @@ def check_name(name: str, what: str) -> str:
     beyond = [character for character in name if ord(character) > 0xFFFF or 0xD800 <= ord(character) < 0xE000]
     if beyond:
         raise ConfigurationError(f"{what} {name!r} has {beyond[0]!r}, which MariaDB does not take in names")
-    return check_not_ours(name, what)
+    return check_not_reserved(name, what)
 
 
 class MariaDbNames(RowLockNames):

@@ -66,8 +66,8 @@ class MariaDbStatements(RowLockStatements):
     claim = (
         "SELECT p.number, p.attempt_at, {row} FROM {attempt} WHERE {due_first} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
     )
-    record_held = "{into_record} {as_record} {by_holder} ORDER BY number FOR UPDATE"
-    delete_held = "DELETE FROM {pending} USING {by_holder}"
+    record_claimed = "{into_record} {as_record} {by_holder} ORDER BY number FOR UPDATE"
+    delete_claimed = "DELETE FROM {pending} USING {by_holder}"
     lease = "UPDATE {by_number} SET holder = %(holder)s, attempt_at = NULL WHERE number IN %(numbers)s"
     keep_holder = "SELECT holder FROM {holder} WHERE holder = %(holder)s LOCK IN SHARE MODE"
     find_leased = "SELECT number FROM {attempt} WHERE attempt_at IS NULL AND holder IN %(holders)s ORDER BY number"

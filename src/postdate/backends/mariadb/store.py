@@ -68,10 +68,10 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
         def replace(session: MariaDbSession) -> MessageRow | None:
             newest, stored_at, waits = tables.newest(session, ids.first, ids.last)
-            found = tables.lock(session, newest) if waits else None
-            if found is not None and found.holder is None:
+            waiting = tables.lock(session, newest) if waits else None
+            if waiting is not None and waiting.holder is None:
                 row = to_row(make(newest, self._dialect.instant(stored_at)), most)
-                tables.replace(session, found, row, at)
+                tables.replace(session, waiting, row, at)
                 return row
             row = to_row(make(ids.after(newest, refused.get(newest, 0)), None), most)
             if not tables.insert(session, [row], at):
@@ -82,7 +82,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
         while (row := await self._pool.transaction(replace)) is None:
             pass
-        self._next_due.heard(row.due)
+        self._next_due.announce(row.due)
         return row.message_id
 
     @override
@@ -147,17 +147,17 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         # What was found may have been removed by another process since.
         delete = f"DELETE FROM {record} WHERE number IN %(numbers)s RETURNING kind"
         of_store = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
-        told = f"DELETE FROM {record} WHERE {of_store} RETURNING due, detail"
+        remove_markers = f"DELETE FROM {record} WHERE {of_store} RETURNING due, detail"
 
         def prune(session: MariaDbSession) -> int:
             of_this = {"store": tables.store_id(session)}
             numbers = [number for (number,) in session.rows(find_old, values | of_this)]
             kinds = [kind for part in in_statements(numbers) for (kind,) in session.rows(delete, {"numbers": part})]
             if kinds:
-                said = [(from_microseconds(due), detail) for due, detail in session.rows(told, of_this)]
-                gone = Pruned.of(said).and_now(before, kinds)
-                due = to_microseconds(gone.before or before)
-                row = StoredRecord(0, RecordKind.PRUNED, PRUNED_ID, to_microseconds(now), due, None, gone.detail)
+                markers = [(from_microseconds(due), detail) for due, detail in session.rows(remove_markers, of_this)]
+                marker = Pruned.of(markers).and_now(before, kinds)
+                due = to_microseconds(marker.before or before)
+                row = StoredRecord(0, RecordKind.PRUNED, PRUNED_ID, to_microseconds(now), due, None, marker.detail)
                 session.change(_insert(names, "INSERT") + _row(row, of_this["store"]))
             return len(kinds)
 
@@ -174,7 +174,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
     def restore(self, records: Sequence[StoredRecord]) -> int:
         names = self._tables.names
         scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
-        others = [record for record in records if record.kind != RecordKind.SCHEDULED]
+        later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
         def put_back(session: MariaDbSession) -> int:
             store = self._tables.store_id(session)
@@ -185,7 +185,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
             for rows in in_pieces(new, STATEMENT_BYTES, ROWS_AT_ONCE):
                 statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
                 back.update(id_ for (id_,) in session.rows(statement))
-            old = (_row(record, store) for record in others if record.message_id in back)
+            old = (_row(record, store) for record in later_records if record.message_id in back)
             for rows in in_pieces(old, STATEMENT_BYTES, ROWS_AT_ONCE):
                 session.change(_insert(names, "INSERT") + b",".join(rows))
             return len(back)

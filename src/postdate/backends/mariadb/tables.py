@@ -43,16 +43,16 @@ class MariaDbTables(RowLockTables):
 
     def newest(self, session: Any, first: str, last: str) -> tuple[str, int, bool]:
         """Return the last id between two, when it was stored, and whether it waits unclaimed; empty: there is none."""
-        found = session.rows(self._mariadb.newest, {"first": first, "last": last, "store": self.store_id(session)})
-        return found[0] if found else ("", 0, False)
+        rows = session.rows(self._mariadb.newest, {"first": first, "last": last, "store": self.store_id(session)})
+        return rows[0] if rows else ("", 0, False)
 
     def keep_key(self, session: Any, message_id: str) -> None:
         session.change(self._mariadb.keep_key, {"id": message_id, "store": self.store_id(session)})
 
-    def replace(self, session: Any, found: WaitingRow, row: MessageRow, at: int) -> None:
+    def replace(self, session: Any, waiting: WaitingRow, row: MessageRow, at: int) -> None:
         """Put another message in the place of a locked one."""
-        session.change(self._mariadb.replace, {**row._asdict(), "number": found.number})
-        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED), "replaced"))
+        session.change(self._mariadb.replace, {**row._asdict(), "number": waiting.number})
+        self._record_one(session, waiting.number, RecordNote(at, int(RecordKind.RESCHEDULED), "replaced"))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self.store_id(session)
@@ -85,9 +85,9 @@ class MariaDbTables(RowLockTables):
         first = self.next_attempt(session, ())
         return None if first is None else first - 1
 
-    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
-        session.change(self._mariadb.record_held, {**held, **note})
-        return session.change(self._mariadb.delete_held, held)
+    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+        session.change(self._mariadb.record_claimed, {**values, **note})
+        return session.change(self._mariadb.delete_claimed, values)
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
@@ -100,11 +100,11 @@ class MariaDbTables(RowLockTables):
     @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Waits up to a second, as a look may lock a row for a moment."""
-        found = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
-        if not found:
+        rows = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
+        if not rows:
             return None
         try:
-            locked = session.rows(self._mariadb.lock, {"number": found[0][0]})
+            locked = session.rows(self._mariadb.lock, {"number": rows[0][0]})
         except LockedTooLong:
             return None
         return WaitingRow(*locked[0]) if locked else None
@@ -113,22 +113,22 @@ class MariaDbTables(RowLockTables):
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})
         session.show_life()
 
-    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+    def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         asked = ", ".join(f"@@{name}" for name in _SETTINGS)
-        ((version, isolation, *found),) = session.rows(f"SELECT VERSION(), @@tx_isolation, {asked}")
-        settings = {"isolation": isolation, **dict(zip(_SETTINGS, map(str, found), strict=True))}
+        ((version, isolation, *values),) = session.rows(f"SELECT VERSION(), @@tx_isolation, {asked}")
+        settings = {"isolation": isolation, **dict(zip(_SETTINGS, map(str, values), strict=True))}
         return version, self.now(session), settings
 
 
 def old_snapshots(session: Any) -> Sequence[OldSnapshot]:
     """Return the transactions that keep the server from cleaning up, oldest first; none without the right."""
     try:
-        found = session.rows(_OLD_SNAPSHOTS, {"old": _OLD_SECONDS})
+        rows = session.rows(_OLD_SNAPSHOTS, {"old": _OLD_SECONDS})
     except StoreNotWritable:
         return []
     return [
         OldSnapshot(thread, "", user or "", timedelta(seconds=int(age)), state or "")
-        for thread, user, age, state in found
+        for thread, user, age, state in rows
     ]
 
 

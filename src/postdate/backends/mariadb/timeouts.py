@@ -123,11 +123,11 @@ class MariaDbTable(RowLockTimeoutTable):
     def _time_digits(self, session: Any) -> int:
         """Return how many digits of a second the table keeps; tables of older .NET endpoints keep none."""
         if self._digits is None:
-            found = session.rows(_PRECISION, self._values)
-            if not found or found[0][0] is None:
+            rows = session.rows(_PRECISION, self._values)
+            if not rows or rows[0][0] is None:
                 where = f"database {self._values['schema']!r} has no table {self._values['table']!r}"
                 raise StoreNotSetUp(f"{where} with a date and time of day in `Time`: run `postdate setup`")
-            self._digits = int(found[0][0])
+            self._digits = int(rows[0][0])
         return self._digits
 
 

@@ -56,10 +56,10 @@ class MariaDbDialect(Dialect):
                 f"{self.where}: table {table} is kept by {engines[0][0]}, which has no transactions, so that its "
                 f"timeouts cannot be moved safely; change it to InnoDB first"
             )
-        found = session.rows(
+        rows = session.rows(
             f"SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE {here} ORDER BY ORDINAL_POSITION", of
         )
-        return [name for (name,) in found]
+        return [name for (name,) in rows]
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:

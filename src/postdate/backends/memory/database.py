@@ -32,7 +32,7 @@ class MemorySagaStore(SagaStore):
 
     @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        return _found(self._records, saga_type, correlation)
+        return _saga_with(self._records, saga_type, correlation)
 
     @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
@@ -53,24 +53,26 @@ class MemorySagaStore(SagaStore):
     async def close(self) -> None: ...
 
 
-def _found(records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation) -> SagaRecord | None:
-    wanted = (saga_type, correlation)
-    return next((each for each in records.values() if (each.saga_type, each.correlation) == wanted), None)
+def _saga_with(
+    records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation
+) -> SagaRecord | None:
+    key = (saga_type, correlation)
+    return next((each for each in records.values() if (each.saga_type, each.correlation) == key), None)
 
 
 def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:
-    given = change.record
-    key = (given.saga_type, given.saga_id)
+    record = change.record
+    key = (record.saga_type, record.saga_id)
     if change.fate is SagaFate.CREATED:
-        is_right = key not in records and _found(records, given.saga_type, given.correlation) is None
+        is_right = key not in records and _saga_with(records, record.saga_type, record.correlation) is None
     else:
-        is_right = key in records and records[key].version == given.version
+        is_right = key in records and records[key].version == record.version
     if not is_right:
-        raise SagaConflict(f"{given.saga_type} {given.saga_id} was created, changed or completed meanwhile")
+        raise SagaConflict(f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile")
     if change.fate is SagaFate.COMPLETED:
         del records[key]
     else:
-        records[key] = replace(given, version=given.version + 1)
+        records[key] = replace(record, version=record.version + 1)
 
 
 class MemoryTimeouts(TimeoutPersister):
@@ -97,19 +99,19 @@ class MemoryTimeouts(TimeoutPersister):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        found = await self.peek(timeout_id)
-        if found is None or found.timeout_id in self._claimed:
+        timeout = await self.peek(timeout_id)
+        if timeout is None or timeout.timeout_id in self._claimed:
             return None
-        self._claimed.add(found.timeout_id)
+        self._claimed.add(timeout.timeout_id)
 
         async def remove() -> bool:
             await release()
-            return await self.try_remove(found.timeout_id)
+            return await self.try_remove(timeout.timeout_id)
 
         async def release() -> None:
-            self._claimed.discard(found.timeout_id)
+            self._claimed.discard(timeout.timeout_id)
 
-        return TimeoutClaim(found, remove, release)
+        return TimeoutClaim(timeout, remove, release)
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
@@ -118,18 +120,18 @@ class MemoryTimeouts(TimeoutPersister):
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
         saga = normal_saga(saga_id)
-        theirs = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
-        for timeout_id in theirs:
+        of_saga = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
+        for timeout_id in of_saga:
             del self._timeouts[timeout_id]
-        return len(theirs)
+        return len(of_saga)
 
     @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
         stored = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
-        found = in_order(each for each in stored if start < each.due <= now)
-        last = found[: max(limit, 1)][-1].due if found else now
-        chunk = [each for each in found if each.due <= last]
-        if len(chunk) < len(found):
+        due = in_order(each for each in stored if start < each.due <= now)
+        last = due[: max(limit, 1)][-1].due if due else now
+        chunk = [each for each in due if each.due <= last]
+        if len(chunk) < len(due):
             return DueChunk(chunk, now)
         return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
 

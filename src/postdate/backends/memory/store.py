@@ -78,7 +78,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._list: list[_Place] = []
         """The places of all entries, in order."""
         self._numbers = itertools.count(1)
-        self._known: set[str] = set()
+        self._seen_ids: set[str] = set()
         self._newest: dict[str, str] = {}
         """By key: the id of the last message that was stored under it."""
         self._records: list[Record] = []
@@ -106,7 +106,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         first_before = self._first_attempt()
         already_there = list[str]()
         for message in messages:
-            if message.message_id in self._known:
+            if message.message_id in self._seen_ids:
                 already_there.append(message.message_id)
             else:
                 self._add(message, now, RecordKind.SCHEDULED)
@@ -128,7 +128,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         stored_headers(message, self._capabilities.largest_message_bytes)
 
     def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
-        self._known.add(message.message_id)
+        self._seen_ids.add(message.message_id)
         self._enter(_Entry(with_failures(message, 0), message.due, number=next(self._numbers)))
         self._record(kind, message, now, detail)
 
@@ -165,22 +165,22 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        held = [claim for claim in claims if self._held(claim) is not None]
-        return sum(self._end(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail) for claim in held)
+        claimed = [claim for claim in claims if self._claimed_entry(claim) is not None]
+        return sum(self._end(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail) for claim in claimed)
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        entry = self._held(claim)
+        entry = self._claimed_entry(claim)
         return entry is not None and self._count_failure(entry, attempt_at, now, reason)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        held = [entry for claim in claims if (entry := self._held(claim)) is not None]
-        for entry in held:
+        entries = [entry for claim in claims if (entry := self._claimed_entry(claim)) is not None]
+        for entry in entries:
             entry.attempt_at, entry.token = attempt_at or entry.claimed_from, None
-        for wake in self._wakes if held else ():
+        for wake in self._wakes if entries else ():
             wake()
-        return len(held)
+        return len(entries)
 
     @override
     async def next_attempt(self) -> datetime | None:
@@ -221,7 +221,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         entry = self._entries.get(newest)
         if entry is None or entry.token is not None:
             candidates = (ids.after(newest, refused) for refused in itertools.count())
-            message = make(next(each for each in candidates if each not in self._known), None)
+            message = make(next(each for each in candidates if each not in self._seen_ids), None)
             await self.store(message, now)
             await self.keep_keys([message.message_id])
             return message.message_id
@@ -243,8 +243,8 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-        wanted = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
-        return [self._limits[each] for each in sorted(wanted)]
+        names = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
+        return [self._limits[each] for each in sorted(names)]
 
     @override
     async def limits_in_use(self) -> LimitsInUse:
@@ -253,19 +253,19 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         # While a message is claimed, it has no attempt time; what it was claimed from says nothing afterwards.
         times = sorted(each.attempt_at or each.claimed_from or LANES for each in self._entries.values())
 
-        def has_messages(kept: KeptLimits) -> bool:
-            place = bisect_left(times, kept.begin)
-            return place < len(times) and times[place] < kept.end
+        def has_messages(limits: KeptLimits) -> bool:
+            place = bisect_left(times, limits.begin)
+            return place < len(times) and times[place] < limits.end
 
-        held = [each for each in self._limits.values() if has_messages(each)]
-        return LimitsInUse(any(each.limits for each in self._limits.values()), held)
+        in_use = [each for each in self._limits.values() if has_messages(each)]
+        return LimitsInUse(any(each.limits for each in self._limits.values()), in_use)
 
     @override
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        kept = self._limits.get(destination, KeptLimits(destination, len(self._limits) + 1, "", free_at))
-        if kept.limits != before:
+        stored = self._limits.get(destination, KeptLimits(destination, len(self._limits) + 1, "", free_at))
+        if stored.limits != before:
             return False
-        self._limits[destination] = replace(kept, limits=limits, free_at=free_at)
+        self._limits[destination] = replace(stored, limits=limits, free_at=free_at)
         return True
 
     @override
@@ -331,7 +331,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     def _first_attempt(self) -> datetime | None:
         return min((e.attempt_at for e in self._entries.values() if e.attempt_at is not None), default=None)
 
-    def _held(self, claim: Claim) -> _Entry | None:
+    def _claimed_entry(self, claim: Claim) -> _Entry | None:
         entry = self._entries.get(claim.message.message_id)
         return entry if entry is not None and entry.token == claim.token else None
 

@@ -49,7 +49,7 @@ class _Queue:
     messages: deque[tuple[Envelope, int]] = field(default_factory=deque[tuple[Envelope, int]])
     ending: int = 0
     first_end: int = 0
-    held: int = 0
+    claimed_count: int = 0
     alarms: list[Alarm] = field(default_factory=list[Alarm])
 
     def put(self, envelope: Envelope, failures: int = 0, *, first: bool = False) -> None:
@@ -138,7 +138,7 @@ class MemoryTransport(Transport):
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return the number of messages of each queue, received ones included."""
-        return {name: len(self.alive(name).messages) + queue.held for name, queue in self.queues.items()}
+        return {name: len(self.alive(name).messages) + queue.claimed_count for name, queue in self.queues.items()}
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -153,7 +153,7 @@ class MemoryReceiver(Receiver):
     def __init__(self, transport: MemoryTransport, queue: str) -> None:
         self._transport, self._name = transport, queue
         self._alarm: Alarm | None = None
-        self._held: dict[int, tuple[Received, Envelope]] = {}
+        self._claimed: dict[int, tuple[Received, Envelope]] = {}
         self._next_token = 1
 
     @property
@@ -175,9 +175,9 @@ class MemoryReceiver(Receiver):
         envelope, failures = queue.take()
         plain = Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
         received = Received(plain, failures, self._next_token)
-        self._held[self._next_token] = (received, envelope)
+        self._claimed[self._next_token] = (received, envelope)
         self._next_token += 1
-        queue.held += 1
+        queue.claimed_count += 1
         return received
 
     @override
@@ -196,15 +196,15 @@ class MemoryReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        for received, _ in list(self._held.values()):
+        for received, _ in list(self._claimed.values()):
             await self.roll_back(received, failed=False)
         if self._alarm is not None:
             self._queue.alarms.remove(self._alarm)
             self._alarm = None
 
     def _let_go(self, received: Received) -> Envelope:
-        held = self._held.pop(received.token, None) if isinstance(received.token, int) else None
-        if held is None:
+        entry = self._claimed.pop(received.token, None) if isinstance(received.token, int) else None
+        if entry is None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._name)
-        self._queue.held -= 1
-        return held[1]
+        self._queue.claimed_count -= 1
+        return entry[1]

@@ -46,10 +46,10 @@ class QueueAddress:
 
 def parse_place(address: str) -> str:
     """Return the machine of ``msmq:`` (this one) or ``msmq://machine``."""
-    scheme, colon, rest = address.partition(":")
-    slashes, machine = rest[:2], rest[2:].rstrip("/")
+    scheme, colon, location = address.partition(":")
+    slashes, machine = location[:2], location[2:].rstrip("/")
     if f"{scheme.lower()}{colon}" == SCHEME:
-        if rest in {"", "//"}:
+        if location in {"", "//"}:
             return LOCAL
         if slashes == "//" and _MACHINE.fullmatch(machine):
             return LOCAL if machine.lower() in _LOCAL_NAMES else machine

@@ -202,11 +202,11 @@ def code_of(error: BaseException) -> int:
 def translate(error: BaseException, where: str) -> PostdateError:
     """Return the error for the queue ``where``, with advice; a code that no list names is an outage of the queue."""
     code = code_of(error)
-    said = f"{_words(error)}, 0x{code:08X}"
+    problem = f"{_words(error)}, 0x{code:08X}"
     for meaning, codes, text in _MEANINGS:
         if code in codes:
-            return meaning(text.format(where=where, said=said))
-    return DestinationUnavailable(f"MSMQ failed with {where}: {said}")
+            return meaning(text.format(where=where, said=problem))
+    return DestinationUnavailable(f"MSMQ failed with {where}: {problem}")
 
 
 def _words(error: BaseException) -> str:

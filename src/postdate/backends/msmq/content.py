@@ -50,7 +50,7 @@ UNREADABLE: Final = PREFIX + "Unreadable"
 _MESSAGE_ID: Final = PREFIX + "MessageId"
 _DUE: Final = PREFIX + "Due"
 _EXPIRES_AT: Final = PREFIX + "ExpiresAt"
-_THEIRS: Final = PREFIX + "Header."
+_SENDERS_PREFIX: Final = PREFIX + "Header."
 """Prefix for an application's header that could be taken for one of these."""
 
 LARGEST_NATIVE_BYTES: Final = 4 * 1024 * 1024 - 8 * 1024
@@ -129,7 +129,7 @@ def outgoing(
 def _apart(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers, renamed where they look like ours; receiving undoes it."""
     return {
-        _THEIRS + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
+        _SENDERS_PREFIX + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
         for name, text in headers.items()
     }
 
@@ -147,8 +147,8 @@ def _seconds(span: timedelta | None) -> int:
     """Return whole seconds, rounded up: MSMQ has no fractions, and a message must not expire early."""
     if span is None:
         return INFINITE
-    whole, rest = divmod(span, _SECOND)
-    seconds = max(1, whole + bool(rest))
+    whole, fraction = divmod(span, _SECOND)
+    seconds = max(1, whole + bool(fraction))
     return seconds if seconds <= LONGEST_SECONDS else INFINITE
 
 
@@ -166,8 +166,8 @@ def arrived(queue: str, message: Message) -> Envelope:
     native_id = native_id_of(message)
     message_id = headers.pop(_MESSAGE_ID, native_id)
     due, expires_at = _take_instant(headers, _DUE), _take_instant(headers, _EXPIRES_AT)
-    theirs = {name.removeprefix(_THEIRS): text for name, text in headers.items()}
-    return Envelope(queue, _valid_id(message_id, native_id), theirs, body, expires_at, due)
+    own_headers = {name.removeprefix(_SENDERS_PREFIX): text for name, text in headers.items()}
+    return Envelope(queue, _valid_id(message_id, native_id), own_headers, body, expires_at, due)
 
 
 def id_of(message: Message, queue: str) -> str:
@@ -241,10 +241,10 @@ def from_native_id(native: bytes) -> str:
 
 def to_native_id(text: str) -> bytes | None:
     """Reverse :func:`from_native_id`; ``None`` for other texts."""
-    found = _NATIVE_ID.fullmatch(text)
-    if found is None or int(found[2]) > 0xFFFFFFFF:
+    match = _NATIVE_ID.fullmatch(text)
+    if match is None or int(match[2]) > 0xFFFFFFFF:
         return None
-    return uuid.UUID(found[1]).bytes_le + int(found[2]).to_bytes(4, "little")
+    return uuid.UUID(match[1]).bytes_le + int(match[2]).to_bytes(4, "little")
 
 
 # --- headers as XML -------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ WAIT_MILLISECONDS = 1_000
 """A receiver waits this long for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0
 _OPEN_AT_ONCE: Final = 64
-_GONE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+_NOT_THERE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)
@@ -197,10 +197,10 @@ class Desk:
         """Take a message by its id; ``None`` when it is not there or is being handled."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         with self._calling(address):
-            found = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
-            if found is None:
+            message = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
+            if message is None:
                 return None
-            lookup_id = found.LookupId
+            lookup_id = message.LookupId
         return self._received(
             address,
             name,
@@ -223,8 +223,8 @@ class Desk:
             with self._calling(address, nothing=nothing):
                 message = receive(MQ_NO_TRANSACTION if transaction is None else transaction)
                 if message is not None:
-                    kept = message if transaction is None else None
-                    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
+                    untransacted = message if transaction is None else None
+                    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, untransacted)
         except BaseException:
             self._abort(transaction)
             raise
@@ -247,7 +247,7 @@ class Desk:
             except self._com.errors as error:
                 if code_of(error) == IO_TIMEOUT:
                     return
-                if code_of(error) not in _GONE:
+                if code_of(error) not in _NOT_THERE:
                     raise
             else:
                 if message is None:
@@ -370,7 +370,7 @@ class Apartment:
         self._com = com
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
         self._desk: Desk | None = None
-        self.held = 0
+        self.message_count = 0
         """Messages that are held here; for choosing among apartments."""
 
     def start(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:

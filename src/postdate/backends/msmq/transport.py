@@ -206,7 +206,7 @@ class MsmqTransport(Transport):
             sending.end()
 
 
-class _Held(NamedTuple):
+class _ClaimedMessage(NamedTuple):
     received: Received
     hold: MessageInHand
     apartment: Apartment
@@ -224,7 +224,7 @@ class MsmqReceiver(Receiver):
         self._lookout: Apartment | None = None
         self._looking: Future[bool] | None = None
         self._apartments: list[Apartment] = []
-        self._held: dict[object, _Held] = {}
+        self._claims: dict[object, _ClaimedMessage] = {}
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -272,20 +272,20 @@ class MsmqReceiver(Receiver):
     async def _take(self, take: Callable[[Desk], MessageInHand | None]) -> Received | None:
         apartment = self._least_busy()
         taking = apartment.start(take)
-        taken = asyncio.wrap_future(taking)
+        receiving = asyncio.wrap_future(taking)
         try:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([taken])
+                await asyncio.wait([receiving])
         except BaseException:
             # Cancelled, though not through anyio: the thread puts back any message that it still takes.
             taking.add_done_callback(lambda done: _put_back(apartment, done))
             raise
-        hold = taken.result()
+        hold = receiving.result()
         return None if hold is None else self._hold(hold, apartment)
 
     def _least_busy(self) -> Apartment:
-        best = min(self._apartments, key=lambda each: each.held, default=None)
-        if best is None or (best.held and len(self._apartments) < _APARTMENTS):
+        best = min(self._apartments, key=lambda each: each.message_count, default=None)
+        if best is None or (best.message_count and len(self._apartments) < _APARTMENTS):
             best = Apartment(self._transport.com, f"work-{len(self._apartments)}")
             self._apartments.append(best)
         return best
@@ -294,62 +294,62 @@ class MsmqReceiver(Receiver):
         token = object()
         failures = self._transport.failures.get((self._queue, hold.envelope.message_id), 0)
         received = Received(hold.envelope, failures, token)
-        self._held[token] = _Held(received, hold, apartment)
-        apartment.held += 1
+        self._claims[token] = _ClaimedMessage(received, hold, apartment)
+        apartment.message_count += 1
         return received
 
-    def _what_holds(self, received: Received) -> _Held:
-        held = self._held.get(received.token)
-        if held is None or held.received is not received:
+    def _what_holds(self, received: Received) -> _ClaimedMessage:
+        claim = self._claims.get(received.token)
+        if claim is None or claim.received is not received:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
-        return held
+        return claim
 
-    def _let_go(self, held: _Held) -> None:
-        if self._held.pop(held.received.token, None) is not None:
-            held.apartment.held -= 1
+    def _let_go(self, claim: _ClaimedMessage) -> None:
+        if self._claims.pop(claim.received.token, None) is not None:
+            claim.apartment.message_count -= 1
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """One transaction of MSMQ if its queues are transactional."""
         refuse_work(end.work, "of MSMQ")
-        held = self._what_holds(received)
+        claim = self._what_holds(received)
         transport = self._transport
         messages = [transport.outgoing(each, now, in_transaction=transport.transactional) for each in end.outgoing]
         to_send = [message for message in messages if message is not None]
         try:
-            await held.apartment.do(Desk.commit, held.hold, to_send)
+            await claim.apartment.do(Desk.commit, claim.hold, to_send)
         except PostdateError:
-            if held.hold.is_lost:
-                self._let_go(held)
+            if claim.hold.is_lost:
+                self._let_go(claim)
             raise
-        self._let_go(held)
+        self._let_go(claim)
         transport.failures.pop((self._queue, received.envelope.message_id), None)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """A message that is no longer held is in its queue already."""
         with suppress(ClaimLost):
-            held = self._what_holds(received)
+            claim = self._what_holds(received)
             if failed:  # before others can receive it
                 self._transport.failures[self._queue, received.envelope.message_id] = received.failures + 1
-            await self._give_back(held)
+            await self._give_back(claim)
 
-    async def _give_back(self, held: _Held) -> None:
-        await held.apartment.do(Desk.give_back, held.hold)
-        self._let_go(held)
+    async def _give_back(self, claim: _ClaimedMessage) -> None:
+        await claim.apartment.do(Desk.give_back, claim.hold)
+        self._let_go(claim)
 
     @override
     async def close(self) -> None:
         """Without a transaction, a message that MSMQ does not take back is lost."""
         with anyio.CancelScope(shield=True):
-            for held in list(self._held.values()):
+            for claim in list(self._claims.values()):
                 try:
-                    await self._give_back(held)
+                    await self._give_back(claim)
                 except PostdateError as error:
-                    message_id, queue = held.received.envelope.message_id, self._queue
+                    message_id, queue = claim.received.envelope.message_id, self._queue
                     log.error("message %s cannot be given back to %s: %s", message_id, queue, error)
-                    await held.apartment.do(Desk.let_go, held.hold)
-        self._held.clear()
+                    await claim.apartment.do(Desk.let_go, claim.hold)
+        self._claims.clear()
         apartments, self._apartments = self._apartments, []
         lookout, self._lookout, self._looking = self._lookout, None, None
         for apartment in (*apartments, lookout):
@@ -358,10 +358,10 @@ class MsmqReceiver(Receiver):
         self._transport.receivers.discard(self)
 
 
-def _put_back(apartment: Apartment, taken: Future[MessageInHand | None]) -> None:
-    if taken.cancelled() or taken.exception() is not None:
+def _put_back(apartment: Apartment, receiving: Future[MessageInHand | None]) -> None:
+    if receiving.cancelled() or receiving.exception() is not None:
         return
-    if (hold := taken.result()) is not None:
+    if (hold := receiving.result()) is not None:
         apartment.start(Desk.give_back, hold)
 
 

@@ -59,7 +59,7 @@ class OpenDatabase(forks.ForkAware):
         self._life = Life(mark(), holds_at_most)
         self.resource = resource_at(self.pool.address.identity, self.pool.address.shown)
         self._reaper = Reaper(self.names, self.identity)
-        self._answers = Answers(answers_within, self.pool.given_up)
+        self._answers = Answers(answers_within, self.pool.abandoned)
         self._lock = forks.lock()
         self._accesses = 0
         self._listener: Listener | None = None
@@ -81,7 +81,7 @@ class OpenDatabase(forks.ForkAware):
         with self._lock:
             self._accesses += 1
             if self._accesses == 1:
-                self._answers = Answers(self.answers_within, self.pool.given_up)
+                self._answers = Answers(self.answers_within, self.pool.abandoned)
                 self.pool.open()
 
     def listener(self) -> Listener:
@@ -90,7 +90,7 @@ class OpenDatabase(forks.ForkAware):
             if self._listener is None:
                 self._listener = Listener(
                     partial(self.connected, _SHORT_WAIT),
-                    self.pool.given_up,
+                    self.pool.abandoned,
                     self.names,
                     self._reaper,
                     self._life,
@@ -127,7 +127,7 @@ class OpenDatabase(forks.ForkAware):
                     self._listener.renew()
         if leaving is not None:
             leaving.stop()
-        if self.pool.given_up:  # what those sessions hold would be theirs for as long as they live
+        if self.pool.abandoned:  # what those sessions hold would be theirs for as long as they live
             with suppress(psycopg.Error):
                 self.pool.connect(answers).close()
 
@@ -136,7 +136,7 @@ class OpenDatabase(forks.ForkAware):
         """Forget connections, thread and number, which are the parent's."""
         self.pool.begin_anew()
         self._life = Life(mark(), self.holds_at_most)
-        self._answers = Answers(self.answers_within, self.pool.given_up)
+        self._answers = Answers(self.answers_within, self.pool.abandoned)
         if self._listener is not None:
             self._listener.leave_to_parent()
         self._listener = None
@@ -179,7 +179,7 @@ class Access:
         self.resource = database.resource
         self.reaper = Reaper(self.names, self.identity)
         within = database.answers_within if answers_within is None else answers_within
-        self._answers = Answers(within, database.pool.given_up)
+        self._answers = Answers(within, database.pool.abandoned)
         self._closed = False
         database.begin()
 
@@ -201,7 +201,7 @@ class Access:
     @property
     def knows_what_was_done(self) -> bool:
         """``False`` while a session that was given up may still execute its last statement."""
-        return not self.shared.pool.given_up
+        return not self.shared.pool.abandoned
 
     def take(self, *, brief: bool = False) -> BoundedConnection:
         """Return a live connection, to be given back with :meth:`put`; see :meth:`PostgresPool.take`."""
@@ -215,9 +215,9 @@ class Access:
 
     def roll_back(self, connection: BoundedConnection) -> None:
         """End the transaction on a connection that was taken, and close it; a silent server is not waited for."""
-        given_up = self.shared.pool.given_up
-        if not connection.closed and given_up.distrusts(connection):
-            given_up.add(connection, silent=False)
+        abandoned = self.shared.pool.abandoned
+        if not connection.closed and abandoned.distrusts(connection):
+            abandoned.add(connection, silent=False)
         with suppress(psycopg.Error):  # free at once, not when the server has noticed that we are gone
             connection.execute("ROLLBACK")
         self.drop(connection)
@@ -310,8 +310,8 @@ class Access:
         """Create missing tables of the schema, and of a store (``table``); processes may do so at once."""
         self.bring_up_to_date(steps(self.names.schema, table))
 
-    def bring_up_to_date(self, wanted: Sequence[Step]) -> None:
-        """Apply the missing migrations of ``wanted``; several processes may do so at once."""
+    def bring_up_to_date(self, required: Sequence[Step]) -> None:
+        """Apply the missing migrations of ``required``; several processes may do so at once."""
         schema = self.names.schema
         with self.translating(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
@@ -319,7 +319,7 @@ class Access:
             if marks == (None,):  # only then, so that later starts need no right to create
                 connection.execute(sql(foundation(schema)))
             run(
-                wanted,
+                required,
                 connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall(),
                 self.where,
                 execute=lambda text: connection.execute(sql(text)),
@@ -327,23 +327,23 @@ class Access:
             )
 
 
-class KeptInSchema(Scripted):
+class SchemaPart(Scripted):
     """An adapter with a table of its own in a schema, beside those of stores and queues."""
 
-    def _use(self, database: Access, wanted: Sequence[Step]) -> None:
-        self._kept_in, self._wanted = database, wanted
+    def _use(self, database: Access, required: Sequence[Step]) -> None:
+        self._schema, self._required_steps = database, required
 
     @property
     def resource(self) -> Resource:
         """Its database."""
-        return self._kept_in.resource
+        return self._schema.resource
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        return self._kept_in.names.script(self._wanted)
+        return self._schema.names.script(self._required_steps)
 
     async def setup(self) -> None:
-        await in_thread(self._kept_in.bring_up_to_date, self._wanted)
+        await in_thread(self._schema.bring_up_to_date, self._required_steps)
 
     async def close(self) -> None:
-        await in_thread(self._kept_in.close_blocking)
+        await in_thread(self._schema.close_blocking)

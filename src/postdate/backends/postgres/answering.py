@@ -60,7 +60,7 @@ class NoAnswer(psycopg.OperationalError):
 _LEADS_NOWHERE: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
 
 
-class GivenUp:
+class AbandonedSessions:
     """Connections of one pool that were given up, whose sessions may live on the server. Thread-safe."""
 
     def __init__(self) -> None:
@@ -104,8 +104,8 @@ class GivenUp:
                 log.warning("sessions %s, which do not answer, cannot be ended: %s", pids, error)
                 living = set[int]()
             with self._lock:
-                gone = {each for each in waiting if each[0] not in living}
-                self._waiting = [each for each in self._waiting if each not in gone]
+                ended = {each for each in waiting if each[0] not in living}
+                self._waiting = [each for each in self._waiting if each not in ended]
             if now >= deadline:
                 return
             if living:
@@ -120,10 +120,10 @@ class Answers:
         given_up: takes the connections that were silent for longer.
     """
 
-    def __init__(self, within: timedelta, given_up: GivenUp) -> None:
+    def __init__(self, within: timedelta, abandoned: AbandonedSessions) -> None:
         if within <= timedelta(0):
             raise ConfigurationError(f"answers_within must be above 0, not {within}")
-        self.within, self.given_up = within, given_up
+        self.within, self.abandoned = within, abandoned
         self.leaving = False
 
     def silence(self, *, patient: bool) -> float:
@@ -186,7 +186,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
         except _LEADS_NOWHERE:
-            self.answers.given_up.add(self)
+            self.answers.abandoned.add(self)
             raise
 
 
@@ -205,7 +205,7 @@ class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
         try:
             return await super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
         except _LEADS_NOWHERE:
-            self.answers.given_up.add(self)
+            self.answers.abandoned.add(self)
             raise
 
 

@@ -80,10 +80,10 @@ def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, pl
     ``plain``: times are whole microseconds since 1970 UTC.
     """
     check_scanned(scan.what, scan.columns)
-    wanted = [f"{_selected(name, is_time=plain and name in TIMES)} AS {name}" for name in scan.columns]
+    columns = [f"{_selected(name, is_time=plain and name in TIMES)} AS {name}" for name in scan.columns]
     conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
     conditions += _conditions(names, table, scan)
-    return f"SELECT {', '.join(wanted) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
+    return f"SELECT {', '.join(columns) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
 
 
 def _selected(name: str, *, is_time: bool) -> str:
@@ -274,11 +274,13 @@ class PostgresRecordStream(RecordStreamStore):
 
     def query(self, columns: Sequence[str]) -> bytes:
         """Return the statement of :meth:`records`, with the parameters ``first``, ``end`` and ``table``."""
-        names, wanted = self._database.names, ", ".join(_COLUMNS[column] for column in columns)
-        ours = f"(t.store_id IS NULL OR t.store_id = (SELECT store_id FROM {names.of('store')} WHERE name = %(table)s))"
+        names, selected = self._database.names, ", ".join(_COLUMNS[column] for column in columns)
+        of_this_store = (
+            f"(t.store_id IS NULL OR t.store_id = (SELECT store_id FROM {names.of('store')} WHERE name = %(table)s))"
+        )
         return sql(
-            f"SELECT {wanted} FROM {names.of('record')} AS t "
-            f"WHERE t.number >= %(first)s AND t.number < %(end)s AND {ours}"
+            f"SELECT {selected} FROM {names.of('record')} AS t "
+            f"WHERE t.number >= %(first)s AND t.number < %(end)s AND {of_this_store}"
         )
 
     @override
@@ -409,16 +411,18 @@ class PostgresBulk(OnTable, ArchivableStore):
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         names, store_id = self.database.names, self.database.run_blocking(self._store_id)
         record, last_of_key = names.plain("record"), "left(r.message_id, -8) || '99999999'"
-        ours = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
+        of_this_store = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
         pending, at = names.plain(self._sql.table), _instant(before)
-        aging = Aging(record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, ours, "OFFSET 0")
+        aging = Aging(
+            record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, of_this_store, "OFFSET 0"
+        )
         # Of what has no store: a neighbour's, whose records may be kept for longer, is left to it.
-        of_others = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
+        scheduled_elsewhere = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
         prune_old = sql(f"""
             DELETE FROM {record} AS r WHERE {_in_share(part)} AND (r.store_id = {store_id} OR (
-                r.store_id IS NULL AND NOT EXISTS (SELECT 1 FROM {record} AS s WHERE {of_others})))
+                r.store_id IS NULL AND NOT EXISTS (SELECT 1 FROM {record} AS s WHERE {scheduled_elsewhere})))
                 AND {aging.is_old()} RETURNING r.kind""")
-        told = sql(f"""
+        remove_marker = sql(f"""
             DELETE FROM {record} WHERE message_id = {literal(PRUNED_ID)} AND store_id = {store_id}
                 AND kind = {RecordKind.PRUNED:d} RETURNING due, detail""")
         tell = sql(
@@ -429,8 +433,10 @@ class PostgresBulk(OnTable, ArchivableStore):
             connection.execute(_HURRIED)
             kinds = [kind for (kind,) in connection.execute(prune_old)]
             if kinds:
-                gone = Pruned.of((utc(due), detail) for due, detail in connection.execute(told)).and_now(before, kinds)
-                what = (now, gone.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, gone.detail)
+                marker = Pruned.of((utc(due), detail) for due, detail in connection.execute(remove_marker)).and_now(
+                    before, kinds
+                )
+                what = (now, marker.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, marker.detail)
                 connection.execute(tell, what)
             return len(kinds)
 
@@ -497,14 +503,14 @@ class PostgresBulk(OnTable, ArchivableStore):
             with connection.cursor() as cursor:
                 for id_, record in scheduled.items():
                     if id_ not in back:
-                        number, at, due, _, _, *rest = _row(record, store_id)
-                        if cursor.execute(insert, (number, at, due, store_id, *rest)).rowcount:
+                        number, at, due, _, _, *fields = _row(record, store_id)
+                        if cursor.execute(insert, (number, at, due, store_id, *fields)).rowcount:
                             back.add(id_)
-                others = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
+                later_records = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
                 table = database.names.plain("record")
                 with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
                     copy.set_types(_TYPES)
-                    for record in others:
+                    for record in later_records:
                         copy.write_row(_row(record, store_id))
             return len(back)
 

@@ -155,8 +155,8 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         """Those who replace under one key wait for each other. Others that hold the message are not waited for."""
         ids = KeyedIds(key)
         yield self._sql.alone_with, self._values(first=ids.first)
-        found = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
-        newest, at, waits = found[0] if found else ("", None, False)
+        rows = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
+        newest, at, waits = rows[0] if rows else ("", None, False)
         if waits:
             row = self._row(make(newest, utc(at)))
             if (yield self._sql.replace, self._values_of(row, now, NOTICE)):

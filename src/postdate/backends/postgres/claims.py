@@ -34,13 +34,13 @@ class PostgresClaims(Claims):
         super().__init__(_Connections(database), _Leases(statements), lambda: database.listener().holder())
         self._database, self._statements = database, statements
         self._finished: list[HeldMessage] = []
-        self.left_some = False
+        self.may_leave_leases = False
         """Whether leases may be left, which end only with the process, or with its number."""
 
     def first_locked(self) -> datetime | None:
         """Return the earliest attempt among messages held by row locks."""
         with self._lock:
-            return min((token.attempt_at for token in self._held.values() if token.holder is None), default=None)
+            return min((token.attempt_at for token in self._tokens.values() if token.holder is None), default=None)
 
     @override
     def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep, *, as_it_was: bool) -> int:
@@ -75,8 +75,8 @@ class PostgresClaims(Claims):
         if not finished:
             return
         values = {"numbers": array(token.number for token in finished)}
-        still_held = {number for (number,) in connection.execute(self._statements().still_held, values)}
-        ended = {token for token in finished if token.number not in still_held}
+        locked = {number for (number,) in connection.execute(self._statements().still_held, values)}
+        ended = {token for token in finished if token.number not in locked}
         self._forget(ended)
         with self._lock:
             self._finished = [token for token in self._finished if token not in ended]
@@ -86,7 +86,7 @@ class PostgresClaims(Claims):
         try:
             super().give_up()
         except PostdateError:  # the database cannot be reached
-            self.left_some = True
+            self.may_leave_leases = True
 
 
 class _Leases:

@@ -39,7 +39,7 @@ _READ_BYTES: Final = 4 * 1024 * 1024
 
 _TRIES: Final = 5
 _UNIQUE_VIOLATION: Final = "23505"
-_SAID: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
+_SERVER_ERROR: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
 _STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}
 """Codes for errors that the driver raises without the server's code."""
 
@@ -57,7 +57,7 @@ class Columns(forks.ForkAware):
         self._database = database
         self._lock = forks.lock()
         self._connection: Any = None
-        self._expect_known = False
+        self._expect_duplicates = False
         forks.register(self)
 
     @override
@@ -88,9 +88,9 @@ class Columns(forks.ForkAware):
         try:
             yield from reader
         except (pa.ArrowException, OSError) as error:  # once rows have come, errors are Arrow's, without their codes
-            said = _SAID.search(str(error))
-            kind = psycopg.DatabaseError if said and said[1] == "ERROR" else psycopg.OperationalError
-            raise translate(kind(said[2] if said else str(error)), self._database.where) from error
+            match = _SERVER_ERROR.search(str(error))
+            kind = psycopg.DatabaseError if match and match[1] == "ERROR" else psycopg.OperationalError
+            raise translate(kind(match[2] if match else str(error)), self._database.where) from error
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -124,9 +124,9 @@ class Columns(forks.ForkAware):
 
     def _store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
         first = _first_of_each(batch.column("message_id"))
-        wanted = self._without_known(batch, sql, first) if self._expect_known else first
+        mask = self._without_stored(batch, sql, first) if self._expect_duplicates else first
         for _ in range(_TRIES):
-            fresh = batch if wanted is None else batch.filter(wanted)
+            fresh = batch if mask is None else batch.filter(mask)
             try:
                 if fresh.num_rows:
                     self._copy(fresh, sql, now, notice)
@@ -135,13 +135,13 @@ class Columns(forks.ForkAware):
                     raise
                 self._connection.rollback()
                 # A repeated task, or input stored before: most likely the rest is known, too.
-                self._expect_known = True
-                wanted = self._without_known(batch, sql, first)
+                self._expect_duplicates = True
+                mask = self._without_stored(batch, sql, first)
             else:
-                return StoreReport(fresh.num_rows, () if wanted is None else _ids(batch, pc.invert(wanted)))
+                return StoreReport(fresh.num_rows, () if mask is None else _ids(batch, pc.invert(mask)))
         return None
 
-    def _without_known(self, batch: pa.RecordBatch, sql: Statements, wanted: _Mask | None) -> _Mask:
+    def _without_stored(self, batch: pa.RecordBatch, sql: Statements, mask: _Mask | None) -> _Mask:
         """Return a mask without the rows whose ids the store has, looked up by its unique index."""
         ids = batch.column("message_id")
         values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
@@ -151,10 +151,10 @@ class Columns(forks.ForkAware):
                 f"WHERE message_id = ANY($1) AND store_id = {sql.store_id} AND kind = 1",
                 pa.record_batch({"ids": values}),
             )
-            known = cursor.fetch_arrow_table().column(0)
+            stored = cursor.fetch_arrow_table().column(0)
         self._connection.rollback()  # nothing is to be seen as of this instant any more
-        unknown = pc.invert(pc.is_in(ids, value_set=known))
-        return unknown if wanted is None else pc.and_(unknown, wanted)
+        unknown = pc.invert(pc.is_in(ids, value_set=stored))
+        return unknown if mask is None else pc.and_(unknown, mask)
 
     def _copy(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> None:
         with self._cursor() as cursor:
@@ -242,14 +242,14 @@ def _ids(batch: pa.RecordBatch, of: _Mask) -> tuple[str, ...]:
 
 
 def _is_race(error: adbc.Error) -> bool:
-    said = _as_psycopg(error)
-    return said.sqlstate == _UNIQUE_VIOLATION or is_conflict(said)
+    failure = _as_psycopg(error)
+    return failure.sqlstate == _UNIQUE_VIOLATION or is_conflict(failure)
 
 
 def _as_psycopg(error: adbc.Error) -> psycopg.Error:
     """Return the error of psycopg with the same code, so that errors are classified in one place."""
-    said = _SAID.search(str(error))
-    text = said[2] if said else str(error).partition("\n")[0]
+    match = _SERVER_ERROR.search(str(error))
+    text = match[2] if match else str(error).partition("\n")[0]
     if state := error.sqlstate or _STATES.get(error.status_code):
         with suppress(KeyError):
             return psycopg.errors.lookup(state)(text)

@@ -9,7 +9,7 @@ from typing import Final
 import psycopg
 
 from postdate.backends.postgres.sessions import POOLED
-from postdate.backends.sql.row_locks.parts import Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Meanings, error_of, meaning_of
 from postdate.errors import (
     PostdateError,
     StoreError,
@@ -59,12 +59,12 @@ AFTER_AN_UPGRADE = "after an upgrade run the statements of `postdate setup --pri
 
 
 def translate(error: psycopg.Error, where: str) -> PostdateError:
-    said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
+    text, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
     meaning = _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or StoreTroubled
-    if not state and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
-        said = POOLED
-    found = told(meaning, said, where)
-    return StoreNotWritable(f"{found}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else found
+    if not state and "unsupported startup parameter" in text:  # the settings of each session; see sessions.py
+        text = POOLED
+    translated = error_of(meaning, text, where)
+    return StoreNotWritable(f"{translated}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else translated
 
 
 def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
@@ -79,9 +79,9 @@ def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
 def of_queues(error: StoreUnavailable) -> TransportUnavailable:
     """Return the transport's error for a failure of the database."""
     kind = TransportUnreachable if error.outage else TransportUnavailable
-    found = kind(str(error))
-    found.__cause__ = error  # in a list of errors, too: what the store says of itself may concern a single row
-    return found
+    translated = kind(str(error))
+    translated.__cause__ = error  # in a list of errors, too: what the store says of itself may concern a single row
+    return translated
 
 
 @contextmanager

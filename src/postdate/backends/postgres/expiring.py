@@ -74,8 +74,8 @@ class Reaper:
         return more
 
     def reap(self, connection: Connection) -> bool:
-        ((gone,),) = connection.execute(self._statements.reap, {"limit": REAPED_AT_ONCE}, prepare=True).fetchall()
-        return gone == REAPED_AT_ONCE
+        ((count,),) = connection.execute(self._statements.reap, {"limit": REAPED_AT_ONCE}, prepare=True).fetchall()
+        return count == REAPED_AT_ONCE
 
     def discard(self, connection: Connection, queue_id: int, numbers: str, holder: int) -> None:
         """Remove messages that were claimed by ``holder`` and had expired; ``numbers``: a PostgreSQL array as text."""

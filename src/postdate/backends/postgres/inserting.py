@@ -111,8 +111,8 @@ class OnTable:
 
     def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
         """Notify other processes at the commit, unless the message is far off."""
-        if (said := notice(self._store_id(connection), due, now)) is not None:
-            connection.execute(self._sql.notify_due, (said,))
+        if (payload := notice(self._store_id(connection), due, now)) is not None:
+            connection.execute(self._sql.notify_due, (payload,))
 
     def _values_of(self, row: Row, now: datetime, ahead: timedelta = PostgresNextDue.NOTICE) -> dict[str, Any]:
         """Return the parameters of a message; ``now`` is recorded as the time of scheduling, ``ahead``: :func:`notice`.

@@ -57,10 +57,10 @@ async def join(connection: object, steps: Steps[T]) -> T:
         return join_blocking(connection, steps)
     if not driver.is_awaited:
         return await in_thread(join_blocking, connection, steps)
-    connection, found = await driver.prepare(connection), None
+    connection, rows = await driver.prepare(connection), None
     try:
         while True:
-            found = await driver.run(connection, *steps.send(found))
+            rows = await driver.run(connection, *steps.send(rows))
     except StopIteration as ended:
         return ended.value
 
@@ -77,10 +77,10 @@ def join_blocking(connection: object, steps: Steps[T]) -> T:
 
 def on(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
     """Do ``steps`` by a function that runs one statement."""
-    found = None
+    rows = None
     try:
         while True:
-            found = run(*steps.send(found))
+            rows = run(*steps.send(rows))
     except StopIteration as ended:
         return ended.value
 
@@ -129,10 +129,10 @@ def _driver_of(connection: object) -> _Driver:
     for each in kinds:
         if (driver := _DRIVERS.get(_kind(each))) is not None:
             return driver
-    known = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
+    supported = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
     raise ConfigurationError(
         f"{_name(type(connection))} is no connection with a transaction that messages can be part of; these are: "
-        f"{known}"
+        f"{supported}"
     )
 
 

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 import psycopg
 
-from postdate.backends.postgres.answering import BoundedConnection, GivenUp
+from postdate.backends.postgres.answering import AbandonedSessions, BoundedConnection
 from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
@@ -36,7 +36,7 @@ from postdate.runtime import forks
 from postdate.runtime.resource import Resource
 
 Connection = psycopg.Connection[Any]
-Heard = Callable[[str, int, int], None]
+Callback = Callable[[str, int, int], None]
 """Called with topic, number and value of a notification; topic ``lost``: some may have been missed."""
 
 _LOOK_EVERY_SECONDS: Final = 1.0
@@ -117,18 +117,18 @@ class Listener:
     def __init__(
         self,
         connect: Callable[[], BoundedConnection],
-        given_up: GivenUp,
+        abandoned: AbandonedSessions,
         names: SchemaNames,
         reaper: Reaper,
         life: Life,
         resource: Resource,
     ) -> None:
         self._resource = resource
-        self._connect, self._given_up = connect, given_up
+        self._connect, self._abandoned = connect, abandoned
         self.names, self._reaper, self._life = names, reaper, life
         self._watched = Watched()
         _HERE.add(self)
-        self._ears: list[Heard] = []
+        self._ears: list[Callback] = []
         self._lock = forks.lock()
         self._waking, self._wake = os.pipe()
         self._users = 2
@@ -139,7 +139,7 @@ class Listener:
         self._holder: int | None = None
         self._failure: PostdateError | None = None
         self._delivers, self._receives = False, set[str]()
-        self._told = False
+        self._is_introduced = False
         self._living = living(names)
         self._complained = set[str]()
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
@@ -187,14 +187,14 @@ class Listener:
         self._renewing = True
         os.write(self._wake, b"r")
 
-    def hear(self, heard: Heard) -> Callable[[], None]:
-        """Call ``heard`` in the thread for each notification; return the way to stop."""
+    def hear(self, callback: Callback) -> Callable[[], None]:
+        """Call ``callback`` in the thread for each notification; return the way to stop."""
         with self._lock:
-            self._ears.append(heard)
+            self._ears.append(callback)
 
         def stop() -> None:
             with self._lock, suppress(ValueError):
-                self._ears.remove(heard)
+                self._ears.remove(callback)
 
         return stop
 
@@ -204,9 +204,9 @@ class Listener:
         Raises:
             StoreUnavailable: there is no connection at the moment.
         """
-        is_known = self._ready.wait(_START_WITHIN_SECONDS)
+        is_ready = self._ready.wait(_START_WITHIN_SECONDS)
         with self._lock:
-            if not is_known or self._holder is None:
+            if not is_ready or self._holder is None:
                 raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
             return self._holder
 
@@ -214,7 +214,7 @@ class Listener:
         with self._lock:
             self._delivers |= delivers
             self._receives |= set() if receives is None else {receives}
-            self._told = False
+            self._is_introduced = False
         os.write(self._wake, b"i")
 
     # --- the thread ---------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Listener:
                     self._tell("lost", 0, 0)
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
-                failure = _as_ours(error)
+                failure = _translated(error)
                 with self._lock:
                     self._failure, self._holder = failure, None
                 self._ready.set()
@@ -282,7 +282,7 @@ class Listener:
         connection.add_notify_handler(lambda notification: self._notice(notification.payload))
         connection.execute(sql(f"LISTEN {names.channel}"))
         with self._lock:
-            self._told = False
+            self._is_introduced = False
             self._holder, self._failure = row[0], None
         self._ready.set()
 
@@ -299,7 +299,7 @@ class Listener:
                 connection.pgconn.consume_input()
                 if connection.pgconn.status != psycopg.pq.ConnStatus.OK:
                     raise psycopg.OperationalError("the server closed the connection")
-            if not self._told:
+            if not self._is_introduced:
                 self._try(connection, "who this process is cannot be written down", self._introduce)
             if steady_seconds() - seen_at >= self._life.every_seconds:
                 seen_at = steady_seconds()
@@ -307,20 +307,20 @@ class Listener:
                 self._try(connection, "who lives cannot be read", self._end_the_frozen)
             if steady_seconds() - looked_at >= look_every:
                 looked_at = steady_seconds()
-                if self._given_up:
-                    self._given_up.end(connection)
+                if self._abandoned:
+                    self._abandoned.end(connection)
                 self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
             more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._hear(connection)
-        if self._stopping and self._given_up.distrusts(connection):  # it would be as silent as the one beside it
-            self._given_up.add(connection, silent=False)
+        if self._stopping and self._abandoned.distrusts(connection):  # it would be as silent as the one beside it
+            self._abandoned.add(connection, silent=False)
             return
-        held_as = self._holder
+        previous = self._holder
         if self._renewing:  # who asks for our number waits for the next one
             self._ready.clear()
             with self._lock:
                 self._holder = None
-        self._free(connection, [held_as])  # whatever could not be given back: nobody looks for it after this
+        self._free(connection, [previous])  # whatever could not be given back: nobody looks for it after this
 
     def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
         """Run a periodic step; a failure that leaves the connection open is logged once, and retried later."""
@@ -342,20 +342,20 @@ class Listener:
     def _notice(self, payload: str) -> None:
         try:
             topic, number, value = payload.split(" ")
-            said = topic, int(number), int(value)
-            self._tell(*said)
+            notification = topic, int(number), int(value)
+            self._tell(*notification)
         except (ValueError, OverflowError):  # anybody can notify anybody
             log.warning("a notification that is none of ours: %.80r", payload)
 
     def _tell(self, topic: str, number: int, value: int) -> None:
         with self._lock:
             ears = list(self._ears)
-        for heard in ears:
-            heard(topic, number, value)
+        for callback in ears:
+            callback(topic, number, value)
 
     def _introduce(self, connection: Connection) -> None:
         with self._lock:
-            self._told = True
+            self._is_introduced = True
             what = (self._delivers, sorted(self._receives), self._holder)
         connection.execute(
             sql(f"UPDATE {self.names.of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), what
@@ -377,7 +377,7 @@ class Listener:
             f"WHERE holds_at_most IS NOT NULL AND holder <> %s AND holder IN ({self._living})"
         )
         rows = connection.execute(find, (self._holder,)).fetchall()
-        seen = {holder: (said, seconds) for holder, _, said, seconds, _, _ in rows}
+        seen = {holder: (promised, seconds) for holder, _, promised, seconds, _, _ in rows}
         silent = self._watched.silent(seen, steady_seconds(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
         # If another adapter of that process shows life, only the session that holds the silent number is ended.
         lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
@@ -398,9 +398,9 @@ class Listener:
 
         Numbers are also read from messages: a process may have claimed more after the row of its number was deleted.
         """
-        known = self.names.of("holder")
-        held = [_holders_in(each) for each, _ in self._tables(connection)]
-        holders = " UNION ".join([f"SELECT holder FROM {known}", *held])
+        holder_table = self.names.of("holder")
+        numbers_in_use = [_holders_in(each) for each, _ in self._tables(connection)]
+        holders = " UNION ".join([f"SELECT holder FROM {holder_table}", *numbers_in_use])
         find = sql(f"SELECT holder FROM ({holders}) AS h WHERE holder NOT IN ({self._living})")
         if dead := [holder for (holder,) in connection.execute(find, ())]:
             self._free(connection, dead)
@@ -473,7 +473,7 @@ def _holders_in(table: str) -> str:
         SELECT holder FROM held WHERE holder IS NOT NULL)"""
 
 
-def _as_ours(error: Exception) -> PostdateError:
+def _translated(error: Exception) -> PostdateError:
     if isinstance(error, PostdateError):
         return error
     if isinstance(error, psycopg.Error):

@@ -48,10 +48,10 @@ class SchemaNames:
     def plain(self, name: str) -> str:
         return f"{quoted(self.schema)}.{quoted(name)}"
 
-    def script(self, wanted: Sequence[Step]) -> str:
+    def script(self, required: Sequence[Step]) -> str:
         """Return migrations as SQL for an administrator."""
-        refusals = [_refusal(self.schema, *each) for each in oldest_versions(wanted).items()]
-        guarded = [_guarded(step, self.schema) for step in wanted]
+        refusals = [_refusal(self.schema, *each) for each in oldest_versions(required).items()]
+        guarded = [_guarded(step, self.schema) for step in required]
         return _transaction([foundation(self.schema), *refusals, *guarded, _rights(self.schema)])
 
     @property
@@ -88,12 +88,12 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
         "{schema}": quoted(schema),
         "{schema_in_text}": quoted(schema).replace("'", "''"),
     }
-    found = _steps("", "database", replacements)
+    migrations = _steps("", "database", replacements)
     if table is not None:
         check_name(table, "table")
         replacements |= {"{table}": f"{quoted(schema)}.{quoted(table)}", "{name}": literal(table)}
-        found += _steps(table, "store", replacements)
-    return found
+        migrations += _steps(table, "store", replacements)
+    return migrations
 
 
 def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:

@@ -55,32 +55,32 @@ class PostgresNextDue(NextDue[datetime]):
         return super().look()
 
     def seen_all(
-        self, look: int, first: datetime | None, first_held: datetime | None, now: datetime | None
+        self, look: int, first: datetime | None, first_locked: datetime | None, now: datetime | None
     ) -> datetime | None:
         """Note what a look saw; return when to look again.
 
         Args:
             look: its number.
             first: the earliest attempt among messages that this process does not hold; ``None`` without any.
-            first_held: the earliest among those it holds by row locks, and may have to give back.
+            first_locked: the earliest among those it holds by row locks, and may have to give back.
             now: of the look, if it saw everything due before that.
         """
         first = None if first is None else first.astimezone(UTC)
         with self._lock:
-            heard = self._looks.pop(look, None)
-            lowest = min((each for each in (first, first_held) if each is not None), default=now)
-            if heard is _BEGINNING:  # whoever sleeps was woken: the next look is at once
-                self._since = heard = None
+            announced = self._looks.pop(look, None)
+            lowest = min((each for each in (first, first_locked) if each is not None), default=now)
+            if announced is _BEGINNING:  # whoever sleeps was woken: the next look is at once
+                self._since = announced = None
             elif lowest is not None:
-                self._since = lowest if heard is None else min(lowest, heard)
-            return self._seen(heard, first)
+                self._since = lowest if announced is None else min(lowest, announced)
+            return self._seen(announced, first)
 
     @override
-    def heard(self, attempt_at: datetime) -> None:
+    def announce(self, attempt_at: datetime) -> None:
         with self._lock:
             if self._since is not None and attempt_at < self._since:
                 self._since = attempt_at
-        super().heard(attempt_at)
+        super().announce(attempt_at)
 
     @override
     def forget(self) -> None:

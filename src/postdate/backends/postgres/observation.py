@@ -105,15 +105,15 @@ class PostgresQueueObserver(Observer):
             ),
             {"class": self._database.names.lock_class},
         ).fetchall()
-        ours = holders_here(self._database.names)
-        found: dict[tuple[str, int, bool], Process] = {}
+        own_numbers = holders_here(self._database.names)
+        processes: dict[tuple[str, int, bool], Process] = {}
         for holder, pid, machine, started_at, alive, delivers, receives in rows:
-            if holder in ours and pid == os.getpid():
+            if holder in own_numbers and pid == os.getpid():
                 continue
             process = Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
             key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
-            found[key] = found[key].joined(process) if key in found else process
-        return list(found.values())
+            processes[key] = processes[key].joined(process) if key in processes else process
+        return list(processes.values())
 
     @override
     async def queue_lengths(self) -> Mapping[str, int]:
@@ -145,9 +145,9 @@ class PostgresQueueObserver(Observer):
 
     async def _queue_id(self, queue: str) -> int:
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
-        if not (found := await self._rows(find, {"queue": queue})):
+        if not (rows := await self._rows(find, {"queue": queue})):
             raise QueueNotFound.of(queue, place=self._database.where)
-        return int(found[0][0])
+        return int(rows[0][0])
 
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
@@ -187,13 +187,13 @@ class PostgresObserver(PostgresQueueObserver):
     async def standing(self, message_id: str) -> Standing | None:
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.unreadable IS NULL AND p.number = ({record} AND {self._ours})"
-        found = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
-        return found[0] if found else None
+        standings = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
+        return standings[0] if standings else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        others = "p.message_id <> %(id)s AND p.unreadable IS NULL"
-        where = f"WHERE strpos(c.headers, %(header)s) > 0 AND {others} ORDER BY p.number"
+        other_readable = "p.message_id <> %(id)s AND p.unreadable IS NULL"
+        where = f"WHERE strpos(c.headers, %(header)s) > 0 AND {other_readable} ORDER BY p.number"
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
@@ -220,7 +220,7 @@ class PostgresObserver(PostgresQueueObserver):
 
     def _processes(self, connection: Connection) -> list[Process]:
         """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""
-        known = super()._processes(connection)
+        processes = super()._processes(connection)
         for session, started_at in connection.execute(
             "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
             "WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND EXISTS ("
@@ -229,9 +229,9 @@ class PostgresObserver(PostgresQueueObserver):
             {"table": self._pending.replace("%%", "%")},
         ).fetchall():
             pid = _pid_of(session)
-            if pid != os.getpid() and all(each.pid != pid or not each.alive for each in known):
-                known.append(Process(pid, "", started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
-        return known
+            if pid != os.getpid() and all(each.pid != pid or not each.alive for each in processes):
+                processes.append(Process(pid, "", started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
+        return processes
 
 
 # --- a server, its clock, and who keeps it from cleaning up ---------------------------------------------------------
@@ -255,9 +255,10 @@ def _schema_version(database: Access, connection: Connection, table: str | None)
         there = dict(
             connection.execute(sql(f"SELECT subject, max(version) FROM {marks} GROUP BY subject"), ()).fetchall()
         )
-    wanted = [("", "database"), *([] if table is None else [(table, "store")])]
+    subjects = [("", "database"), *([] if table is None else [(table, "store")])]
     versions = [
-        (there.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version) for subject, part in wanted
+        (there.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version)
+        for subject, part in subjects
     ]
     return next(((is_there, newest) for is_there, newest in versions if is_there != newest), versions[0])
 
@@ -270,12 +271,12 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
 
     def ask(connection: Connection) -> list[OldSnapshot]:
         values = {"old": _OLD, "far_behind": _FAR_BEHIND}
-        found = [
+        snapshots = [
             OldSnapshot(pid, application, user, age, state, mend)
             for statement in (_OLD_SESSIONS, _PREPARED, _SLOTS)
             for pid, application, user, state, age, mend in connection.execute(statement, values).fetchall()
         ]
-        return sorted(found, key=lambda snapshot: snapshot.age, reverse=True)
+        return sorted(snapshots, key=lambda snapshot: snapshot.age, reverse=True)
 
     return await database.run(ask)
 
@@ -305,8 +306,8 @@ def reported_clocks(connection: Connection, names: SchemaNames) -> Mapping[str, 
 
 def _pid_of(session: str) -> int:
     """Return the client's process id from a session's name, or the server's, if the name has none."""
-    found = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
-    return int(session.partition(" ")[0]) if found is None else int(found[1])
+    match = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
+    return int(session.partition(" ")[0]) if match is None else int(match[1])
 
 
 def _standing(row: Sequence[Any]) -> Standing:

@@ -17,7 +17,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, KeptInSchema, OpenDatabase
+from postdate.backends.postgres.access import Access, OpenDatabase, SchemaPart
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import looked_up, part_steps, sql
@@ -46,7 +46,7 @@ class _Lent:
     block: AbstractAsyncContextManager[object] | None = None
 
 
-class PostgresOutbox(KeptInSchema, SqlOutbox[_Lent]):
+class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
     Handlers are given a ``psycopg.AsyncConnection``.
@@ -87,18 +87,18 @@ class PostgresOutbox(KeptInSchema, SqlOutbox[_Lent]):
 
     @override
     def do(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
-        found = session.execute(self._of_many[step], columns_of(rows), prepare=True).fetchall()
+        answers = session.execute(self._of_many[step], columns_of(rows), prepare=True).fetchall()
         if step is OutboxStep.FIND:
-            return [rest if is_there else None for is_there, *rest in found]
+            return [columns if is_there else None for is_there, *columns in answers]
         if step is OutboxStep.MARK:
             return [None] * len(rows)
-        new = set(found)
-        told = list[bool]()
+        new = set(answers)
+        are_new = list[bool]()
         for row in rows:  # one that stands here twice is new the first time
             key = (row["endpoint"], row["message_id"])
-            told.append(key in new)
+            are_new.append(key in new)
             new.discard(key)
-        return told
+        return are_new
 
     @override
     def looking(self, work: Callable[[Any], T]) -> T:

@@ -22,11 +22,11 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from postdate.backends.postgres.answering import (
+    AbandonedSessions,
     Answers,
     Bounded,
     BoundedAsyncConnection,
     BoundedConnection,
-    GivenUp,
     NoAnswer,
 )
 from postdate.backends.postgres.sessions import address_of, check_unpooled
@@ -48,7 +48,7 @@ class PostgresPool:
 
     def __init__(self, url: str) -> None:
         self._url, self.address = url, address_of(url)
-        self.given_up = GivenUp()
+        self.abandoned = AbandonedSessions()
         self._changed = threading.Condition()
         self._idle: list[BoundedConnection] = []
         self._idle_of_applications: list[BoundedAsyncConnection] = []
@@ -105,8 +105,8 @@ class PostgresPool:
         connection.opened_at, connection.answers = steady_seconds(), answers
         try:
             check_unpooled(connection)
-            if self.given_up:
-                self.given_up.end(connection)
+            if self.abandoned:
+                self.abandoned.end(connection)
         except BaseException:
             connection.close()
             raise
@@ -126,10 +126,10 @@ class PostgresPool:
                     connection = self.connect(answers)
                 elif not self._is_usable(connection):
                     connection.pgconn.finish()
-                    self._gone(brief=brief)
+                    self._count_closed(brief=brief)
                     continue
             except BaseException:
-                self._gone(brief=brief)
+                self._count_closed(brief=brief)
                 raise
             connection.answers, connection.brief, connection.patient = answers, brief, False
             return connection
@@ -159,31 +159,31 @@ class PostgresPool:
     def put(self, connection: BoundedConnection) -> None:
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         with self._changed:
-            kept = idle and self._is_kept(len(self._idle))
-            if kept:
+            stays_open = idle and self._stays_open(len(self._idle))
+            if stays_open:
                 self._idle.append(connection)
-            self._lent_no_more(connection, kept=kept)
-        if not kept:
+            self._lent_no_more(connection, stays_open=stays_open)
+        if not stays_open:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _is_kept(self, idle: int) -> bool:
+    def _stays_open(self, idle: int) -> bool:
         fits = idle < _MOST_IDLE if self._most is None else self._open <= self._most
         return self._keeps and fits
 
-    def _lent_no_more(self, connection: BoundedConnection, *, kept: bool) -> None:
+    def _lent_no_more(self, connection: BoundedConnection, *, stays_open: bool) -> None:
         self._brief -= connection.brief
-        self._open -= not kept
+        self._open -= not stays_open
         connection.brief = False
         self._changed.notify_all()
 
     def drop(self, connection: BoundedConnection) -> None:
         """Close a lent connection; the server rolls its transaction back when it notices."""
         with self._changed:
-            self._lent_no_more(connection, kept=False)
+            self._lent_no_more(connection, stays_open=False)
         connection.close()
 
-    def _gone(self, *, brief: bool) -> None:
+    def _count_closed(self, *, brief: bool) -> None:
         with self._changed:
             self._open -= 1
             self._brief -= brief
@@ -191,8 +191,8 @@ class PostgresPool:
 
     def _is_usable(self, connection: Bounded) -> bool:
         """Return whether an idle connection is usable; one opened before another fell silent is given up."""
-        if self.given_up.distrusts(connection):
-            self.given_up.add(connection, silent=False)
+        if self.abandoned.distrusts(connection):
+            self.abandoned.add(connection, silent=False)
             return False
         return _is_quiet(connection)
 
@@ -209,10 +209,10 @@ class PostgresPool:
                     connection = await self._connected(answers)
                 elif not self._is_usable(connection):
                     connection.pgconn.finish()
-                    self._application_gone()
+                    self._count_closed_of_application()
                     continue
             except BaseException:
-                self._application_gone()
+                self._count_closed_of_application()
                 raise
             connection.answers = answers
             return connection
@@ -243,7 +243,7 @@ class PostgresPool:
         return self._of_applications < self._most - FOR_BRIEF_WORK and (self._open < self._most or bool(self._idle))
 
     async def _connected(self, answers: Answers) -> BoundedAsyncConnection:
-        if self.given_up:
+        if self.abandoned:
             await in_thread(lambda: self.connect(answers).close())
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
         self._in_vain_at = float("-inf")
@@ -257,18 +257,18 @@ class PostgresPool:
         connection.answers = answers
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         with self._changed:
-            kept = idle and self._is_kept(len(self._idle_of_applications))
-            if kept:
+            stays_open = idle and self._stays_open(len(self._idle_of_applications))
+            if stays_open:
                 self._idle_of_applications.append(connection)
             else:
                 self._open -= 1
                 self._of_applications -= 1
             self._changed.notify_all()
-        if not kept:
+        if not stays_open:
             with suppress(psycopg.Error):
                 await connection.close()
 
-    def _application_gone(self) -> None:
+    def _count_closed_of_application(self) -> None:
         with self._changed:
             self._open -= 1
             self._of_applications -= 1
@@ -277,7 +277,10 @@ class PostgresPool:
     def begin_anew(self) -> None:
         """In the child of a fork: forget all connections, which the parent goes on using."""
         forks.keep_for_ever([*self._idle, *self._idle_of_applications])  # one that is garbage-collected open warns
-        self.address, self.given_up = address_of(self._url), GivenUp()  # the sessions of the child have its own mark
+        self.address, self.abandoned = (
+            address_of(self._url),
+            AbandonedSessions(),
+        )  # the sessions of the child have its own mark
         self._changed = threading.Condition()
         self._idle, self._idle_of_applications = [], []
         self._open = self._of_applications = self._brief = 0

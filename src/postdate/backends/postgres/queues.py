@@ -85,7 +85,7 @@ class QueueStatements:
                 WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = ANY (%(holders)s) RETURNING number)
             SELECT count(*), pg_notify('{names.channel}', 'queue ' || %(queue)s || ' ' || min(number))
             FROM back HAVING count(*) > 0""")
-        self.free_others = sql(f"""
+        self.free_processes = sql(f"""
             UPDATE {queue_message} SET holder = NULL
             WHERE queue_id + 0 = %(queue)s AND holder = %(holder)s AND number <> ALL(%(numbers)s::bigint[])""")
 
@@ -191,19 +191,21 @@ class Acknowledgements:
         """Settle messages in one transaction; return `ClaimLost` for each that was no longer held."""
         if len({ending.holder for ending in endings}) > 1:  # the connection that holds was lost in between
             raise _NotTogether
-        gone = self._database.run_blocking(lambda c: self._end(c, endings))
-        return [None if each.number in gone else ClaimLost.of(each.message_id, queue=self._queue) for each in endings]
+        numbers = self._database.run_blocking(lambda c: self._end(c, endings))
+        return [
+            None if each.number in numbers else ClaimLost.of(each.message_id, queue=self._queue) for each in endings
+        ]
 
     def _end(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
         """Settle messages of one holder; return the numbers of those still held. The others send and do nothing."""
         if not any(ending.rows or ending.work for ending in endings):
             return self._remove(connection, endings)
         with connection.transaction():
-            gone = self._remove(connection, endings)
-            held = [ending for ending in endings if ending.number in gone]
-            raise_first(self._insert(connection, [row for ending in held for row in ending.rows]))
-            do_works_of(connection, [ending.work for ending in held if ending.work])
-        return gone
+            numbers = self._remove(connection, endings)
+            settled = [ending for ending in endings if ending.number in numbers]
+            raise_first(self._insert(connection, [row for ending in settled for row in ending.rows]))
+            do_works_of(connection, [ending.work for ending in settled if ending.work])
+        return numbers
 
     def _remove(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
         """Delete messages of one holder and write their records; return the numbers of the deleted ones."""
@@ -218,18 +220,18 @@ class Acknowledgements:
             "details": [ending.detail for ending in recorded] if any(ending.detail for ending in recorded) else None,
             "destination": self._queue,
         }
-        ((gone,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()
-        return set(gone or ())
+        ((numbers,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()
+        return set(numbers or ())
 
 
 def _times(instants: Iterable[datetime]) -> str:
     """Return instants in the text form of an array; most in a batch are the same object, formatted once."""
-    found, before, text = list[str](), None, ""
+    texts, before, text = list[str](), None, ""
     for instant in instants:
         if instant is not before:
             before, text = instant, instant.isoformat()
-        found.append(text)
-    return "{" + ",".join(found) + "}"
+        texts.append(text)
+    return "{" + ",".join(texts) + "}"
 
 
 def raise_first(errors: Sequence[PostdateError | None]) -> None:

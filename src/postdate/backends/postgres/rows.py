@@ -26,7 +26,7 @@ T = TypeVar("T")
 _DAMAGED: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
 """Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
 
-_LONGEST_LEFT: Final = timedelta(days=1_000 * 365)
+_LONGEST_LIFETIME: Final = timedelta(days=1_000 * 365)
 """Longer means never; the database's calendar ends, too."""
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
@@ -154,15 +154,15 @@ def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
     columns = (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body)
     if Headers.FAILED_QUEUE in envelope.headers:
         return (*columns, None, None)
-    left = envelope.time_left(now)
-    return (*columns, envelope.expires_at, None if left is None or left > _LONGEST_LEFT else left)
+    lifetime = envelope.time_left(now)
+    return (*columns, envelope.expires_at, None if lifetime is None or lifetime > _LONGEST_LIFETIME else lifetime)
 
 
 def message_of(  # noqa: PLR0913 - the columns
     message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
-    found = decode_headers(present(headers))
-    return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+    decoded = decode_headers(present(headers))
+    return DelayedMessage.restored(message_id, due, destination, decoded, body, expires_at, failures)
 
 
 def page_of_rows(rows: Sequence[Sequence[Any]], limit: int | None) -> PendingPage:
@@ -186,8 +186,8 @@ def envelope_of(  # noqa: PLR0913 - the columns
     queue: str, message_id: str, due: Any, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> tuple[Envelope, int]:
     """Return the envelope of a message in a queue, and its failures."""
-    found = decode_headers(present(headers))
-    return Envelope.restored(queue, message_id, found, body, utc(expires_at), utc(due)), failures
+    decoded = decode_headers(present(headers))
+    return Envelope.restored(queue, message_id, decoded, body, utc(expires_at), utc(due)), failures
 
 
 def utc(instant: datetime | None) -> datetime | None:

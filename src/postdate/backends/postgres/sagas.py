@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.postgres.access import Access, Connection, KeptInSchema, OpenDatabase
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase, SchemaPart
 from postdate.backends.postgres.names import part_steps, sql, steps
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
@@ -18,7 +18,7 @@ from postdate.ports import SagaFate
 _TABLE: Final = "saga"
 
 
-class PostgresSagaStore(KeptInSchema, SqlSagaStore):
+class PostgresSagaStore(SchemaPart, SqlSagaStore):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
@@ -46,8 +46,8 @@ class PostgresSagaStore(KeptInSchema, SqlSagaStore):
 
     @override
     def rows_of(self, session: Connection, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
-        found = session.execute(self._of_many[question], columns_of(places), prepare=True).fetchall()
-        return [None if row[0] is None else row for row in found]
+        rows = session.execute(self._of_many[question], columns_of(places), prepare=True).fetchall()
+        return [None if row[0] is None else row for row in rows]
 
     @override
     def change(self, transaction: Connection, fate: SagaFate, rows: Sequence[Values]) -> int:
@@ -73,7 +73,7 @@ def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
             f"ORDER BY {', '.join(key)} LIMIT 1)"
         )
 
-    held = (
+    unchanged = (
         f"{values} AS k(saga_type, saga_id, version, state, details) "
         f"CROSS JOIN {first('ctid AS place, saga_id', 'saga_type', 'saga_id')} AS target "
         f"WHERE s.ctid = target.place AND target.saga_id = k.saga_id AND s.version = k.version"
@@ -89,10 +89,10 @@ def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
                 LEFT JOIN {first("*", "saga_type", "saga_id")} AS s ON s.saga_id = k.saga_id
             ORDER BY k.position"""),
         SagaFate.COMPLETED: sql(f"""
-            DELETE FROM {table} AS s USING {held}"""),
+            DELETE FROM {table} AS s USING {unchanged}"""),
         SagaFate.UPDATED: sql(f"""
             UPDATE {table} AS s SET state = k.state, details = k.details, version = s.version + 1
-            FROM {held}"""),
+            FROM {unchanged}"""),
         SagaFate.CREATED: sql(f"""
             INSERT INTO {table} (saga_id, saga_type, property, value, state, details, version)
             SELECT * FROM unnest(%(saga_id)s::text[], {types}, %(property)s::text[], %(value)s::text[],

@@ -59,20 +59,20 @@ def _mark_of(pid: int) -> str:
     return secrets.token_hex(_MARK_BYTES)
 
 
-def session_name(given: str) -> str:
+def session_name(name: str) -> str:
     """Return the given name, cut where need be, with our suffix, which tells an operator the process."""
-    ours = f"postdate {os.getpid()} {mark()}"  # the server cuts long names off at their end
-    kept = given.encode()[: LONGEST_NAME_BYTES - 1 - len(ours)].decode(errors="ignore")
-    return f"{kept} {ours}".strip()
+    suffix = f"postdate {os.getpid()} {mark()}"  # the server cuts long names off at their end
+    beginning = name.encode()[: LONGEST_NAME_BYTES - 1 - len(suffix)].decode(errors="ignore")
+    return f"{beginning} {suffix}".strip()
 
 
-def carries(name: str, wanted: str) -> str:
-    """Return the SQL condition that the session name ``name`` ends with the mark ``wanted`` (both expressions).
+def carries(name: str, mark: str) -> str:
+    """Return the SQL condition that the session name ``name`` ends with the mark ``mark`` (both expressions).
 
     A mark read from a table that others write to is checked for its form first.
     """
     digits = 2 * _MARK_BYTES
-    return f"({wanted} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {wanted})"
+    return f"({mark} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {mark})"
 
 
 def check_unpooled(connection: psycopg.Connection[Any]) -> None:
@@ -116,15 +116,15 @@ def address_of(url: str) -> ConnectionSettings:
         raise ConfigurationError(
             "the address of the PostgreSQL database cannot be read; write postgresql://user:password@host:port/database"
         ) from None
-    given = {key: str(value) for key, value in read.items() if value is not None}
-    settings = {**_DEFAULTS, **given}
+    parts = {key: str(value) for key, value in read.items() if value is not None}
+    settings = {**_DEFAULTS, **parts}
     settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
     # It tells an operator who holds a row lock.
     settings["application_name"] = session_name(settings.get("application_name", ""))
     # The environment, or the connection string, may name one that lacks characters.
     settings["client_encoding"] = "UTF8"
-    theirs = {**_DEFAULTS, "client_encoding": "UTF8", **given}
-    theirs["application_name"] = session_name(given.get("application_name", "outbox"))
+    of_applications = {**_DEFAULTS, "client_encoding": "UTF8", **parts}
+    of_applications["application_name"] = session_name(parts.get("application_name", "outbox"))
     host, port = settings.get("host", ""), settings.get("port", "5432")
     database = settings.get("dbname", settings.get("user", ""))
     # Any difference tells two databases apart; two addresses of one database cost no more than the shared transaction.
@@ -132,7 +132,7 @@ def address_of(url: str) -> ConnectionSettings:
     return ConnectionSettings(
         make_conninfo("", **settings),
         options,
-        make_conninfo("", **theirs),
+        make_conninfo("", **of_applications),
         f"PostgreSQL {host or 'local'}:{port}/{database}",
         ("postgres", host, *elsewhere, port, database),
     )

@@ -30,7 +30,7 @@ class Statements:
         self.store_id: int | None = None
         pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
         queue_message, self.limits_table = names.of("queue_message"), names.of("destination_limit")
-        ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
+        own = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
         # A value and no join: the planner cannot begin with the waiting messages.
         number_of_id = f"(SELECT r.number FROM {record} AS r WHERE {scheduled})"
@@ -117,9 +117,9 @@ class Statements:
             SELECT p.number, {WAITING} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
         # Nothing here names the holder so that the index of held messages matches: the planner would rather read all
         # of these, while there were none when the plan was made.
-        held = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
+        mine = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
-            WITH gone AS (DELETE FROM {pending} WHERE {held} RETURNING number, message_id, due, destination),
+            WITH gone AS (DELETE FROM {pending} WHERE {mine} RETURNING number, message_id, due, destination),
             {dropped("gone")},
             recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
             SELECT count(*)::integer FROM gone""")
@@ -136,13 +136,13 @@ class Statements:
             SELECT count(*), pg_notify('{names.channel}', 'lost 0 0') FROM freed HAVING count(*) > 0""")
         self.give_back = sql(f"""
             WITH back AS (
-                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due) WHERE {held}
+                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due) WHERE {mine}
                 RETURNING attempt_at)
             SELECT count(*)::integer, pg_notify('{names.channel}', 'due ' || %(store)s || ' '
                 || (extract(epoch FROM min(attempt_at)) * 1000000)::bigint) FROM back HAVING count(*) > 0""")
         self.retry = sql(f"""
             WITH counted AS (
-                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {held}
+                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {mine}
                 RETURNING number, message_id, due, destination),
             recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
@@ -168,9 +168,9 @@ class Statements:
 
         def next_lane(lane: str) -> str:
             lane_of = f"floor(extract(epoch FROM min(p.attempt_at) - {lanes}) / extract(epoch FROM {width}))::bigint"
-            ours = f"p.attempt_at >= {lanes} + ({lane}) * {width}"
+            in_lane = f"p.attempt_at >= {lanes} + ({lane}) * {width}"
             within = f"p.attempt_at < {lanes} + ((SELECT lane FROM last) + 1) * {width}"
-            return f"SELECT {lane_of} FROM {pending} AS p WHERE {ours} AND {within}"
+            return f"SELECT {lane_of} FROM {pending} AS p WHERE {in_lane} AND {within}"
 
         self.limits_of_held = sql(f"""
             WITH RECURSIVE
@@ -241,11 +241,11 @@ class Statements:
             recorded AS ({noted("gone", f"{kind:d}", "NULL")})
             SELECT number FROM gone""")
 
-        free_or_ours = "(p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))"
-        self.remove_by_id = removal(free_or_ours, RecordKind.DELIVERED)
+        free_or_own = "(p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))"
+        self.remove_by_id = removal(free_or_own, RecordKind.DELIVERED)
         self.cancel = removal("p.holder IS NULL", RecordKind.CANCELLED)
         self.count_failure_by_id = sql(f"""
-            WITH {target(free_or_ours)},
+            WITH {target(free_or_own)},
             counted AS (
                 UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = due
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
@@ -337,15 +337,15 @@ class Statements:
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
                 SELECT r.* FROM {record} AS r WHERE {scheduled}
-                UNION ALL SELECT r.* FROM {record} AS r WHERE r.message_id = %(id)s AND r.kind > 3 AND {ours}),
+                UNION ALL SELECT r.* FROM {record} AS r WHERE r.message_id = %(id)s AND r.kind > 3 AND {own}),
             delivered AS (
                 SELECT found.* FROM (SELECT DISTINCT due FROM known) AS at CROSS JOIN LATERAL (
                     SELECT r.* FROM {record} AS r
-                    WHERE r.due = at.due AND r.kind IN (2, 3) AND r.message_id = %(id)s AND {ours} OFFSET 0) AS found)
+                    WHERE r.due = at.due AND r.kind IN (2, 3) AND r.message_id = %(id)s AND {own} OFFSET 0) AS found)
             SELECT kind, message_id, at, due, destination, detail
             FROM (SELECT * FROM known UNION ALL SELECT * FROM delivered) AS every ORDER BY number""")
         self.record_counts = sql(f"""
-            SELECT kind, count(*) FROM {record} AS r WHERE {ours} GROUP BY kind ORDER BY kind""")
+            SELECT kind, count(*) FROM {record} AS r WHERE {own} GROUP BY kind ORDER BY kind""")
         # A row lock is the number of the running transaction in the row's xmax: seen without touching anything.
         locked = (
             "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"

@@ -160,13 +160,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     def _close(self) -> None:
         self.database.leave()
-        given_back = False
+        all_released = False
         try:
             if self._table is not None:
                 self._claims.give_up()
-            given_back = not self._claims.left_some
+            all_released = not self._claims.may_leave_leases
         finally:
-            self.database.close_blocking(in_doubt=not given_back)
+            self.database.close_blocking(in_doubt=not all_released)
             if self._columnar is not None:
                 self._columnar.close()
 
@@ -177,7 +177,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         row = self._row(message)
         if not await together(self, self._stored, (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
-        self._next_due.heard(message.due)
+        self._next_due.announce(message.due)
 
     def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
@@ -197,7 +197,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             return StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
-            self._next_due.heard(min(message.due for message in messages))
+            self._next_due.announce(min(message.due for message in messages))
         return report
 
     @override
@@ -212,7 +212,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(now, 1)
-            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
+            self._claims.lease(self._claims.tokens_of(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -251,7 +251,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
         return await in_thread(self._claim, now, limit, kept)
 
-    def _claim(self, now: datetime, limit: int, held: KeptLimits | None = None) -> list[Claim]:
+    def _claim(self, now: datetime, limit: int, stored: KeptLimits | None = None) -> list[Claim]:
         while True:
             connection = self.database.take()
             try:
@@ -261,33 +261,33 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                     if self._next_due.lags():
                         self._look(connection)
                     connection.execute("BEGIN")
-                    found, bad = self._claimed(connection, now, limit, held)
-                    if not found or bad:
+                    rows, bad = self._claimed(connection, now, limit, stored)
+                    if not rows or bad:
                         connection.execute("COMMIT")
                     else:
                         self.database.listener()  # by which others know that we live, and may have what is held
             except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
                 self.database.drop(connection)
                 raise
-            if found and not bad:
+            if rows and not bad:
                 break
             self.database.put(connection)
             if not bad:
                 return []  # otherwise the others are free again: a look for them finds no such rows any more
-        tokens = self._claims.hold(connection, [(number, message.due) for number, message in found])
-        return [Claim(message, token) for (_, message), token in zip(found, tokens, strict=True)]
+        tokens = self._claims.hold(connection, [(number, message.due) for number, message in rows])
+        return [Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
 
     def _claimed(
-        self, connection: Connection, now: datetime, limit: int, held: KeptLimits | None = None
+        self, connection: Connection, now: datetime, limit: int, stored: KeptLimits | None = None
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
         """Lock due messages in a transaction; unreadable ones are marked in it."""
-        begin, end = (self._next_due.since(), now) if held is None else (held.begin, held.end)
+        begin, end = (self._next_due.since(), now) if stored is None else (stored.begin, stored.end)
         values: dict[str, Any] = {"now": end, "limit": limit, "from": begin}
-        found, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
+        rows, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
         if bad:
             values = {"now": now, "holder": None, "store": self._store_id(connection)}
             mark_unreadable(connection, self._sql.unreadable, values, bad)
-        return found, bad
+        return rows, bad
 
     @override
     def still_holds(self, claim: Claim) -> bool:
@@ -301,8 +301,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
 
         def remove(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
-            held = {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
-            return connection.execute(self._sql.finish, {**values, **held}, prepare=True).fetchall()[0][0]
+            claimed = {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
+            return connection.execute(self._sql.finish, {**values, **claimed}, prepare=True).fetchall()[0][0]
 
         return self._claims.settle(claims, remove)
 
@@ -310,13 +310,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         def finish(connection: Connection) -> None:
             removed = 0
-            held = self._claims.held(claims)
-            self._claims.lease(held)  # the other transaction must not wait for our own row locks
-            for holder, numbers in by_holder(held):
+            tokens = self._claims.tokens_of(claims)
+            self._claims.lease(tokens)  # the other transaction must not wait for our own row locks
+            for holder, numbers in by_holder(tokens):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
                 removed += connection.execute(self._sql.finish, values).fetchall()[0][0]
-            self._claims.finished_elsewhere(held)
+            self._claims.finished_elsewhere(tokens)
             if removed < len(claims):
                 raise ClaimLost.of(*(claim.message.message_id for claim in claims))
 
@@ -339,7 +339,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
         def give_back() -> bool:
             if done := self._claims.settle([claim], count):
-                self._next_due.heard(attempt_at)
+                self._next_due.announce(attempt_at)
             return bool(done)
 
         return await in_thread(give_back)
@@ -364,7 +364,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
         def release() -> int:
             if done := self._claims.settle(claims, give_back, as_it_was=attempt_at is None):
-                self._next_due.heard(attempt_at or min(claim.message.due for claim in claims))
+                self._next_due.announce(attempt_at or min(claim.message.due for claim in claims))
             return done
 
         return await in_thread(release)
@@ -375,10 +375,10 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     def _look(self, connection: Connection) -> datetime | None:
         look = self._next_due.look()
-        held, first_held = self._claims.locked(), self._claims.first_locked()
-        values = {"from": self._next_due.since(), "held": array(held), **self._of_store(connection)}
+        locked, first_locked = self._claims.locked(), self._claims.first_locked()
+        values = {"from": self._next_due.since(), "held": array(locked), **self._of_store(connection)}
         row = connection.execute(self._sql.next, values, prepare=True).fetchone()
-        return self._next_due.seen_all(look, None if row is None else row[0], first_held, None)
+        return self._next_due.seen_all(look, None if row is None else row[0], first_locked, None)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -387,14 +387,14 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             listener = self.database.listener()
             listener.introduce(delivers=True)
 
-            def heard(topic: str, number: int, value: int) -> None:
+            def on_notification(topic: str, number: int, value: int) -> None:
                 if topic == "lost":
                     self._next_due.forget()
                 elif topic == "due" and number == store_id:
-                    self._next_due.heard(from_microseconds(value))
+                    self._next_due.announce(from_microseconds(value))
 
             listener.holder()
-            stop_hearing = listener.hear(heard)
+            stop_hearing = listener.hear(on_notification)
             stop_watching = self._next_due.listen(wake)
 
             def stop() -> None:
@@ -411,10 +411,10 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         def move(connection: Connection) -> MoveReport:
             look = self._next_due.look()
-            held, first_held = self._claims.locked(), self._claims.first_locked()
+            locked, first_locked = self._claims.locked(), self._claims.first_locked()
             values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._next_due.since()}
             sql = self._sql.move if self._many_due else self._sql.move_few
-            values |= {"held": array(held), "listing": listing}
+            values |= {"held": array(locked), "listing": listing}
             try:
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             except psycopg.DataError as error:  # one row may keep all others from moving
@@ -426,10 +426,10 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             if self._many_due:
                 head, moves = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
             self._many_due = delivered + expired == limit
-            next_attempt = self._next_due.seen_all(look, head, first_held, now)
-            left_behind = head is not None and head < now and not moves
+            next_attempt = self._next_due.seen_all(look, head, first_locked, now)
+            has_unmoved = head is not None and head < now and not moves
             moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
-            return MoveReport(delivered, expired, left_behind, next_attempt, to or {}, utc(first_due), moved)
+            return MoveReport(delivered, expired, has_unmoved, next_attempt, to or {}, utc(first_due), moved)
 
         return await self.database.run(move)
 
@@ -470,7 +470,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             return False
 
         if done := await self.database.transaction(reschedule):
-            self._next_due.heard(due)
+            self._next_due.announce(due)
         return done
 
     @override
@@ -540,7 +540,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             rows = columns.rows(batch)
             report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)
         if report.stored:
-            self._next_due.heard(due)
+            self._next_due.announce(due)
         return report
 
     def _columns(self) -> Columns:

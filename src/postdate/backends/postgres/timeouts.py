@@ -99,13 +99,13 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def setup(self) -> None:
-        wanted = self._known
+        layout = self._checked_table
 
         def create(connection: Connection) -> None:
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (SchemaNames(self._schema).lock_class,))
-            schema, table = connection.execute(sql(wanted.exist)).fetchone() or (None, None)
+            schema, table = connection.execute(sql(layout.exist)).fetchone() or (None, None)
             if table is None:  # so that later starts need no right to create
-                for statement in wanted.setup if schema is None else wanted.setup[1:]:
+                for statement in layout.setup if schema is None else layout.setup[1:]:
                     connection.execute(sql(statement))
 
         await self._connections.transaction(create, patiently=True)
@@ -113,12 +113,12 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Claim by a row lock; the server ends its transaction, and the claim, after a minute without statements."""
-        wanted = normal_id(timeout_id)
-        return None if wanted is None else await in_thread(self._claim, self._known, wanted)
+        normal = normal_id(timeout_id)
+        return None if normal is None else await in_thread(self._claim, self._checked_table, normal)
 
     def _claim(self, table: _PostgresTable, timeout_id: str) -> TimeoutClaim | None:
         connection = self._connections.take()
-        found = None
+        timeout = None
         try:
             with self._connections.translating():
                 # One round trip by one text, not a pipeline: the driver sends a Flush after the Sync of a pipeline, and
@@ -127,14 +127,14 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
                 while claimed.nextset():
                     pass
                 row = claimed.fetchone()
-            found = self._read(row)
+            timeout = self._read(row)
         finally:
-            if found is None:
+            if timeout is None:
                 _roll_back(self._connections, connection)
-        if found is None:
+        if timeout is None:
             return None
-        claim = _ConnectionClaim(self._connections, connection, table, found)
-        return TimeoutClaim(found, claim.remove, claim.release)
+        claim = _ConnectionClaim(self._connections, connection, table, timeout)
+        return TimeoutClaim(timeout, claim.remove, claim.release)
 
     @override
     async def close(self) -> None:
@@ -226,8 +226,8 @@ class _PostgresTable(TimeoutTable):
     def _time_digits(self, connection: Connection) -> int:
         """Return how many digits of a second the table keeps: the server would round to the nearest, perhaps down."""
         if self._digits is None:
-            found = connection.execute(self._precision).fetchone()
-            if found is None or found[0] is None:
+            row = connection.execute(self._precision).fetchone()
+            if row is None or row[0] is None:
                 raise StoreNotSetUp(f"{self._where} lacks the table {self._plain}: run `postdate setup`")
-            self._digits = int(found[0])
+            self._digits = int(row[0])
         return self._digits

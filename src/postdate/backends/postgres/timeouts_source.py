@@ -117,12 +117,12 @@ class PostgresDialect(Dialect):
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        found = session.rows(
+        rows = session.rows(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 "
             "AND NOT attisdropped ORDER BY attnum",
             {"table": f"{quoted(self.schema)}.{quoted(table)}"},
         )
-        return [name for (name,) in found]
+        return [name for (name,) in rows]
 
     @override
     def limit(self, session: Session, margin: timedelta) -> None:

@@ -118,7 +118,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         self.unreadable = in_queues(self.database.names)
         self.recording = self.database.recording
         self._receivers: list[PostgresReceiver] = []
-        self._left_some = False
+        self._may_leave_claims = False
         self._queue_ids: dict[str, int] = {}
         self.claiming: defaultdict[str, threading.Lock] = defaultdict(forks.lock)
         self._capabilities = TransportCapabilities(
@@ -140,7 +140,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
     @override
     def after_fork_in_child(self) -> None:
         """Forget receivers, which are the parent's."""
-        self._receivers, self._left_some = [], False
+        self._receivers, self._may_leave_claims = [], False
 
     @override
     def setup_statements(self, endpoint: str) -> str:
@@ -202,7 +202,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
     def insert(self, connection: Connection, rows: _Rows) -> list[PostdateError | None]:
         """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
         good = [row for row in rows if isinstance(row, tuple)]
-        found: dict[int, bool] = {}
+        inserted: dict[int, bool] = {}
         for start in range(0, len(good), _IN_ONE_STATEMENT):
             share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
@@ -211,14 +211,16 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             statement = self.sql.insert_ending if ends else self.sql.insert
             result = connection.execute(statement, columns if ends else columns[:-2], prepare=True).fetchone()
             assert result is not None
-            found.update((start + position - 1, True) for position in result[0] or ())
+            inserted.update((start + position - 1, True) for position in result[0] or ())
         errors = list[PostdateError | None]()
         position = 0
         for row in rows:
             if not isinstance(row, tuple):
                 errors.append(row)
                 continue
-            errors.append(None if found.get(position) else QueueNotFound.of(row[0], row[1], place=self.database.where))
+            errors.append(
+                None if inserted.get(position) else QueueNotFound.of(row[0], row[1], place=self.database.where)
+            )
             position += 1
         return errors
 
@@ -239,12 +241,12 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     def forget(self, receiver: PostgresReceiver) -> None:
         """Forget a closed receiver; if its claims are in doubt they are freed when this transport is closed."""
-        self._left_some |= receiver.in_doubt
+        self._may_leave_claims |= receiver.in_doubt
         if receiver in self._receivers:
             self._receivers.remove(receiver)
 
-    def held_in(self, queue: str) -> list[int]:
-        return [number for each in list(self._receivers) if each.queue == queue for number in each.held()]
+    def claimed_in(self, queue: str) -> list[int]:
+        return [number for each in list(self._receivers) if each.queue == queue for number in each.claimed_numbers()]
 
     def queue_id(self, connection: Connection, queue: str) -> int:
         """Return the number of a queue; raises :class:`QueueNotFound`."""
@@ -282,8 +284,8 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             try:
                 await receiver.close()
             except TransportUnavailable:  # what was held is free with the end of our connection
-                self._left_some = True
-        await in_thread(partial(self.database.close_blocking, in_doubt=self._left_some))
+                self._may_leave_claims = True
+        await in_thread(partial(self.database.close_blocking, in_doubt=self._may_leave_claims))
 
 
 class PostgresReceiver(Receiver, forks.ForkAware):
@@ -291,7 +293,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
-        self._held: dict[int, Received] = {}
+        self._claimed: dict[int, Received] = {}
         """By number of the row. A later claim of a row takes the place of the one before it, which is void then."""
         self._low = LowWater()
         self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
@@ -301,7 +303,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Hold nothing: what the parent holds must neither be settled nor given back here."""
-        self._held, self._alarm, self._stop_listening, self.in_doubt = {}, None, None, False
+        self._claimed, self._alarm, self._stop_listening, self.in_doubt = {}, None, None, False
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -327,7 +329,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         listener = self._database.listener()
         listener.introduce(receives=self.queue)
 
-        def heard(topic: str, number: int, value: int) -> None:
+        def on_notification(topic: str, number: int, value: int) -> None:
             if topic == "lost":
                 self._low.forget()
                 alarm.ring()
@@ -335,10 +337,10 @@ class PostgresReceiver(Receiver, forks.ForkAware):
                 self._low.sent(value)
                 alarm.ring()
 
-        return listener.hear(heard)
+        return listener.hear(on_notification)
 
-    def held(self) -> list[int]:
-        return list(self._held)
+    def claimed_numbers(self) -> list[int]:
+        return list(self._claimed)
 
     def _claim(self, limit: int) -> list[Received] | None:
         """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
@@ -349,11 +351,11 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
         """Run ``claim``; after a failure, messages it may have claimed are freed before the next claim."""
         if self.in_doubt:
-            values = {"holder": holder, "numbers": array(self._transport.held_in(self.queue))}
+            values = {"holder": holder, "numbers": array(self._transport.claimed_in(self.queue))}
 
             def free(connection: Connection) -> None:
                 queue_id = self._transport.queue_id(connection, self.queue)
-                connection.execute(self._sql.free_others, {**values, "queue": queue_id})
+                connection.execute(self._sql.free_processes, {**values, "queue": queue_id})
 
             self._database.run_blocking(free)
             self._low.forget()
@@ -382,8 +384,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
                 "limit": limit,
                 "low": self._low.value(),
             }
-            found = connection.execute(self._sql.claim, values, prepare=True, binary=True)
-            return read(found, _NUMBER_AT, self._decoded)
+            cursor = connection.execute(self._sql.claim, values, prepare=True, binary=True)
+            return read(cursor, _NUMBER_AT, self._decoded)
 
         rows, bad = self._database.run_blocking(claim)
         self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
@@ -437,7 +439,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, envelope, failures = row
         token = _Hold(queue_id, number, holder)
-        received = self._held[number] = Received(envelope, failures, token)
+        received = self._claimed[number] = Received(envelope, failures, token)
         return received
 
     @override
@@ -452,13 +454,13 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
         asked = [self._acknowledgement(*ending) for ending in endings]
-        held = [each for each in asked if isinstance(each, Acknowledgement)]
-        errors = iter(await self._endings.end_all(held) if held else ())
-        told = [each if isinstance(each, ClaimLost) else next(errors) for each in asked]
-        for ending, error in zip(endings, told, strict=True):
+        acknowledgements = [each for each in asked if isinstance(each, Acknowledgement)]
+        errors = iter(await self._endings.end_all(acknowledgements) if acknowledgements else ())
+        results = [each if isinstance(each, ClaimLost) else next(errors) for each in asked]
+        for ending, error in zip(endings, results, strict=True):
             if error is None:
                 self._forget(ending.received)
-        return [of_queues(error) if isinstance(error, StoreUnavailable) else error for error in told]
+        return [of_queues(error) if isinstance(error, StoreUnavailable) else error for error in results]
 
     def _acknowledgement(self, received: Received, now: datetime, end: End) -> Acknowledgement | ClaimLost:
         hold = self._hold_of(received)
@@ -473,8 +475,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         """Return the kind to record; of a message that was never delayed only its discarding is."""
         if end.record is RecordKind.DISCARDED:
             return int(end.record)
-        wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
-        return int(end.record) if wanted and end.record is not None else None
+        is_recorded = received.envelope.due is not None and self._transport.recording is Recording.ALL
+        return int(end.record) if is_recorded and end.record is not None else None
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -483,12 +485,12 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
     def _hold_of(self, received: Received) -> _Hold | None:
         hold = received.token
-        return hold if isinstance(hold, _Hold) and self._held.get(hold.number) is received else None
+        return hold if isinstance(hold, _Hold) and self._claimed.get(hold.number) is received else None
 
     def _forget(self, received: Received) -> None:
         hold = self._hold_of(received)
         if hold is not None:
-            self._held.pop(hold.number, None)
+            self._claimed.pop(hold.number, None)
 
     async def _give_back(self, messages: Sequence[Received], failures: int) -> None:
         holds = [hold for each in messages if (hold := self._hold_of(each)) is not None]
@@ -516,8 +518,8 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             self._stop_listening()
             self._stop_listening = self._alarm = None
         self._transport.forget(self)
-        if self._held:
-            await self._give_back(list(self._held.values()), failures=0)
+        if self._claimed:
+            await self._give_back(list(self._claimed.values()), failures=0)
 
 
 class _Hold:

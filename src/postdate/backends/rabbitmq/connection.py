@@ -167,8 +167,8 @@ class AmqpConnection(Stream):
 
     def _start(self, arguments: Arguments) -> None:
         arguments.take(2)
-        told = wire.fields_of(arguments.long_bytes())
-        self.server = {_text(field.name): _text(field.value) for field in told if field.kind == b"S"}
+        fields = wire.fields_of(arguments.long_bytes())
+        self.server = {_text(field.name): _text(field.value) for field in fields if field.kind == b"S"}
         mechanisms = arguments.long_bytes().split()
         if b"PLAIN" not in mechanisms:
             self.abandon(TransportUnreachable(f"{self.login.place} takes no password: {mechanisms}"))

@@ -24,7 +24,7 @@ _NOT_WAITING: Final = b"\x01"
 _IDLE_SECONDS: Final = 0.1
 """A receiver that asks for nothing for once or twice this time is no longer pushed to."""
 
-_KEPT_SECONDS: Final = 20 * 60.0
+_LONGEST_CLAIM_SECONDS: Final = 20 * 60.0
 """Messages pushed longer ago are requeued: by default the broker waits 30 minutes for an answer."""
 
 
@@ -69,9 +69,9 @@ class ConsumingChannel(Channel):
         self._done: set[int] = set()
         self._news = asyncio.Event()
         self._waiting = 0
-        self._queue_is_gone = False
+        self._queue_is_deleted = False
         self._asked = False
-        self._kept_until = -math.inf
+        self._pushed_until = -math.inf
         self._idle: asyncio.TimerHandle | None = None
 
     async def receive(self, limit: int) -> list[Delivery]:
@@ -102,7 +102,7 @@ class ConsumingChannel(Channel):
     def _check(self) -> None:
         if self.ended is not None:
             raise self.ended
-        if self._queue_is_gone and not self._pushed:
+        if self._queue_is_deleted and not self._pushed:
             error = QueueNotFound(f"queue {self._queue!r} was deleted")
             self.close(error)
             raise error
@@ -110,8 +110,8 @@ class ConsumingChannel(Channel):
     async def _ask_for(self, limit: int) -> None:
         """Let ``limit`` messages be pushed besides those that are held."""
         # Messages of cancelled consumers do not count against the prefetch of the others.
-        wanted = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
-        if (missing := wanted - sum(self._consumers.values())) <= 0:
+        prefetch = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
+        if (missing := prefetch - sum(self._consumers.values())) <= 0:
             return
         if len(self._consumers) == _MOST_CONSUMERS:
             self.stop_pushing()
@@ -133,7 +133,7 @@ class ConsumingChannel(Channel):
 
     def _stop_if_idle(self) -> None:
         idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
-        if idle and (self._consumers or self.link.loop.time() > self._kept_until):
+        if idle and (self._consumers or self.link.loop.time() > self._pushed_until):
             self.stop_pushing(self._ahead)
         if self._consumers or self._pushed:
             self._look_later()
@@ -152,17 +152,17 @@ class ConsumingChannel(Channel):
         self._consumers.clear()
         self._attached, self._detached_up_to = 0, self._last_tag
         pushed, self._pushed = self._pushed, deque()
-        self._kept_until, now = math.inf, self.link.loop.time()
+        self._pushed_until, now = math.inf, self.link.loop.time()
         for delivery in pushed:
             if len(self._pushed) < ahead and delivery.seen is None and (until := self._may_stay_until(delivery)) >= now:
                 self._pushed.append(delivery)
-                self._kept_until = min(self._kept_until, until)
+                self._pushed_until = min(self._pushed_until, until)
             else:
                 self.unwanted(delivery)
 
     def _may_stay_until(self, delivery: Delivery) -> float:
         """Return how long a message may stay here: until the broker's limit for acknowledgements, or its expiry."""
-        return delivery.at + min(_KEPT_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
+        return delivery.at + min(_LONGEST_CLAIM_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
 
     def acknowledge(self, tag: int) -> None:
         """Take a message off the queue; acknowledgements of one turn of the event loop share a frame."""
@@ -189,7 +189,7 @@ class ConsumingChannel(Channel):
         if self._may_stay_until(delivery) < self.link.loop.time():
             return False
         self._pushed.appendleft(delivery._replace(redelivered=True, seen=seen))
-        self._kept_until = -math.inf  # it goes back when nobody asks soon
+        self._pushed_until = -math.inf  # it goes back when nobody asks soon
         self._asked = True
         self._news.set()
         self._look_later()
@@ -221,7 +221,7 @@ class ConsumingChannel(Channel):
         """The broker cancels a consumer when the queue was deleted or has moved."""
         if method == wire.BASIC_CANCEL:
             self._consumers.pop(Arguments(payload).short_text(), None)
-            self._queue_is_gone = True
+            self._queue_is_deleted = True
             self._news.set()
 
     @override
@@ -259,23 +259,23 @@ class FailureCounts:
     """
 
     def __init__(self) -> None:
-        self._known = Bounded[bytes, tuple[int, int]](10_000)
+        self._counts = Bounded[bytes, tuple[int, int]](10_000)
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
         """Return how often handling failed, and how many of these attempts certainly ended without an answer."""
         if not redelivered:
             return 0, 0
-        failures, returns = self._known.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
+        failures, returns = self._counts.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
         unknown = max(0, (arrived.returns or 0) - returns)  # 1 of a classic queue, which does not say how often
         return failures + unknown, min(unknown, arrived.counted)
 
-    def kept(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
+    def remember(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
         """Remember a returned message's failures; ``returns``: 0 if it is offered here again, 1 if it was requeued."""
-        self._known[_key(queue, arrived)] = (failures, (arrived.returns or 0) + returns)
+        self._counts[_key(queue, arrived)] = (failures, (arrived.returns or 0) + returns)
 
     def forget(self, queue: str, arrived: Arrived) -> None:
-        if self._known:
-            self._known.pop(_key(queue, arrived), None)
+        if self._counts:
+            self._counts.pop(_key(queue, arrived), None)
 
 
 def _key(queue: str, arrived: Arrived) -> bytes:

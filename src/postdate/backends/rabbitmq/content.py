@@ -78,15 +78,15 @@ def _value(name: str, part: bytes) -> bytes | int:
     return part[4 if name == "headers" else 1 :]
 
 
-def kept_as_they_came(properties: bytes) -> dict[str, str]:
+def original_properties(properties: bytes) -> dict[str, str]:
     """Return the header that keeps the properties of a message."""
     return {AS_IT_CAME: base64.b64encode(properties).decode()}
 
 
 def as_they_came(headers: Mapping[str, str]) -> bytes | None:
     """Return the kept properties; ``None`` when none were kept. Raises `ValueError` when they are damaged."""
-    kept = headers.get(AS_IT_CAME)
-    return None if kept is None else base64.b64decode(kept, validate=True)
+    encoded = headers.get(AS_IT_CAME)
+    return None if encoded is None else base64.b64decode(encoded, validate=True)
 
 
 def properties_to_pass_on(envelope: Envelope, user: str) -> bytes | None:

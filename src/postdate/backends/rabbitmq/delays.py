@@ -23,7 +23,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from postdate.backends.rabbitmq.address import exchange_address, queue_address
-from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, kept_as_they_came, parts_of
+from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, original_properties, parts_of
 from postdate.backends.rabbitmq.properties import (
     BASE64,
     COUNTS,
@@ -95,7 +95,7 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
         if exchange == expired_queue(intake).encode():
             properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
         headers = readable(properties)
-    headers |= dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)]) | kept_as_they_came(properties)
+    headers |= dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)]) | original_properties(properties)
     envelope = Envelope(queue, new_message_id(), headers, delivery.body)
     return Arrived(envelope, max(counts.values(), default=None), has_id=False, counted=counts.get(DELIVERY_COUNT, 0))
 
@@ -107,9 +107,9 @@ def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
     counts = {each.name: each.value for each in fields if each.name in COUNTS and isinstance(each.value, int)}
     if not counts:
         return properties, counts
-    left = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name not in counts)
-    parts["headers"] = long_bytes(left)
-    if not left:
+    remaining = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name not in counts)
+    parts["headers"] = long_bytes(remaining)
+    if not remaining:
         del parts["headers"]
     return joined(parts), counts
 
@@ -122,34 +122,34 @@ def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, 
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
     first = any(field.name == _FIRST_DEATH_QUEUE and field.value == queue.encode() for field in fields)
-    exchange, left = b"", list[bytes]()
+    exchange, remaining = b"", list[bytes]()
     for field in fields:
         raw = field.raw
         if field.name == _DEATHS and field.kind == b"A":
-            others, death = _deaths(raw[5:], queue)
-            raw = b"A" + long_bytes(others) if others else b""
+            other_deaths, death = _deaths(raw[5:], queue)
+            raw = b"A" + long_bytes(other_deaths) if other_deaths else b""
             exchange = death.get("exchange", b"")
             parts["expiration"] = short_bytes(death.get("original-expiration", b"0"))
         elif field.name.startswith(_LAST_DEATH) or (first and field.name.startswith(_FIRST_DEATH)):
             raw = b""
         if raw:
-            left.append(short_bytes(field.name) + raw)
-    parts["headers"] = long_bytes(b"".join(left))
-    if not left:
+            remaining.append(short_bytes(field.name) + raw)
+    parts["headers"] = long_bytes(b"".join(remaining))
+    if not remaining:
         del parts["headers"]
     return joined(parts), exchange
 
 
 def _deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
     """Return the ``x-death`` entries of other queues, still encoded, and the text fields of this queue's."""
-    others, here = b"", dict[str, bytes]()
+    other_deaths, here = b"", dict[str, bytes]()
     for element, death in elements_of(content):
-        said = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write anything there
-        if (said.get("queue"), said.get("reason")) == (queue.encode(), b"expired"):
-            here = {name: value for name, value in said.items() if isinstance(value, bytes)}
+        entry = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write anything there
+        if (entry.get("queue"), entry.get("reason")) == (queue.encode(), b"expired"):
+            here = {name: value for name, value in entry.items() if isinstance(value, bytes)}
         else:
-            others += element
-    return others, here
+            other_deaths += element
+    return other_deaths, here
 
 
 # --- as they wait -----------------------------------------------------------------------------------------------------

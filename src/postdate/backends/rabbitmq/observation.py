@@ -126,7 +126,7 @@ def _refusal(what: str, error: ChannelClosed) -> PostdateError:
 
 DELIVERY_LIMIT: Final = "delivery-limit"
 TIME_TO_LIVE: Final = "message-ttl"
-_OTHERS: Final = ("max-length", "max-length-bytes", TIME_TO_LIVE, "expires")
+_LIMITS: Final = ("max-length", "max-length-bytes", TIME_TO_LIVE, "expires")
 _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
@@ -205,12 +205,12 @@ def _management_refusal(answer: HTTPResponse, place: str, user: str) -> Transpor
     return TransportError(f"{text}: it is none; add ?management=PORT to the address, the port of rabbitmq_management")
 
 
-def delivery_limit(said: Sequence[int], version: str) -> int | None:
-    """Return how often a message may return to a quorum queue; ``said``: limits of its argument and policies."""
+def delivery_limit(limits: Sequence[int], version: str) -> int | None:
+    """Return how often a message may return to a quorum queue; ``limits``: limits of its argument and policies."""
     digits = re.match(r"\d+", version)
     if digits is None or int(digits[0]) < 4:  # no limit by default, and one below 0 is 0
-        return max(0, min(said)) if said else None
-    limit = max(said) if said and min(said) < 0 else min(said, default=20)
+        return max(0, min(limits)) if limits else None
+    limit = max(limits) if limits and min(limits) < 0 else min(limits, default=20)
     return limit if limit >= 0 else None
 
 
@@ -220,11 +220,11 @@ def _limits_in(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
     arguments: Mapping[str, Any] = queue.get("arguments") or {}
     policy: Mapping[str, Any] = queue["effective_policy_definition"] or {}
 
-    def said(name: str) -> list[Any]:
+    def values_of(name: str) -> list[Any]:
         return [place[key] for place, key in ((arguments, f"x-{name}"), (policy, name)) if key in place]
 
-    limits = {name: int(min(said(name))) for name in _OTHERS if said(name)}
-    if any(str(each).startswith("reject-publish") for each in said("overflow")):  # which senders notice
+    limits = {name: int(min(values_of(name))) for name in _LIMITS if values_of(name)}
+    if any(str(each).startswith("reject-publish") for each in values_of("overflow")):  # which senders notice
         limits = {name: limit for name, limit in limits.items() if not name.startswith("max")}
-    limit = delivery_limit(said(DELIVERY_LIMIT), version) if queue.get("type") == "quorum" else None
+    limit = delivery_limit(values_of(DELIVERY_LIMIT), version) if queue.get("type") == "quorum" else None
     return limits if limit is None else {DELIVERY_LIMIT: limit, **limits}

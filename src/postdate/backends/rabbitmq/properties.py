@@ -58,7 +58,7 @@ _EXPIRATION: Final = "amqp.expiration"
 _EXPIRATION_BEFORE: Final = "amqp.expiration.before"
 _NONE: Final = "none"
 
-_OURS: Final = "x-postdate-"
+_OWN_PREFIX: Final = "x-postdate-"
 _DUE: Final = b"x-postdate-due"
 _EXPIRES_AT: Final = b"x-postdate-expires-at"
 _TO_BE_RECEIVED: Final = b"x-postdate-time-to-be-received"
@@ -94,7 +94,7 @@ _TIMES: Final = frozenset({_DUE, _EXPIRES_AT, _TO_BE_RECEIVED})
 
 _EPOCH: Final = from_microseconds(0)
 
-_NAMES_KEPT = 10_000
+_MOST_NAMES = 10_000
 _names: dict[str, bytes] = {}
 _ODD: Final = b""
 
@@ -146,10 +146,10 @@ def _encoded_name(name: str) -> bytes:
     if name in _names:
         return _names[name]
     check_headers({name: ""})
-    if name.startswith((PREFIX, _OURS)) or name in _READ_BY_THE_BROKER or len(name.encode()) > SHORT_TEXT_LIMIT:
+    if name.startswith((PREFIX, _OWN_PREFIX)) or name in _READ_BY_THE_BROKER or len(name.encode()) > SHORT_TEXT_LIMIT:
         return _ODD
     encoded = short_text(name) + b"S"
-    if len(_names) < _NAMES_KEPT:
+    if len(_names) < _MOST_NAMES:
         _names[name] = encoded
     return encoded
 
@@ -170,10 +170,10 @@ def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
 
     ``None`` for more than RabbitMQ takes, which is left to the receiver, and in the error queue, where nothing expires.
     """
-    left = envelope.time_left(now)
-    if left is None or left > _LONGEST_TIME_TO_LIVE or Headers.FAILED_QUEUE in envelope.headers:
+    lifetime = envelope.time_left(now)
+    if lifetime is None or lifetime > _LONGEST_TIME_TO_LIVE or Headers.FAILED_QUEUE in envelope.headers:
         return None
-    return b"%d" % -(-max(left, _NOTHING) // _MILLISECOND)
+    return b"%d" % -(-max(lifetime, _NOTHING) // _MILLISECOND)
 
 
 def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
@@ -192,8 +192,8 @@ def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     ends = _fields_of_ends(envelope)
     own += ends
     if (time_to_live := _time_to_live(envelope, now)) is not None:
-        theirs = values.get("expiration")  # encoded already
-        sooner = time_to_live if theirs is None else min(theirs[1:], time_to_live, key=int)
+        expiration = values.get("expiration")  # encoded already
+        sooner = time_to_live if expiration is None else min(expiration[1:], time_to_live, key=int)
         values["expiration"] = short_bytes(sooner)
     has_table = values.get("table", b"") is not None
     merged = _merged(plain, values.pop("table", None))
@@ -238,7 +238,7 @@ def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict
 
 
 def _property(
-    name: str, text: str, message_id: str, user: str, others: Mapping[str, bytes | None]
+    name: str, text: str, message_id: str, user: str, properties: Mapping[str, bytes | None]
 ) -> dict[str, bytes | None]:
     """Return a header's encoded property; raises `ValueError` when it is none or would not come back the same."""
     if name in {"table", "delivery_mode", "message_id"} and text == _NONE:
@@ -259,7 +259,7 @@ def _property(
         name, content = name.removesuffix(BASE64), base64.b64decode(text, validate=True)
         if content.decode(errors="replace").encode() == content:
             raise ValueError(text)
-    if name not in BITS or name == "headers" or name in NUMBER_BYTES or name in others:
+    if name not in BITS or name == "headers" or name in NUMBER_BYTES or name in properties:
         raise ValueError(name)
     if (name == "user_id" and text != user) or (name == "message_id" and text == message_id):
         raise ValueError(text)
@@ -375,42 +375,42 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
 def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
     values = values_of(properties)
     table: bytes | None = values.pop("headers", None)
-    ours, others, counts = _parted(fields_of(table or b""), redelivered=redelivered)
-    headers = _readable(others)
+    own, foreign, counts = _parted(fields_of(table or b""), redelivered=redelivered)
+    headers = _readable(foreign)
     if table is None:
         headers[TABLE] = _NONE
-    expires_at = _instant(ours, _EXPIRES_AT)
-    if expires_at is not None or _TO_BE_RECEIVED in ours:
+    expires_at = _instant(own, _EXPIRES_AT)
+    if expires_at is not None or _TO_BE_RECEIVED in own:
         values.pop("expiration", None)
-    text = _as_id(ours.get(_ID, values.get("message_id")))
+    text = _as_id(own.get(_ID, values.get("message_id")))
     has_id = text is not None
-    if has_id and (_ID not in ours or values.get("message_id") == _at_most(ours[_ID], SHORT_TEXT_LIMIT)):
+    if has_id and (_ID not in own or values.get("message_id") == _at_most(own[_ID], SHORT_TEXT_LIMIT)):
         del values["message_id"]
     else:
         values.setdefault("message_id", None)
     if values.setdefault("delivery_mode", None) == _PERSISTENT:
         del values["delivery_mode"]
     headers.update(_property_header(name, value) for name, value in values.items())
-    if _HEADERS in ours:
-        headers.update(msgspec.json.decode(ours[_HEADERS], type=dict[str, str]))
-    envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(ours, _DUE))
+    if _HEADERS in own:
+        headers.update(msgspec.json.decode(own[_HEADERS], type=dict[str, str]))
+    envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(own, _DUE))
     return Arrived(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
 
 
 def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
     """Split a table's fields: ours, those of others, and a quorum queue's counters."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
-    ours: dict[bytes, Any] = {}
-    others: list[Field] = []
+    own: dict[bytes, Any] = {}
+    foreign: list[Field] = []
     counts: dict[bytes, int] = {}
     for field in fields:
-        if kinds.get(field.name) == field.kind and field.name not in ours and _is_sound(field):
-            ours[field.name] = field.value
+        if kinds.get(field.name) == field.kind and field.name not in own and _is_sound(field):
+            own[field.name] = field.value
         elif redelivered and field.name in COUNTS and isinstance(field.value, int):
             counts[field.name] = field.value
         else:
-            others.append(field)
-    return ours, others, counts
+            foreign.append(field)
+    return own, foreign, counts
 
 
 def _is_sound(field: Field) -> bool:
@@ -428,8 +428,8 @@ def _is_sound(field: Field) -> bool:
     return True
 
 
-def _instant(ours: dict[bytes, Any], name: bytes) -> datetime | None:
-    return from_microseconds(ours[name]) if name in ours else None
+def _instant(own: dict[bytes, Any], name: bytes) -> datetime | None:
+    return from_microseconds(own[name]) if name in own else None
 
 
 def _as_id(content: bytes | None) -> str | None:
@@ -492,7 +492,7 @@ def _views(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
     for field in fields:
         name = field.name.decode(errors="replace")
         usable = name.encode() == field.name and name and name not in seen
-        if usable and not name.startswith((PREFIX, _OURS)):
+        if usable and not name.startswith((PREFIX, _OWN_PREFIX)):
             seen.add(name)
             yield field, name, _text_of(field.value)
         else:

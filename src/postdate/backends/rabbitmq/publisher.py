@@ -143,10 +143,10 @@ class Publisher:
                 part = parts.popleft()
                 for place in part:
                     sending.answers[place] = refused.get(sending.envelopes[place].destination, sending.answers[place])
-                if left := [place for place in part if isinstance(sending.answers[place], ChannelClosed)]:
-                    await self._send_part(sending, left)
-                closed = [place for place in left if isinstance(answer := sending.answers[place], ChannelClosed)]
-                if len(left) > 1 and closed:
+                if remaining := [place for place in part if isinstance(sending.answers[place], ChannelClosed)]:
+                    await self._send_part(sending, remaining)
+                closed = [place for place in remaining if isinstance(answer := sending.answers[place], ChannelClosed)]
+                if len(remaining) > 1 and closed:
                     half = (len(closed) + 1) // 2
                     parts.extend(each for each in (closed[:half], closed[half:]) if each)
                 elif closed:
@@ -187,10 +187,10 @@ class Publisher:
 
     async def _new_channel(self, link: AmqpConnection) -> PublishingChannel:
         channel = await link.open_channel(
-            lambda link, number: PublishingChannel(link, number, self._window), _seconds_left()
+            lambda link, number: PublishingChannel(link, number, self._window), _remaining_seconds()
         )
         try:
-            await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, _seconds_left())
+            await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, _remaining_seconds())
         except BaseException:
             channel.close(TransportUnreachable("this channel was not waited for"))
             raise
@@ -208,7 +208,7 @@ class Publisher:
             return TransportUnreachable(late)
         if link.blocked is not None:
             return TransportUnreachable(f"{late}; it has blocked publishers: {link.blocked}")
-        if link.heard_at > sending.began and not link.is_silent:
+        if link.last_read_at > sending.began and not link.is_silent:
             return DestinationUnavailable(f"{late}, though it speaks; a queue may have no leader, or no room")
         silent = TransportUnreachable(f"{late}, and says nothing")
         if link.is_silent:
@@ -227,7 +227,7 @@ class Publisher:
         try:
             exchange = parse_address(destination).exchange
             if exchange and exchange not in self._exchanges:
-                await declare_exchange_passively(link, exchange, _seconds_left())
+                await declare_exchange_passively(link, exchange, _remaining_seconds())
                 self._exchanges.add(exchange)
         except QueueNotFound as error:
             return error
@@ -245,7 +245,7 @@ def _stranded(sending: Sending) -> list[int]:
     ]
 
 
-def _seconds_left() -> float:
+def _remaining_seconds() -> float:
     """Return the limit for a call that cannot be interrupted: no longer than the send it is part of."""
     return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
 

@@ -31,8 +31,8 @@ log = logging.getLogger("postdate.rabbitmq")
 Answers = list[PostdateError | None]
 
 _WRITTEN_AT_ONCE_BYTES = 1024 * 1024
-_ADDRESSES_KEPT = 10_000
-_GIVEN_UP_KEPT = 100_000
+_MOST_ADDRESSES = 10_000
+_MOST_ABANDONED = 100_000
 """Given-up messages that are remembered; older ones, if returned, may be taken for others."""
 
 _MANDATORY: Final = b"\x01"
@@ -106,7 +106,7 @@ class Flight:
         self._cursor = 0
 
     @property
-    def is_given_up(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nobody waits for its answers any more."""
         return self.sending is _NOBODY
 
@@ -133,7 +133,7 @@ class Flight:
         """Set a message's error, unless it is answered."""
         if not self.is_unanswered(tag):
             return
-        if self.is_given_up:
+        if self.is_abandoned:
             self._came_back.add(tag)
         else:
             self.sending.answers[self.places[tag - self.first]] = error
@@ -141,7 +141,7 @@ class Flight:
     def is_unanswered(self, tag: int) -> bool:
         if tag <= self.low or tag in self._apart:
             return False
-        if self.is_given_up:
+        if self.is_abandoned:
             return tag not in self._came_back
         return self.sending.answers[self.places[tag - self.first]] is None
 
@@ -150,7 +150,7 @@ class Flight:
 
         Addresses and properties are kept: a message that is returned later must not be taken for one of another send.
         """
-        if self.is_given_up:
+        if self.is_abandoned:
             return
         for tag in self.unsettled():
             self.fail(tag, error)
@@ -267,9 +267,9 @@ class PublishingChannel(Channel):
     def _forget_the_oldest(self) -> None:
         """Bound the memory of given-up messages that are never confirmed."""
         for flight in self._flights:
-            if flight.first > self._next_tag - _GIVEN_UP_KEPT:
+            if flight.first > self._next_tag - _MOST_ABANDONED:
                 break
-            if flight.is_given_up:
+            if flight.is_abandoned:
                 flight.sent = []
 
     def _cut(self, body: bytes, limit: int) -> list[bytes]:
@@ -282,7 +282,7 @@ class PublishingChannel(Channel):
 
     def _method_frame(self, destination: str) -> bytes:
         method = self._publish_frame(parse_address(destination))
-        if len(self._methods) < _ADDRESSES_KEPT:
+        if len(self._methods) < _MOST_ADDRESSES:
             self._methods[destination] = method
         return method
 
@@ -332,22 +332,22 @@ class PublishingChannel(Channel):
         frame = self._publish_frame(address)
         error: PostdateError = _nowhere(address)
         for its in (properties, None):
-            waited_for, given_up = self._find(frame, its, given_up=False), self._find(frame, its, given_up=True)
-            if waited_for is not None and given_up is not None:
-                given_up[0].fail(given_up[1], error)
+            waited_for, abandoned = self._find(frame, its, abandoned=False), self._find(frame, its, abandoned=True)
+            if waited_for is not None and abandoned is not None:
+                abandoned[0].fail(abandoned[1], error)
                 error = TransportUnreachable(f"perhaps not this message, but one like it came back: {error}")
-            found = waited_for or given_up
-            if found is not None:
-                found[0].fail(found[1], error)
+            sent = waited_for or abandoned
+            if sent is not None:
+                sent[0].fail(sent[1], error)
                 return
-        if any(flight.is_given_up for flight in self._flights):  # of a forgotten flight
+        if any(flight.is_abandoned for flight in self._flights):  # of a forgotten flight
             return
         log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
         self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))
 
-    def _find(self, method: bytes, properties: bytes | None, *, given_up: bool) -> tuple[Flight, int] | None:
+    def _find(self, method: bytes, properties: bytes | None, *, abandoned: bool) -> tuple[Flight, int] | None:
         for flight in self._flights:
-            if flight.is_given_up is given_up and (tag := flight.find(method, properties)) is not None:
+            if flight.is_abandoned is abandoned and (tag := flight.find(method, properties)) is not None:
                 return flight, tag
         return None
 

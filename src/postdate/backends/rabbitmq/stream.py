@@ -42,7 +42,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     def __init__(self, login: Login) -> None:
         self.login, self.loop = login, asyncio.get_running_loop()
         self.ended: PostdateError | None = None
-        self.heard_at = self.loop.time()
+        self.last_read_at = self.loop.time()
         self._lost: asyncio.Future[None] = self.loop.create_future()
         self._room = memoryview(bytearray(_READ_AT_ONCE))
         self._may_go_on = asyncio.Event()
@@ -105,13 +105,13 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     def data_received(self, data: bytes) -> None:
         """Hand on decrypted bytes, even the last ones before TLS fails."""
-        self.heard_at = self.loop.time()
+        self.last_read_at = self.loop.time()
         self.on_bytes(data if self._tls is None else self._opened(self._tls, data))
         if self._broken is not None:
             self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached"))
 
     def _opened(self, tls: ssl.SSLObject, content: bytes) -> bytes:
-        said = b""
+        text = b""
         with self._writing:
             self._in.write(content)
             try:
@@ -119,13 +119,13 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
                     tls.do_handshake()
                     self._greeting = self._greeting[tls.write(self._greeting) :]
                 while chunk := tls.read(_READ_AT_ONCE):
-                    said += chunk
+                    text += chunk
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:  # it cannot prove who it is, refuses us, or breaks the protocol
                 self._broken = error
             self._send(self._out.read())
-        return said
+        return text
 
     def pause_writing(self) -> None:
         self._may_go_on.clear()
@@ -149,9 +149,9 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     def _sealed(self, content: bytes) -> bytes:
         if self._tls is None:
             return content
-        left = memoryview(content if self._broken is None else b"")
-        while left:  # a record at a time
-            left = left[self._tls.write(left) :]
+        remaining = memoryview(content if self._broken is None else b"")
+        while remaining:  # a record at a time
+            remaining = remaining[self._tls.write(remaining) :]
         return self._out.read()
 
     async def flushed(self) -> None:
@@ -193,7 +193,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     @property
     def is_silent(self) -> bool:
         """Whether nothing came for longer than the server's heartbeat allows."""
-        return self.loop.time() - self.heard_at > self._alive_within
+        return self.loop.time() - self.last_read_at > self._alive_within
 
     def _keep_alive(self, seconds: float) -> None:
         """Send and expect something at least every ``seconds``."""
@@ -214,12 +214,12 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
                 self._unsent = self._unsent[_sent(self._transport, self._unsent) :]
         return False
 
-    def _listen(self, seconds: float, heard_at: float | None = None) -> None:
+    def _listen(self, seconds: float, last_read_at: float | None = None) -> None:
         """Check that the server lives; bytes that came while the event loop was blocked are read first."""
-        if self.loop.time() - self.heard_at < 4 * seconds:
+        if self.loop.time() - self.last_read_at < 4 * seconds:
             self._silence_check = self.loop.call_later(seconds, self._listen, seconds)
-        elif heard_at != self.heard_at:
-            self._silence_check = self.loop.call_later(READ_WITHIN_SECONDS, self._listen, seconds, self.heard_at)
+        elif last_read_at != self.last_read_at:
+            self._silence_check = self.loop.call_later(READ_WITHIN_SECONDS, self._listen, seconds, self.last_read_at)
         else:
             self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
 

@@ -78,8 +78,8 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
 
 def _is_of_another_type(text: str) -> bool:
     """Return whether the type is the reason; a plugin's type, which no setting can name, is accepted."""
-    _, found, current = text.partition("arg 'type'")
-    return bool(found) and any(f"current is '{each}'" in current for each in DUE_EXCHANGE_TYPES)
+    _, separator, current = text.partition("arg 'type'")
+    return bool(separator) and any(f"current is '{each}'" in current for each in DUE_EXCHANGE_TYPES)
 
 
 async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:

@@ -274,7 +274,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         await self.consuming.close()
 
 
-class _HeldDelivery(NamedTuple):
+class _Claim(NamedTuple):
     received: Received
     channel: ConsumingChannel
     delivery: Delivery
@@ -296,7 +296,7 @@ class RabbitMqReceiver(Receiver):
             lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered)
         )
         self._channel: ConsumingChannel | None = None
-        self._held: dict[object, _HeldDelivery] = {}
+        self._claims: dict[object, _Claim] = {}
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -315,7 +315,7 @@ class RabbitMqReceiver(Receiver):
     async def _open(self) -> ConsumingChannel:
         link = await self._transport.consuming.link()
         if self._channel is None or self._channel.ended is not None:
-            self._held.clear()
+            self._claims.clear()
             await self._transport.learn_limits(self._queue)
             queue, ahead = self._queue, self._transport.prefetch
             channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, ahead))
@@ -330,11 +330,11 @@ class RabbitMqReceiver(Receiver):
         return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
 
     def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
-        held = self._seen(channel, delivery)
-        self._held[held.received.token] = held
-        return held.received
+        claim = self._seen(channel, delivery)
+        self._claims[claim.received.token] = claim
+        return claim.received
 
-    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _HeldDelivery:
+    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _Claim:
         try:
             came = delivery.seen or self._read(delivery)
         except Exception:
@@ -348,7 +348,7 @@ class RabbitMqReceiver(Receiver):
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
             is_last = limit is not None and came.counted >= limit - 1  # one before it: a return may be an accident
         received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
-        return _HeldDelivery(received, channel, delivery, came)
+        return _Claim(received, channel, delivery, came)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
@@ -358,13 +358,13 @@ class RabbitMqReceiver(Receiver):
         ones may have been.
         """
         refuse_work(end.work, "of RabbitMQ")
-        held = self._what_holds(received)
+        claim = self._what_holds(received)
         if end.outgoing:
             await self._send(end.outgoing, now)
-            held = self._what_holds(received)
-        del self._held[received.token]
-        held.channel.acknowledge(held.delivery.tag)
-        self._transport.failure_counts.forget(self._queue, held.came)
+            claim = self._what_holds(received)
+        del self._claims[received.token]
+        claim.channel.acknowledge(claim.delivery.tag)
+        self._transport.failure_counts.forget(self._queue, claim.came)
 
     async def _send(self, outgoing: Sequence[Envelope], now: datetime) -> None:
         limit = self._transport.capabilities.largest_message_bytes
@@ -375,31 +375,31 @@ class RabbitMqReceiver(Receiver):
         if error is not None:
             raise error
 
-    def _what_holds(self, received: Received) -> _HeldDelivery:
-        held = self._held.get(received.token)
-        if held is None or held.received is not received or held.channel.ended is not None:
+    def _what_holds(self, received: Received) -> _Claim:
+        claim = self._claims.get(received.token)
+        if claim is None or claim.received is not received or claim.channel.ended is not None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
-        return held
+        return claim
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """A message that is no longer held is free already."""
         with suppress(ClaimLost):
-            held = self._what_holds(received)
-            del self._held[received.token]
+            claim = self._what_holds(received)
+            del self._claims[received.token]
             failures = received.failures + int(failed)
-            if held.channel.again(held.delivery, held.came):
-                self._transport.failure_counts.kept(self._queue, held.came, failures)
+            if claim.channel.again(claim.delivery, claim.came):
+                self._transport.failure_counts.remember(self._queue, claim.came, failures)
             else:
-                self._give_back(held, failures)
+                self._give_back(claim, failures)
 
-    def _give_back(self, held: _HeldDelivery, failures: int) -> None:
-        self._transport.failure_counts.kept(self._queue, held.came, failures, returns=1)
-        held.channel.give_back(held.delivery.tag)
+    def _give_back(self, claim: _Claim, failures: int) -> None:
+        self._transport.failure_counts.remember(self._queue, claim.came, failures, returns=1)
+        claim.channel.give_back(claim.delivery.tag)
 
     def _unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
-        held = self._seen(channel, delivery)
-        self._give_back(held, held.received.failures)
+        claim = self._seen(channel, delivery)
+        self._give_back(claim, claim.received.failures)
 
     @override
     def stop(self) -> None:
@@ -412,15 +412,15 @@ class RabbitMqReceiver(Receiver):
         """Without a connection all messages are free already."""
         channel, self._channel = self._channel, None
         if channel is None or channel.ended is not None:
-            self._held.clear()
+            self._claims.clear()
             return
         with suppress(TransportError), anyio.CancelScope(shield=True):
             unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
-            held_here, self._held = self._held, {}  # later commits raise ClaimLost
-            for held in sorted([*held_here.values(), *unseen], key=lambda held: held.delivery.tag):
-                self._give_back(held, held.received.failures)
+            claims, self._claims = self._claims, {}  # later commits raise ClaimLost
+            for claim in sorted([*claims.values(), *unseen], key=lambda claim: claim.delivery.tag):
+                self._give_back(claim, claim.received.failures)
             await channel.close_in_good_order()
-        self._held.clear()
+        self._claims.clear()
 
 
 class _IntakeReceiver(RabbitMqReceiver):

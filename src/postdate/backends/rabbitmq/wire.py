@@ -138,11 +138,11 @@ class FrameReader:
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
-        self._left = b""
+        self._incomplete = b""
 
     def frames(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
         """Yield type, channel and payload of each complete frame."""
-        stream = self._left + received if self._left else received
+        stream = self._incomplete + received if self._incomplete else received
         position, end = 0, len(stream)
         while end - position >= FRAME_OVERHEAD:
             kind, channel, size = FRAME.unpack_from(stream, position)
@@ -154,7 +154,7 @@ class FrameReader:
                 raise MalformedFrame(f"the server sent a frame of {size} bytes without its end mark")
             yield kind, channel, stream[position + 7 : after - 1]
             position = after
-        self._left = stream[position:]
+        self._incomplete = stream[position:]
 
 
 def _what_is_wrong(start: bytes, size: int, largest: int) -> str:

@@ -34,7 +34,7 @@ from postdate.runtime.threads import in_thread
 # --- subscriptions, on one connection that is renewed as long as somebody listens -------------------------------------
 
 
-Heard = Callable[[bytes | None], None]
+OnMessage = Callable[[bytes | None], None]
 """Called with the text of a message; with ``None`` when some may have been missed."""
 
 _SPEAK_EVERY_SECONDS: Final = 5.0
@@ -46,7 +46,7 @@ log = logging.getLogger("postdate.redis")
 class Listening(forks.ForkAware):
     def __init__(self, connections: RedisConnections) -> None:
         self._connections = connections
-        self._heard: dict[bytes, list[Heard]] = {}
+        self._callbacks: dict[bytes, list[OnMessage]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._connection: Connection | None = None
         self._was_connected = False
@@ -59,12 +59,12 @@ class Listening(forks.ForkAware):
         """Forget connection, task and listeners, which are the parent's."""
         forks.keep_for_ever((self._connection, self._task))
         self._connection = self._task = self._failure = None
-        self._heard, self._subscribed, self._was_connected = {}, {}, False
+        self._callbacks, self._subscribed, self._was_connected = {}, {}, False
 
-    async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
-        """Call ``heard`` with each message on a channel from now on; return a function that stops it."""
+    async def listen(self, channel: str, callback: OnMessage) -> Callable[[], None]:
+        """Call ``callback`` with each message on a channel from now on; return a function that stops it."""
         name = channel.encode()
-        self._heard.setdefault(name, []).append(heard)
+        self._callbacks.setdefault(name, []).append(callback)
         subscribed = self._subscribed.setdefault(name, asyncio.Event())
         if self._task is None or self._task.done():
             self._failure = None
@@ -74,9 +74,9 @@ class Listening(forks.ForkAware):
                 await self._subscribe(name)  # perhaps again: an earlier caller may have given up
             await self._wait(subscribed)
         except BaseException:
-            self._stop(name, heard)
+            self._stop(name, callback)
             raise
-        return lambda: self._stop(name, heard)
+        return lambda: self._stop(name, callback)
 
     async def _wait(self, subscribed: asyncio.Event) -> None:
         try:
@@ -85,17 +85,17 @@ class Listening(forks.ForkAware):
         except TimeoutError as error:
             raise self._failure or TimeoutError("a subscription was not answered") from error
 
-    def _stop(self, name: bytes, heard: Heard) -> None:
-        listeners = self._heard.get(name, [])
-        if heard in listeners:
-            listeners.remove(heard)
+    def _stop(self, name: bytes, callback: OnMessage) -> None:
+        listeners = self._callbacks.get(name, [])
+        if callback in listeners:
+            listeners.remove(callback)
         if not listeners:  # later messages are ignored until the connection is renewed
-            self._heard.pop(name, None)
+            self._callbacks.pop(name, None)
 
     async def close(self) -> None:
         task, self._task = self._task, None
         await ended(task)
-        self._heard.clear()
+        self._callbacks.clear()
         self._subscribed.clear()
 
     async def _run(self) -> None:
@@ -117,8 +117,8 @@ class Listening(forks.ForkAware):
         connection = await self._connections.lone_connection()
         try:
             self._was_connected, self._connection = True, connection
-            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._heard}
-            await self._subscribe(*self._heard)
+            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._callbacks}
+            await self._subscribe(*self._callbacks)
             await self._read(connection)
         finally:
             self._connection = None
@@ -126,14 +126,14 @@ class Listening(forks.ForkAware):
 
     async def _read(self, connection: Connection) -> None:
         clock = asyncio.get_running_loop().time
-        last_heard = clock()
+        last_read_at = clock()
         while True:
             message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
             if message is not None:
-                last_heard = clock()
+                last_read_at = clock()
                 self._hear(message)
-            elif clock() - last_heard > self._connections.answers_within.total_seconds():
-                raise ConnectionError(f"nothing was heard for {clock() - last_heard:.0f} s")
+            elif clock() - last_read_at > self._connections.answers_within.total_seconds():
+                raise ConnectionError(f"nothing was heard for {clock() - last_read_at:.0f} s")
             else:
                 await connection.send_command("PING")
 
@@ -146,8 +146,8 @@ class Listening(forks.ForkAware):
             text = None  # no message is missed from here on; listeners must look again once
         elif kind != b"message":
             return
-        for heard in list(self._heard.get(name, ())):
-            heard(text)
+        for callback in list(self._callbacks.get(name, ())):
+            callback(text)
 
     async def _subscribe(self, *names: bytes) -> None:
         """Subscribe if connected; otherwise the next connection does it."""
@@ -229,11 +229,11 @@ class RedisLiveness(forks.ForkAware):
         await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", lambda _text: None)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
-        await self._connections.run("register", holder, self._told(), self.holds_at_most // _MICROSECOND)
+        await self._connections.run("register", holder, self._description(), self.holds_at_most // _MICROSECOND)
         self._in_force_until = began + self.holds_at_most.total_seconds()
         return holder
 
-    def _told(self) -> str:
+    def _description(self) -> str:
         started = written(self._started_at or self._clock.now())
         return json.dumps({"pid": os.getpid(), "machine": platform.node(), "started": started, **self.about})
 
@@ -277,18 +277,20 @@ class RedisLiveness(forks.ForkAware):
         """
         began = self._clock.since_boot()
         try:
-            known = bool(await connections.run("beat", holder, _DEAD_AFTER // _MICROSECOND, self._told()))
-            if known and not self.is_in_force and holder == self._holder:
+            is_registered = bool(
+                await connections.run("beat", holder, _DEAD_AFTER // _MICROSECOND, self._description())
+            )
+            if is_registered and not self.is_in_force and holder == self._holder:
                 await connections.run("unregister", holder)
                 return False
-            if known:
+            if is_registered:
                 self._in_force_until = began + self.holds_at_most.total_seconds()
-            while known and self.undone_later:
+            while is_registered and self.undone_later:
                 await connections.run("undo", *self.undone_later[0])
                 self.undone_later.pop(0)
         except (RedisError, OSError) as error:
             raise translate(error, STORE, connections.login.place) from error
-        return known
+        return is_registered
 
     async def close(self) -> None:
         beats, self._beats = self._beats, None
@@ -418,7 +420,7 @@ class OpenRedis:
     def used_by(self, user: object) -> None:
         self._users.add(user)
 
-    async def left_by(self, user: object) -> bool:
+    async def close_for(self, user: object) -> bool:
         """Note that an adapter is closed; the last one closes the database: then return ``True``."""
         self._users.discard(user)
         if self._users:

@@ -63,7 +63,7 @@ class WaitingMessage:
 
     message: DelayedMessage
     member: bytes
-    is_held: bool
+    is_claimed: bool
 
 
 class Questions(AdministrableStore):
@@ -134,8 +134,8 @@ class Questions(AdministrableStore):
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        found = await self.row(message_id)
-        return None if found is None else found.message
+        row = await self.row(message_id)
+        return None if row is None else row.message
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
@@ -192,21 +192,21 @@ class _HolderObserver(Observer):
     async def _about(self) -> Mapping[str, Mapping[str, Any]]:
         """Return each holder's description of itself, by its name."""
         reply = await self._server.command("HGETALL", f"{self._server.login.tag}:about")
-        return {holder.decode(): json.loads(said) for holder, said in pairs(reply).items()}
+        return {holder.decode(): json.loads(description) for holder, description in pairs(reply).items()}
 
     @override
     async def processes(self) -> Sequence[Process]:
-        found, tag = dict[tuple[str, int], Process](), self._server.login.tag
-        for holder, said in (await self._about()).items():
-            key = host, pid = said["machine"], said["pid"]
+        by_process, tag = dict[tuple[str, int], Process](), self._server.login.tag
+        for holder, description in (await self._about()).items():
+            key = host, pid = description["machine"], description["pid"]
             if holder == self._own.holder_now or key == (platform.node(), os.getpid()):
                 continue
-            started = read_instant(str(said["started"]).encode(), "the start of a process")
+            started = read_instant(str(description["started"]).encode(), "the start of a process")
             alive: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{tag}:alive:{holder}")
-            receives = tuple(sorted(said.get("receives", ())))
-            process = Process(pid, host, started, alive[1] > 0, bool(said.get("delivers")), receives)
-            found[key] = process.joined(found[key]) if key in found else process
-        return list(found.values())
+            receives = tuple(sorted(description.get("receives", ())))
+            process = Process(pid, host, started, alive[1] > 0, bool(description.get("delivers")), receives)
+            by_process[key] = process.joined(by_process[key]) if key in by_process else process
+        return list(by_process.values())
 
 
 class RedisStoreObserver(_HolderObserver):
@@ -220,7 +220,7 @@ class RedisStoreObserver(_HolderObserver):
         return None if row is None else await self._stands(row)
 
     async def _stands(self, row: WaitingMessage) -> Standing:
-        if not row.is_held:
+        if not row.is_claimed:
             return Standing(row.message, instant_of(row.member))
         token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
         holder = (await self._about()).get((token or b"").partition(b":")[0].decode(), {})
@@ -228,12 +228,12 @@ class RedisStoreObserver(_HolderObserver):
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        found: list[Standing] = []
+        standings: list[Standing] = []
         async for row in self._store.rows(MessageFilter()):
             message = row.message
             if message.message_id != message_id and message.headers.get(Headers.MESSAGE_ID) == message_id:
-                found.append(await self._stands(row))
-        return found
+                standings.append(await self._stands(row))
+        return standings
 
     @override
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:
@@ -243,12 +243,12 @@ class RedisStoreObserver(_HolderObserver):
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
-        found = Counter[str]()
+        counts = Counter[str]()
         async for row in self._store.rows(MessageFilter()):
-            if found.total() == messages:
+            if counts.total() == messages:
                 break
-            found[row.message.destination] += 1
-        return found
+            counts[row.message.destination] += 1
+        return counts
 
 
 class RedisQueueObserver(_HolderObserver):
@@ -259,28 +259,28 @@ class RedisQueueObserver(_HolderObserver):
     @override
     async def queue_lengths(self) -> Mapping[str, int]:
         names = await self._names()
-        found = dict(zip(names, await self._server.run("lengths", *names), strict=True)) if names else {}
-        for queue, _, _ in await self._held():
-            if queue in found:
-                found[queue] += 1
-        return found
+        lengths = dict(zip(names, await self._server.run("lengths", *names), strict=True)) if names else {}
+        for queue, _, _ in await self._claimed():
+            if queue in lengths:
+                lengths[queue] += 1
+        return lengths
 
-    async def _held(self) -> list[tuple[str, int, Queued | None]]:
+    async def _claimed(self) -> list[tuple[str, int, Queued | None]]:
         """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
         about = await self._about()
-        found: list[tuple[str, int, Queued | None]] = []
+        claimed: list[tuple[str, int, Queued | None]] = []
         for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
-            found.append((name, int(number), _queued(name, fields, pid, int(number))))
-        return found
+            claimed.append((name, int(number), _queued(name, fields, pid, int(number))))
+        return claimed
 
     @override
     async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
         await self._check_exists(queue)
         messages = {
             number: each
-            for name, number, each in await self._held()
+            for name, number, each in await self._claimed()
             if name == queue and each is not None and number > after
         }
         free = 0
@@ -294,11 +294,11 @@ class RedisQueueObserver(_HolderObserver):
     @override
     async def last_number(self, queue: str) -> int:
         await self._check_exists(queue)
-        held = [number for name, number, _ in await self._held() if name == queue]
+        claimed = [number for name, number, _ in await self._claimed() if name == queue]
         free: list[bytes] = await self._server.command(
             "ZRANGE", f"{self._server.login.tag}:q:{queue}:ready", "0", "0", "REV"
         )
-        return max([0, *held, *map(int, free)])
+        return max([0, *claimed, *map(int, free)])
 
     async def _check_exists(self, queue: str) -> None:
         if queue not in await self._names():
@@ -310,17 +310,17 @@ class RedisQueueObserver(_HolderObserver):
             rows = await self._server.run("look", queue, last, _PAGE)
             for number, *fields in rows:
                 last = int(number)
-                if (found := _queued(queue, fields, None, last)) is not None:
-                    yield last, found
+                if (message := _queued(queue, fields, None, last)) is not None:
+                    yield last, message
             if len(rows) < _PAGE:
                 return
 
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        found = [each for _, _, each in await self._held() if each is not None and _is(each, message_id)]
+        messages = [each for _, _, each in await self._claimed() if each is not None and _is(each, message_id)]
         for queue in await self._names():
-            found += [each async for _, each in self._free(queue) if _is(each, message_id)]
-        return found
+            messages += [each async for _, each in self._free(queue) if _is(each, message_id)]
+        return messages
 
 
 def _is(queued: Queued, message_id: str) -> bool:
@@ -328,10 +328,10 @@ def _is(queued: Queued, message_id: str) -> bool:
     return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
 
 
-def _queued(queue: str, fields: Sequence[Any], held_by: int | None, number: int) -> Queued | None:
+def _queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> Queued | None:
     """Return a queued message; ``None`` when it cannot be read: it is marked when it is received."""
     try:
         envelope, failures = read_envelope(queue, fields)
     except MessageError:
         return None
-    return Queued(queue, envelope, failures, held_by, number)
+    return Queued(queue, envelope, failures, pid, number)

@@ -113,29 +113,32 @@ _OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,}
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
     """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
-    said = first_line(error)
+    answer = first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        kind, text = meanings.unreachable, f"refuses us: {said}; check user and password of the address"
+        kind, text = meanings.unreachable, f"refuses us: {answer}; check user and password of the address"
     elif isinstance(error, exceptions.NoPermissionError):
-        kind, text = meanings.unreachable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
+        kind, text = meanings.unreachable, f"refuses us: {answer}; our user needs all commands on keys of the prefix"
     elif isinstance(error, _ELSEWHERE):
-        kind, text = meanings.unreachable, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
-    elif _TOO_LARGE.match(said):
-        kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {said}"
+        kind, text = (
+            meanings.unreachable,
+            f"is a node of a cluster, and the keys of this prefix are on another: {answer}",
+        )
+    elif _TOO_LARGE.match(answer):
+        kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {answer}"
     elif isinstance(error, exceptions.OutOfMemoryError):
-        kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {said}"
-    elif said.startswith("MISCONF"):
-        kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {said}"
+        kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {answer}"
+    elif answer.startswith("MISCONF"):
+        kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {answer}"
     elif isinstance(error, exceptions.ReadOnlyError):
         kind, text = meanings.unreachable, "is a read-only replica, maybe after a fail-over; name the master's address"
-    elif said.startswith("BUSY "):
-        kind, text = meanings.unreachable, f"is busy with a script of somebody else: {said}"
+    elif answer.startswith("BUSY "):
+        kind, text = meanings.unreachable, f"is busy with a script of somebody else: {answer}"
     elif isinstance(error, (*_OUTAGES, OSError)):
-        kind, text = meanings.unreachable, f"cannot be reached: {said}"
-    elif _OF_ITSELF.match(said):
-        kind, text = meanings.unreachable, f"does not work for us now: {said}"
+        kind, text = meanings.unreachable, f"cannot be reached: {answer}"
+    elif _OF_ITSELF.match(answer):
+        kind, text = meanings.unreachable, f"does not work for us now: {answer}"
     else:
-        kind, text = meanings.other, f"does not do what was asked: {said}"
+        kind, text = meanings.other, f"does not do what was asked: {answer}"
     return kind(f"{place} {text}")
 
 
@@ -192,11 +195,11 @@ class RedisConnections(forks.ForkAware):
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
-        wanted, tag = script(name), self.login.tag
+        source, tag = script(name), self.login.tag
         try:
-            return await self.command("EVALSHA", wanted.digest, 1, tag, *arguments)
+            return await self.command("EVALSHA", source.digest, 1, tag, *arguments)
         except NoScriptError:  # the server was restarted, or replaced
-            return await self.command("EVAL", wanted.text, 1, tag, *arguments)
+            return await self.command("EVAL", source.text, 1, tag, *arguments)
 
     async def command(self, *words: Part) -> Any:
         """Send one command; raises as :meth:`run`."""
@@ -303,7 +306,7 @@ async def ended(task: asyncio.Task[None] | None) -> None:
 
 
 _OLDEST: Final = (7, 0)
-_TOLD: Final = (
+_REPORTED_SETTINGS: Final = (
     "aof_enabled",
     "aof_last_write_status",
     "maxmemory",
@@ -328,7 +331,7 @@ async def _info(server: RedisServer) -> dict[str, str]:
 
 async def server_facts(server: RedisServer) -> ServerFacts:
     info = await _info(server)
-    settings = {name: info[name] for name in _TOLD if name in info}
+    settings = {name: info[name] for name in _REPORTED_SETTINGS if name in info}
     return ServerFacts(
         "Redis", info.get("redis_version", "without a version"), await server_now(server), None, None, settings
     )
@@ -380,18 +383,18 @@ class RedisTransaction:
 
         After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was done.
         """
-        kind, *rest = await self._answer(server)
+        kind, *values = await self._answer(server)
         match kind:
             case b"done":
                 for each in self.afterwards:
                     each()
-                return rest[0]
+                return values[0]
             case b"queue":
-                raise QueueNotFound.of(rest[0].decode())
+                raise QueueNotFound.of(values[0].decode())
             case b"known":
-                raise DuplicateMessage.of(rest[0].decode(errors="replace"))
+                raise DuplicateMessage.of(values[0].decode(errors="replace"))
             case b"claim":
-                raise ClaimLost.of(rest[0].decode(errors="replace"))
+                raise ClaimLost.of(values[0].decode(errors="replace"))
             case _:
                 raise ClaimLost("the message is no longer held here")
 

@@ -96,7 +96,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             holds_at_most=self._opened.liveness.holds_at_most,
             has_clock=True,
         )
-        self._held: dict[str, Claim] = {}
+        self._claims: dict[str, Claim] = {}
         self._when_lost: list[Callable[[Collection[str]], None]] = []
         self._next_due, self._liveness = NextDue[int](), self._opened.liveness
         self._liveness.about["delivers"] = True
@@ -129,8 +129,8 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         if self._stops_hearing is not None:
             self._stops_hearing()
             self._stops_hearing = None
-        self._held.clear()
-        if not await self._opened.left_by(self):
+        self._claims.clear()
+        if not await self._opened.close_for(self):
             await self._claimant.close_soon()
 
     @property
@@ -156,11 +156,11 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     async def _store(self, messages: Sequence[DelayedMessage], now: datetime, *, may_come_back: bool) -> StoreReport:
         parts = self._parts(messages)
         head = (self.place, instant(now), int(may_come_back), len(messages))
-        known: list[int] = await self._server.run("store", *head, *parts)
-        there = set(known)
+        existing: list[int] = await self._server.run("store", *head, *parts)
+        there = set(existing)
         if new := [message for place, message in enumerate(messages) if place not in there]:
-            self._next_due.heard(to_microseconds(min(message.due for message in new)))
-        return StoreReport(len(new), tuple(messages[place].message_id for place in known))
+            self._next_due.announce(to_microseconds(min(message.due for message in new)))
+        return StoreReport(len(new), tuple(messages[place].message_id for place in existing))
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
@@ -205,7 +205,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             except BaseException:
                 self._claimant.doubt(token)
                 raise
-            self._held |= {claim.message.message_id: claim for claim in claims}
+            self._claims |= {claim.message.message_id: claim for claim in claims}
             if claims or not rows:
                 return claims
         return []
@@ -267,7 +267,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             if attempt_at is None:
                 self._next_due.forget()
             else:
-                self._next_due.heard(to_microseconds(attempt_at))
+                self._next_due.announce(to_microseconds(attempt_at))
         return freed
 
     def _own(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -278,16 +278,16 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     def _let_go(self, claims: Sequence[Claim]) -> None:
         """Drop ended claims; a message may have been claimed anew before this is called."""
         for claim in claims:
-            if self._held.get(claim.message.message_id) is claim:
-                del self._held[claim.message.message_id]
+            if self._claims.get(claim.message.message_id) is claim:
+                del self._claims[claim.message.message_id]
 
-    def _held_by_id(self, message_id: str) -> Sequence[Claim]:
+    def _claims_by_id(self, message_id: str) -> Sequence[Claim]:
         """Return a message's claim, as a list of one or none."""
-        claim = self._held.get(message_id)
+        claim = self._claims.get(message_id)
         return [] if claim is None else [claim]
 
     def _lost(self) -> None:
-        lost, self._held = self._held, {}
+        lost, self._claims = self._claims, {}
         for tell in list(self._when_lost) if lost else ():
             tell(lost.keys())
         self._next_due.forget()
@@ -299,7 +299,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     def still_holds(self, claim: Claim) -> bool:
-        return self._liveness.is_in_force and claim.message.message_id in self._held and bool(self._own([claim]))
+        return self._liveness.is_in_force and claim.message.message_id in self._claims and bool(self._own([claim]))
 
     @override
     async def next_attempt(self) -> datetime | None:
@@ -321,7 +321,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     def _hear(self, text: bytes | None) -> None:
         if text:
-            self._next_due.heard(microseconds_of(text))
+            self._next_due.announce(microseconds_of(text))
         else:
             self._next_due.forget()
 
@@ -331,11 +331,11 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         look = self._next_due.look()
         call = (self.place, instant(now), limit, int(listing))
-        delivered, expired, left_behind, first, to, first_due, rows = await self._server.run("move", *call)
+        delivered, expired, has_unmoved, first, to, first_due, rows = await self._server.run("move", *call)
         next_attempt, moved = self._seen(look, first or None), _moved(rows, now) if listing else None
         counts = {queue.decode(errors="replace"): count for queue, count in to}
         earliest = _due_of(first_due, now) if first_due else None
-        return MoveReport(delivered, expired, bool(left_behind), next_attempt, counts, earliest, moved)
+        return MoveReport(delivered, expired, bool(has_unmoved), next_attempt, counts, earliest, moved)
 
     @override
     async def pause(self) -> None:
@@ -345,7 +345,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        claims, holder = self._held_by_id(message_id), self._liveness.holder_now
+        claims, holder = self._claims_by_id(message_id), self._liveness.holder_now
         call = (self.place, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
         self._let_go(claims)
@@ -353,7 +353,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        claims = self._held_by_id(message_id)
+        claims = self._claims_by_id(message_id)
         done = await self._retry(message_id, "", "", now, "")
         self._let_go(claims)
         return done
@@ -374,13 +374,13 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         while True:
-            found = await self.row(message_id)
-            if found is None or found.is_held:
+            row = await self.row(message_id)
+            if row is None or row.is_claimed:
                 return False
-            headers = encode_headers(rescheduled(found.message, due, wall_time).headers)
-            call = (self.place, instant(now), message_id, found.member, instant(due), headers)
+            headers = encode_headers(rescheduled(row.message, due, wall_time).headers)
+            call = (self.place, instant(now), message_id, row.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
-                self._next_due.heard(to_microseconds(due.astimezone(UTC)))
+                self._next_due.announce(to_microseconds(due.astimezone(UTC)))
                 return True
 
     @override

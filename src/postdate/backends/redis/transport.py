@@ -177,7 +177,7 @@ class RedisTransport(UnreadableHashes, Transport):
     @override
     async def close(self) -> None:
         receivers = list(self._receivers)
-        if await self._opened.left_by(self):
+        if await self._opened.close_for(self):
             return
         for receiver in receivers:
             await receiver.close_soon()
@@ -231,8 +231,8 @@ class RedisReceiver(Receiver):
         alarm = await self._listen()
         while True:
             alarm.reset()
-            if (found := await self._take(limit, "")) or not wait:
-                return found
+            if (messages := await self._take(limit, "")) or not wait:
+                return messages
             with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
                 await alarm.wait()
 
@@ -249,8 +249,8 @@ class RedisReceiver(Receiver):
 
     @override
     async def take(self, message_id: str) -> Received | None:
-        found = await self._take(1, message_id)
-        return found[0] if found else None
+        messages = await self._take(1, message_id)
+        return messages[0] if messages else None
 
     async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
         """Claim messages; unreadable ones are marked and replaced by others."""
@@ -259,7 +259,7 @@ class RedisReceiver(Receiver):
             if rows == 1:
                 await self._transport.make_again(self.queue)
                 continue
-            found: list[Received] = []
+            messages: list[Received] = []
             unread: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:
                 try:
@@ -267,15 +267,15 @@ class RedisReceiver(Receiver):
                 except MessageError as error:
                     unread.append((number, error))
                     continue
-                found.append(Received(envelope, failures, _HoldToken(number, token)))
+                messages.append(Received(envelope, failures, _HoldToken(number, token)))
             try:
                 for number, error in unread:
                     await self._mark(number, token, error)
             except BaseException:
                 self._claimant.doubt(token)
                 raise
-            if found or not rows or message_id:
-                return found
+            if messages or not rows or message_id:
+                return messages
 
     async def _mark(self, number: bytes, token: str, error: MessageError) -> None:
         key = f"{self._server.login.tag}:qm:".encode() + number

@@ -64,17 +64,17 @@ class SqlLimits(SqlQuestions, LimitingStore, ABC):
             if dialect.row(session, there, values) is None:
                 return NONE_IN_USE
             is_any = dialect.row(session, in_force, values) is not None
-            return LimitsInUse(is_any, self._kept(dialect.rows(session, self._sql.limits_of_held, values)))
+            return LimitsInUse(is_any, self._limits_of(dialect.rows(session, self._sql.limits_of_held, values)))
 
         return await self._sessions.look(look)
 
     def _limits(self, session: Any, which: str, values: Values | None = None) -> list[KeptLimits]:
         read = f"SELECT {_READ} FROM {self._sql.limits_table} AS l WHERE l.store = %(store)s AND {which}"
-        return self._kept(
+        return self._limits_of(
             self._dialect.rows(session, self._dialect.spelled(read), self._of_limits(session, **(values or {})))
         )
 
-    def _kept(self, rows: Sequence[tuple[Any, ...]]) -> list[KeptLimits]:
+    def _limits_of(self, rows: Sequence[tuple[Any, ...]]) -> list[KeptLimits]:
         instant = self._dialect.instant
         return [KeptLimits(name, lane, limits, instant(at) or EARLIEST) for name, lane, limits, at in rows]
 
@@ -85,10 +85,10 @@ class SqlLimits(SqlQuestions, LimitingStore, ABC):
         change = dialect.spelled(
             f"UPDATE {table} SET limits = %(limits)s, free_at = %(free_at)s WHERE {self._is()} AND limits = %(before)s"
         )
-        said = {"destination": destination, "limits": limits, "free_at": dialect.time(free_at), "before": before}
+        columns = {"destination": destination, "limits": limits, "free_at": dialect.time(free_at), "before": before}
 
         def keep(session: Any) -> bool:
-            values = self._of_limits(session, **said)
+            values = self._of_limits(session, **columns)
             changed = dialect.change(session, change, values) > 0
             return changed or (not before and dialect.insert_new(session, insert, values))
 

@@ -88,17 +88,17 @@ def filled_in(sql: str, replacements: Mapping[str, str]) -> str:
 
     SQL must be split into statements before: a name may contain anything, even a semicolon or dashes.
     """
-    return re.sub(r"\{\w+\}", lambda found: replacements[found[0]], sql)
+    return re.sub(r"\{\w+\}", lambda match: replacements[match[0]], sql)
 
 
-def missing(wanted: Iterable[Step], done: Iterable[Sequence[object]], where: str) -> list[Step]:
-    """Return the ``wanted`` steps that are not ``done`` (subject and version of the existing marks).
+def missing(required: Iterable[Step], done: Iterable[Sequence[object]], where: str) -> list[Step]:
+    """Return the ``required`` steps that are not ``done`` (subject and version of the existing marks).
 
     Raises:
         StoreFromNewerVersion: there are marks that this Postdate does not know.
         StoreNotSetUp: a version that this Postdate does not take over has made the tables.
     """
-    steps, versions = list(wanted), _versions(done)
+    steps, versions = list(required), _versions(done)
     newest = {step.subject: step.version for step in steps}
     for subject, version in sorted(versions.items()):
         if version > newest.get(subject, version):
@@ -122,10 +122,10 @@ def _versions(done: Iterable[Sequence[object]]) -> dict[str, int]:
     return versions
 
 
-def oldest_versions(wanted: Iterable[Step]) -> dict[str, int]:
+def oldest_versions(required: Iterable[Step]) -> dict[str, int]:
     """Return the oldest version that is taken over, of each subject that has older ones."""
     oldest = dict[str, int]()
-    for step in wanted:
+    for step in required:
         oldest.setdefault(step.subject, step.version if step.is_initial else step.version - 1)
     return {subject: version for subject, version in oldest.items() if version > 1}
 
@@ -149,7 +149,7 @@ def from_newer(where: str, version: int, newest: int) -> StoreFromNewerVersion:
 
 
 def run(
-    wanted: Iterable[Step],
+    required: Iterable[Step],
     done: Iterable[Sequence[object]],
     where: str,
     execute: Callable[[str], object],
@@ -161,7 +161,7 @@ def run(
     an earlier version that were brought up to date are logged.
     """
     marks = list(done)
-    steps = missing(wanted, marks, where)
+    steps = missing(required, marks, where)
     for step in steps:
         for statement in (*step.statements, mark(step)):
             execute(statement)
@@ -173,9 +173,9 @@ def run(
             log.warning(text, where, tables, versions[subject], version)
 
 
-def standing(wanted: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
+def standing(required: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
     """Return the current version and the newest one: of the shared tables, or of the part that lags most."""
-    there, newest = _versions(done), {step.subject: step.version for step in wanted}
+    there, newest = _versions(done), {step.subject: step.version for step in required}
     return min(
         ((there.get(subject, 0), version) for subject, version in newest.items()), key=lambda pair: pair[0] - pair[1]
     )

@@ -39,7 +39,7 @@ _Writing = tuple[Values, Sequence[Work]]
 """A record, and what is done if it is new."""
 
 
-class _KeptOperation(msgspec.Struct, omit_defaults=True):
+class _StoredOperation(msgspec.Struct, omit_defaults=True):
     """One operation; instants are microseconds since 1970 UTC, spans microseconds."""
 
     destination: str
@@ -53,54 +53,56 @@ class _KeptOperation(msgspec.Struct, omit_defaults=True):
     use_dead_letter_queue: bool | None = None
 
 
-class _KeptOperations(msgspec.Struct):
+class _StoredOperations(msgspec.Struct):
     version: int
-    operations: list[_KeptOperation]
+    operations: list[_StoredOperation]
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
-    return msgspec.msgpack.encode(_KeptOperations(_VERSION, [_kept(each) for each in operations]))
+    return msgspec.msgpack.encode(_StoredOperations(_VERSION, [_stored_form(each) for each in operations]))
 
 
 def decode_operations(encoded: bytes) -> tuple[Operation, ...]:
     """Return the operations of :func:`encode_operations`. Raises `StoreError` if damaged, or of a later version."""
     try:
-        kept = msgspec.msgpack.decode(encoded, type=_KeptOperations)
+        stored = msgspec.msgpack.decode(encoded, type=_StoredOperations)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the operations of a message in the outbox are damaged: {error}") from error
-    if kept.version != _VERSION:
-        raise StoreError(f"the outbox was written by a newer Postdate (version {kept.version}): upgrade Postdate here")
-    return tuple(_operation(each) for each in kept.operations)
+    if stored.version != _VERSION:
+        raise StoreError(
+            f"the outbox was written by a newer Postdate (version {stored.version}): upgrade Postdate here"
+        )
+    return tuple(_operation(each) for each in stored.operations)
 
 
-def _kept(operation: Operation) -> _KeptOperation:
-    kept = _KeptOperation(operation.destination, operation.message_id, dict(operation.headers), operation.body)
-    kept.due = None if operation.due is None else to_microseconds(operation.due)
-    kept.expires_at = None if operation.expires_at is None else to_microseconds(operation.expires_at)
+def _stored_form(operation: Operation) -> _StoredOperation:
+    stored = _StoredOperation(operation.destination, operation.message_id, dict(operation.headers), operation.body)
+    stored.due = None if operation.due is None else to_microseconds(operation.due)
+    stored.expires_at = None if operation.expires_at is None else to_microseconds(operation.expires_at)
     if isinstance(operation, DelayedMessage):
-        kept.delayed = True
-        return kept
+        stored.delayed = True
+        return stored
     span = operation.time_to_be_received
-    kept.time_to_be_received = None if span is None else span // _MICROSECOND
-    kept.use_dead_letter_queue = operation.use_dead_letter_queue
-    return kept
+    stored.time_to_be_received = None if span is None else span // _MICROSECOND
+    stored.use_dead_letter_queue = operation.use_dead_letter_queue
+    return stored
 
 
-def _operation(kept: _KeptOperation) -> Operation:
-    due = None if kept.due is None else from_microseconds(kept.due)
-    expires_at = None if kept.expires_at is None else from_microseconds(kept.expires_at)
-    if kept.delayed and due is not None:
-        return DelayedMessage(kept.message_id, due, kept.destination, kept.headers, kept.body, expires_at)
-    span = None if kept.time_to_be_received is None else kept.time_to_be_received * _MICROSECOND
+def _operation(stored: _StoredOperation) -> Operation:
+    due = None if stored.due is None else from_microseconds(stored.due)
+    expires_at = None if stored.expires_at is None else from_microseconds(stored.expires_at)
+    if stored.delayed and due is not None:
+        return DelayedMessage(stored.message_id, due, stored.destination, stored.headers, stored.body, expires_at)
+    span = None if stored.time_to_be_received is None else stored.time_to_be_received * _MICROSECOND
     return Envelope(
-        kept.destination,
-        kept.message_id,
-        kept.headers,
-        kept.body,
+        stored.destination,
+        stored.message_id,
+        stored.headers,
+        stored.body,
         expires_at,
         due=due,
         time_to_be_received=span,
-        use_dead_letter_queue=kept.use_dead_letter_queue,
+        use_dead_letter_queue=stored.use_dead_letter_queue,
     )
 
 
@@ -166,16 +168,16 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        return (await self._found(endpoint, [message_id]))[0]
+        return (await self._records_of(endpoint, [message_id]))[0]
 
     @override
     async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
-        return await self._found(endpoint, message_ids) if self._dialect.batches else None
+        return await self._records_of(endpoint, message_ids) if self._dialect.batches else None
 
-    async def _found(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
+    async def _records_of(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
         keys = [self._key(endpoint, each) for each in message_ids]
-        found = await in_thread(self.looking, partial(self.do, step=OutboxStep.FIND, rows=keys))
-        return [None if row is None else _record(*row) for row in found]
+        rows = await in_thread(self.looking, partial(self.do, step=OutboxStep.FIND, rows=keys))
+        return [None if row is None else _record(*row) for row in rows]
 
     @override
     def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
@@ -183,8 +185,8 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     def _write_new(self, session: Any, jobs: Sequence[_Writing]) -> None:
         if not all(self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])):
-            told = ", ".join(str(row["message_id"]) for row, _ in jobs[:3])
-            raise SagaConflict(f"{told}, or one of those with it, was handled by somebody else meanwhile")
+            message_ids = ", ".join(str(row["message_id"]) for row, _ in jobs[:3])
+            raise SagaConflict(f"{message_ids}, or one of those with it, was handled by somebody else meanwhile")
         do_works(session, chain.from_iterable(work for _, work in jobs))
 
     @override
@@ -201,16 +203,16 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         return await self.alone(lambda session: self._dialect.delete_first(session, self._remove, values))
 
     def _key(self, endpoint: str, message_id: str) -> Values:
-        known = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
-        if self.longest_id is not None and len(known) > self.longest_id:
-            digest = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()
-            known = f"{known[: self.longest_id - len(digest)]}{digest}"
-        return {"endpoint": endpoint, "message_id": known}
+        stored_id = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
+        if self.longest_id is not None and len(stored_id) > self.longest_id:
+            digest = hashlib.sha256(stored_id.encode("utf-8", "surrogatepass")).hexdigest()
+            stored_id = f"{stored_id[: self.longest_id - len(digest)]}{digest}"
+        return {"endpoint": endpoint, "message_id": stored_id}
 
     def row(self, key: Values, operations: Sequence[Operation], now: datetime) -> Values:
         at, content = self._dialect.time(now), encode_operations(operations) if operations else None
-        rest = {"handled_at": at, "dispatched_at": None if operations else at}
-        return {**key, **rest, "operations": self._dialect.content(content)}
+        times = {"handled_at": at, "dispatched_at": None if operations else at}
+        return {**key, **times, "operations": self._dialect.content(content)}
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
         """Write a record and do ``work`` in a transaction of our own; ``False``: the record is there."""
@@ -233,9 +235,9 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     def write_all(self, session: Any, jobs: Sequence[_Writing]) -> Sequence[bool]:
         """Write records, and do what belongs to each that was not there; return which these are."""
-        found = self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])
-        self.do_works(session, [work for is_new, (_, work) in zip(found, jobs, strict=True) if is_new and work])
-        return found
+        are_new = self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])
+        self.do_works(session, [work for is_new, (_, work) in zip(are_new, jobs, strict=True) if is_new and work])
+        return are_new
 
     def do_works(self, transaction: Any, works: Sequence[Sequence[Work]]) -> None:
         """Run the works of messages."""
@@ -313,7 +315,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         async with self._beginning:
             self._check_not_over()
             if self._connection is None:
-                self._connection = await self._taken()
+                self._connection = await self._acquire()
             if not self._begun:
                 try:
                     with self._noting_loss():
@@ -325,7 +327,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
                 self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
             return self._outbox.native(self._connection)
 
-    async def _taken(self) -> C:
+    async def _acquire(self) -> C:
         await self._outbox.free.acquire()
         try:
             self._check_not_over()

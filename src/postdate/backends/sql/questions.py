@@ -25,7 +25,7 @@ from postdate.ports import (
     counted_between,
 )
 from postdate.ports.administration import place_text, read_place
-from postdate.ports.scanning import PRUNED_ID, Pruned, told_by
+from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
 
 
 def header_text(message_id: str) -> str:
@@ -129,16 +129,16 @@ class SqlQuestions(AdministrableStore, ABC):
 
     async def next_due(self) -> datetime | None:
         """Reads every message, claimed ones too."""
-        found = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
-        return self._dialect.instant(found[0][0]) if found else None
+        rows = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
+        return self._dialect.instant(rows[0][0]) if rows else None
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
         counts = self._sql.record_counts
-        found = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
-        totals = Counter({RecordKind(kind): count for kind, count in found})
+        rows = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
+        totals = Counter({RecordKind(kind): count for kind, count in rows})
         if totals.pop(RecordKind.PRUNED, 0):
-            totals.update(Pruned.of(told_by(await self.history(PRUNED_ID))).counts)
+            totals.update(Pruned.of(pruned_details(await self.history(PRUNED_ID))).counts)
         return totals
 
     @override

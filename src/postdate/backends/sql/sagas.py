@@ -42,19 +42,19 @@ class SqlSagaStore(SagaStore, ABC):
         self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=identity)
         same, read = dialect.equal("saga_type", "saga_id"), f"SELECT {', '.join(_COLUMNS)} FROM {table} WHERE"
         new = f"state = {dialect.value('state')}, details = {dialect.value('details')}, version = version + 1"
-        held = f"WHERE {same} AND version = %(version)s"
+        unchanged = f"WHERE {same} AND version = %(version)s"
         self._rows = {question: partial(self._read_rows, question) for question in ("find", "load")}
         self._questions = {
             "find": dialect.spelled(f"{read} {dialect.equal('saga_type', 'property', 'value')}"),
             "load": dialect.spelled(f"{read} {same}"),
         }
         # One condition for both would read what comes before in the type.
-        rest = f"{dialect.equal('saga_type')} AND saga_id > {dialect.value('saga_id')} ORDER BY saga_id"
-        others = f"saga_type > {dialect.value('saga_type')} ORDER BY saga_type, saga_id"
-        self._pages = [dialect.spelled(dialect.first_rows(f"{read} {each}")) for each in (rest, others)]
+        next_ids = f"{dialect.equal('saga_type')} AND saga_id > {dialect.value('saga_id')} ORDER BY saga_id"
+        next_types = f"saga_type > {dialect.value('saga_type')} ORDER BY saga_type, saga_id"
+        self._pages = [dialect.spelled(dialect.first_rows(f"{read} {each}")) for each in (next_ids, next_types)]
         self._statements = {
-            SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {held}"),
-            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {held}"),
+            SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {unchanged}"),
+            SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {unchanged}"),
             SagaFate.CREATED: dialect.insert(table, _COLUMNS, ("saga_type", "property", "value")),
         }
 
@@ -79,11 +79,11 @@ class SqlSagaStore(SagaStore, ABC):
         saga_type, saga_id = after
 
         def look(session: Any) -> list[tuple[Any, ...]]:
-            found = list[tuple[Any, ...]]()
+            rows = list[tuple[Any, ...]]()
             for statement in self._pages:
-                values = {"saga_type": saga_type, "saga_id": saga_id, "limit": limit - len(found)}
-                found += self._dialect.rows(session, statement, values)
-            return found
+                values = {"saga_type": saga_type, "saga_id": saga_id, "limit": limit - len(rows)}
+                rows += self._dialect.rows(session, statement, values)
+            return rows
 
         return [each for row in await self._sessions.look(look) if (each := _record(row))]
 
@@ -119,8 +119,8 @@ class SqlSagaStore(SagaStore, ABC):
         for fate in (SagaFate.COMPLETED, SagaFate.UPDATED, SagaFate.CREATED):
             rows = [_row(change) for change in changes if change.fate is fate]
             if rows and self.change(transaction, fate, rows) < len(rows):
-                told = ", ".join(f"{each['saga_type']} {each['saga_id']}" for each in rows[:3])
-                raise SagaConflict(f"{told} was created, changed or completed meanwhile")
+                instances = ", ".join(f"{each['saga_type']} {each['saga_id']}" for each in rows[:3])
+                raise SagaConflict(f"{instances} was created, changed or completed meanwhile")
 
     def change(self, transaction: Any, fate: SagaFate, rows: Sequence[Values]) -> int:
         """Write instances, each of which was not changed meanwhile; return how many."""

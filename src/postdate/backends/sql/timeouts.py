@@ -33,7 +33,7 @@ from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersis
 
 log = logging.getLogger("postdate.timeouts")
 
-_TOLD: Final = 10_000
+_MOST_REPORTED: Final = 10_000
 """Errors remembered, so that each is logged once."""
 
 CONTENT: Final = '"Id", "Destination", "SagaId", "State", "Time"'
@@ -117,8 +117,8 @@ class TimeoutTable(ABC):
         return self.dialect.rows(session, self.sql.due, values)
 
     def first(self, session: Any, after: datetime) -> object:
-        found = self.dialect.row(session, self.sql.first, {"after": self.instant(after)})
-        return None if found is None else found[0]
+        row = self.dialect.row(session, self.sql.first, {"after": self.instant(after)})
+        return None if row is None else row[0]
 
 
 Table = TypeVar("Table", bound=TimeoutTable)
@@ -141,7 +141,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
         return self._make_table(table_name(endpoint, prefix=self._prefix))
 
     @property
-    def _known(self) -> Table:
+    def _checked_table(self) -> Table:
         if self._table is None:
             raise ConfigurationError(
                 f"{type(self).__name__} does not know its table yet: call initialize(endpoint) first, or give "
@@ -158,29 +158,29 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     @override
     async def add(self, timeout: Timeout) -> bool:
-        table, row = self._known, encode(checked(timeout))
+        table, row = self._checked_table, encode(checked(timeout))
         return await self._sessions.run(lambda session: table.insert(session, row))
 
     @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        table, wanted = self._known, normal_id(timeout_id)
-        if wanted is None:
+        table, normal = self._checked_table, normal_id(timeout_id)
+        if normal is None:
             return None
-        return self._read(await self._sessions.look(lambda session: table.peek(session, wanted)))
+        return self._read(await self._sessions.look(lambda session: table.peek(session, normal)))
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
-        table, wanted = self._known, normal_id(timeout_id)
-        return wanted is not None and await self._sessions.run(lambda session: table.delete(session, wanted)) > 0
+        table, normal = self._checked_table, normal_id(timeout_id)
+        return normal is not None and await self._sessions.run(lambda session: table.delete(session, normal)) > 0
 
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        table, saga = self._known, normal_saga(saga_id)
+        table, saga = self._checked_table, normal_saga(saga_id)
         return 0 if saga is None else await self._sessions.run(lambda session: table.delete_saga(session, saga))
 
     @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
-        table = self._known
+        table = self._checked_table
 
         def find(session: Any) -> DueChunk:
             return next_chunk(start, now, limit, partial(table.due, session), partial(table.first, session))
@@ -193,7 +193,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
     @override
     def adding(self, timeout: Timeout) -> Work:
-        table, row = self._known, encode(checked(timeout))
+        table, row = self._checked_table, encode(checked(timeout))
 
         def add(transaction: Any) -> None:
             table.insert(transaction, row)
@@ -202,17 +202,17 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
     @override
     def removing(self, timeout_id: str) -> Work:
-        table, wanted = self._known, normal_id(timeout_id)
+        table, normal = self._checked_table, normal_id(timeout_id)
 
         def remove(transaction: Any) -> None:
-            if wanted is None or not table.delete(transaction, wanted):
+            if normal is None or not table.delete(transaction, normal):
                 raise TimeoutConcurrentlyProcessed(f"timeout {timeout_id} was removed meanwhile")
 
         return remove
 
     @override
     def removing_by_saga(self, saga_id: str) -> Work:
-        table, saga = self._known, normal_saga(saga_id)
+        table, saga = self._checked_table, normal_saga(saga_id)
 
         def remove(transaction: Any) -> None:
             if saga is not None:
@@ -229,30 +229,30 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
     size = max(limit, 1)
     while True:
         rows = due(start, now, size + 1)
-        found = _readable(rows[:size])
+        timeouts = _readable(rows[:size])
         if len(rows) <= size:
-            return DueChunk(in_order(found), _next_query(now, first(now), None))
-        if found:
+            return DueChunk(in_order(timeouts), _next_query(now, first(now), None))
+        if timeouts:
             break
         size *= 2  # so many unreadable ones that the limit hides what is behind them
-    last = found[-1].due
-    earlier = [each for each in found if each.due < last]
+    last = timeouts[-1].due
+    earlier = [each for each in timeouts if each.due < last]
     # More may be due at the last one's time than the limit allows, and the next chunk starts after that time.
     tied = _readable(due(earlier[-1].due if earlier else start, last, None))
     return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last), now))
 
 
 def _readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
-    found: list[DueTimeout] = []
+    timeouts: list[DueTimeout] = []
     for row in rows:
         try:
-            found.append(decode_due(*row))
+            timeouts.append(decode_due(*row))
         except MessageError as error:
             _tell_once(str(error))
-    return found
+    return timeouts
 
 
-@lru_cache(maxsize=_TOLD)
+@lru_cache(maxsize=_MOST_REPORTED)
 def _tell_once(error: str) -> None:
     log.error("a row of the timeouts cannot be read and is passed over until it is mended: %s", error)
 

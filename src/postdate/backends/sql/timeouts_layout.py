@@ -66,8 +66,8 @@ def normal_id(text: object) -> str | None:
 
 def normal_saga(text: object) -> str | None:
     """Return the id of a saga as :func:`normal_id` does; ``None`` for the empty one, too."""
-    found = None if text is None else normal_id(text)
-    return None if found == NO_SAGA else found
+    saga_id = None if text is None else normal_id(text)
+    return None if saga_id == NO_SAGA else saga_id
 
 
 def spellings(timeout_id: str) -> tuple[str, str, str, str]:
@@ -105,10 +105,10 @@ def read_time(value: object) -> datetime:
     """
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    found = _TEXT_TIME.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _TEXT_TIME.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise InvalidTimestamp(f"{value!r} is no time of the form 'yyyy-MM-dd HH:mm:ss.ffffff'")
-    *whole, fraction = found.groups()
+    *whole, fraction = match.groups()
     digits = (fraction or "").ljust(6, "0")
     try:
         instant = datetime(*map(int, whole), microsecond=int(digits[:6]), tzinfo=UTC)
@@ -170,23 +170,23 @@ def decode(  # noqa: PLR0913 - the columns
         InvalidMessage: the id is no UUID.
         InvalidHeaders, InvalidTimestamp: name the id.
     """
-    found = row_id(timeout_id)
+    normal = row_id(timeout_id)
     body = b"" if state is None else bytes(state)  # pyright: ignore[reportArgumentType] - what drivers have for bytes
-    due = row_time(found, time)
-    return Timeout(found, due, destination, normal_saga(saga_id), owner, row_headers(found, headers), body)
+    due = row_time(normal, time)
+    return Timeout(normal, due, destination, normal_saga(saga_id), owner, row_headers(normal, headers), body)
 
 
 def decode_due(timeout_id: object, time: object) -> DueTimeout:
     """Return the poller's part of a row; see :func:`decode`."""
-    found = row_id(timeout_id)
-    return DueTimeout(found, row_time(found, time))
+    normal = row_id(timeout_id)
+    return DueTimeout(normal, row_time(normal, time))
 
 
 def row_id(value: object) -> str:
     """Return a row's normal id; raises `InvalidMessage` when it is no UUID."""
-    if (found := normal_id(value)) is None:
+    if (normal := normal_id(value)) is None:
         raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
-    return found
+    return normal
 
 
 def row_time(timeout_id: str, value: object) -> datetime:
@@ -205,18 +205,18 @@ def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
     try:
         return decode_headers(text)
     except InvalidHeaders as error:
-        if (found := _with_nulls(text)) is None:
+        if (filled := _with_nulls(text)) is None:
             raise InvalidHeaders(f"timeout {timeout_id}: {error}") from error
-        return found
+        return filled
 
 
 def _with_nulls(text: str | bytes) -> Mapping[str, str] | None:
     """Return headers with nulls as empty texts: .NET endpoints write null for headers without text."""
     try:
-        found = msgspec.json.decode(text, type=dict[str, str | None])
+        headers = msgspec.json.decode(text, type=dict[str, str | None])
     except (msgspec.MsgspecError, ValueError):
         return None
-    return {key: value or "" for key, value in found.items()}
+    return {key: value or "" for key, value in headers.items()}
 
 
 def in_order(due: Iterable[DueTimeout]) -> list[DueTimeout]:

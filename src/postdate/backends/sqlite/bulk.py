@@ -34,9 +34,9 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     """
     check_scanned(scan.what, scan.columns)
     source = _SCANNED[scan.what]
-    wanted = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
+    columns = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
     conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
-    sql = f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
+    sql = f"SELECT {columns} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
     connection = file.access.snapshot()
     try:
         done, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
@@ -183,7 +183,7 @@ _OLD: Final = f"""
     AND {Aging("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).is_old()}"""
 _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
-_TOLD: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
+_MARKERS: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
 # In the order of StoredRecord.
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -233,11 +233,13 @@ class BulkOnFile(OnFile, ArchivableStore):
         def prune(tx: Transaction) -> int:
             kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, share)]
             if kinds:
-                told = tx.execute(_TOLD, (PRUNED_ID,)).fetchall()
-                gone = Pruned.of((from_microseconds(due), detail) for _, due, detail in told).and_now(before, kinds)
-                what = (PRUNED_ID, to_microseconds(gone.before or before), None)
-                record(tx, RecordKind.PRUNED, what, to_microseconds(now), gone.detail)
-                tx.executemany("DELETE FROM record WHERE seq = ?", [(number,) for number, *_ in told])
+                markers = tx.execute(_MARKERS, (PRUNED_ID,)).fetchall()
+                marker = Pruned.of((from_microseconds(due), detail) for _, due, detail in markers).and_now(
+                    before, kinds
+                )
+                what = (PRUNED_ID, to_microseconds(marker.before or before), None)
+                record(tx, RecordKind.PRUNED, what, to_microseconds(now), marker.detail)
+                tx.executemany("DELETE FROM record WHERE seq = ?", [(number,) for number, *_ in markers])
             return len(kinds)
 
         return self.file.write_blocking(prune)
@@ -245,11 +247,11 @@ class BulkOnFile(OnFile, ArchivableStore):
     @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
         scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
-        others = [record for record in records if record.kind != RecordKind.SCHEDULED]
+        later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
         def put_back(tx: Transaction) -> int:
             back = {record.message_id for record in scheduled if _claim(tx, record)}
-            tx.executemany(_INSERT, [record for record in others if record.message_id in back])
+            tx.executemany(_INSERT, [record for record in later_records if record.message_id in back])
             return len(back)
 
         return self.file.write_blocking(put_back)

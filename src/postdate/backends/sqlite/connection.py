@@ -67,32 +67,32 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def translate(error: sqlite3.Error, path: Path) -> PostdateError:
-    said = str(error)
-    if "no such table" in said or "no such column" in said:
-        return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
-    return _by_code(_code(error), said, path)
+    text = str(error)
+    if "no such table" in text or "no such column" in text:
+        return StoreNotSetUp(f"{path} lacks tables of Postdate ({text}); run `postdate setup`")
+    return _by_code(_code(error), text, path)
 
 
-def damaged(path: Path, said: str) -> NotADatabase:
+def damaged(path: Path, text: str) -> NotADatabase:
     return NotADatabase(
-        f"{path} is no SQLite database or is damaged ({' '.join(said.split())}); it was left as it is. Name another "
+        f"{path} is no SQLite database or is damaged ({' '.join(text.split())}); it was left as it is. Name another "
         f"file, put a backup in its place, or take out what can be read: "
         f"sqlite3 '{path}' .recover | sqlite3 recovered.db"
     )
 
 
-def _by_code(code: int, said: str, path: Path) -> PostdateError:
+def _by_code(code: int, text: str, path: Path) -> PostdateError:
     if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"{path}: the disk or the database is full ({said}); nothing was written; make room and go on")
+        return StoreFull(f"{path}: the disk or the database is full ({text}); nothing was written; make room and go on")
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
-        return StoreNotWritable(f"{path} may not be written ({said}); check the owner and mode of the file and folder")
+        return StoreNotWritable(f"{path} may not be written ({text}); check the owner and mode of the file and folder")
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreNotWritable(
-            f"{path} cannot be opened or created ({said}); check that the folder {path.parent} exists and is writable"
+            f"{path} cannot be opened or created ({text}); check that the folder {path.parent} exists and is writable"
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-        return damaged(path, said)
-    return (StoreError if code in _ABOUT_WHAT_WAS_ASKED else StoreTroubled)(f"{path}: {said}")
+        return damaged(path, text)
+    return (StoreError if code in _ABOUT_WHAT_WAS_ASKED else StoreTroubled)(f"{path}: {text}")
 
 
 @contextmanager
@@ -118,12 +118,12 @@ _PINNED: Final = "file-of-log"
 def identity_of(path: Path) -> Identity | None:
     """Return the identity of the file at ``path``; ``None``: there is no file. Raises `StoreUnreachable` if unknown."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - once for every transaction
+        status = os.stat(path)  # noqa: PTH116 - once for every transaction
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreUnreachable(f"cannot look at {path}: {error}") from error
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def log_path(path: Path) -> Path:
@@ -247,10 +247,10 @@ class _InheritedFiles(forks.ForkAware):
 
     def refuse(self, path: Path) -> None:
         """Raise `StoreError` if the file at ``path`` is one of them."""
-        if not self._descriptors or (wanted := identity_of(path)) is None:
+        if not self._descriptors or (identity := identity_of(path)) is None:
             return
         still = forks.open_descriptors()
-        if any(each == wanted and still.get(number) == each for number, each in self._descriptors.items()):
+        if any(each == identity and still.get(number) == each for number, each in self._descriptors.items()):
             raise StoreError(
                 f"{path} cannot be used in this process, as its parent had it open at the fork: in a transaction, in a "
                 f"connection of the application (sqlite3), or because it forked in C, unknown to Python (uWSGI: set "
@@ -360,9 +360,9 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
         sizes = [patiently(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
         if sizes[0] * sizes[1] > _LOOKED_THROUGH_BYTES:
             return
-        said: str = patiently(connection, "PRAGMA quick_check(1)").fetchone()[0]
-    if said != "ok":
-        raise damaged(path, said)
+        answer: str = patiently(connection, "PRAGMA quick_check(1)").fetchone()[0]
+    if answer != "ok":
+        raise damaged(path, answer)
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -393,10 +393,10 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
     # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
-    found = patiently(connection, _TABLE_OF_MARKS).fetchone()
-    if found is None:
+    table = patiently(connection, _TABLE_OF_MARKS).fetchone()
+    if table is None:
         return 0
-    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {where_shared(found[0])}"
+    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {where_shared(table[0])}"
     version: int = patiently(connection, newest).fetchone()[0]
     if version > newest_version():
         raise from_newer(str(path), version, newest_version())
@@ -413,20 +413,20 @@ _TABLE_OF_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND
 _SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
 
 
-def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], wanted: Sequence[Step], where: str) -> None:
+def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], required: Sequence[Step], where: str) -> None:
     """Apply the missing migrations in the open transaction, with its ``execute``. Raises as `missing` does."""
     marks = take_older_marks(execute)
     execute(_MARKING)
     for mark in marks:
         execute("INSERT OR IGNORE INTO postdate_migration VALUES (?, ?, ?)", mark)
-    run(wanted, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
+    run(required, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
 
 
 def steps(part: str) -> tuple[Step, ...]:
     """Return the migrations of a part of a file: ``database``, ``sagas`` or ``outbox``."""
-    found, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
+    files, subject = migrations("postdate.backends.sqlite", part), _SUBJECTS[part]
     return tuple(
-        Step(subject, each.version, each.name, tuple(statements_of(each.sql)), each.is_initial) for each in found
+        Step(subject, each.version, each.name, tuple(statements_of(each.sql)), each.is_initial) for each in files
     )
 
 

@@ -66,8 +66,8 @@ class _Message:
     queue: str
 
     def detail(self) -> str:
-        kept = f"; kept in {DEAD_LETTERS}" if self.dead_letter else ""
-        return f"expired in its queue at {self.at().isoformat()}{kept}"
+        copy = f"; kept in {DEAD_LETTERS}" if self.dead_letter else ""
+        return f"expired in its queue at {self.at().isoformat()}{copy}"
 
     def at(self) -> datetime:
         return time_of(self.ended_at) or EARLIEST
@@ -83,16 +83,18 @@ def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
 
     Several processes may do this at once: each message is removed by one of them.
     """
-    found = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
-    dead = [each for each in found if each.dead_letter]
-    gone = [each for each in found if not each.dead_letter]
-    tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in gone])
-    tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in gone])
+    expired = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
+    dead = [each for each in expired if each.dead_letter]
+    dropped = [each for each in expired if not each.dead_letter]
+    tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in dropped])
+    tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in dropped])
     if dead:
         _keep(tx, dead)
     kind = int(RecordKind.DISCARDED)
-    tx.executemany(INSERT_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in found])
-    return Expired(len(gone), len(dead))
+    tx.executemany(
+        INSERT_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in expired]
+    )
+    return Expired(len(dropped), len(dead))
 
 
 def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
@@ -100,14 +102,14 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
     (queue_id,) = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (DEAD_LETTERS,)).fetchone()
     bad = dict[int, str]()
     for each in dead:
-        found = read_rows(tx.connection, _CONTENT, (each.content,))
+        rows = read_rows(tx.connection, _CONTENT, (each.content,))
         try:
-            headers, _ = content_of(*(found[0] if found else (None, None)))
+            headers, _ = content_of(*(rows[0] if rows else (None, None)))
         except (InvalidHeaders, InvalidMessage) as error:
             bad[each.seq] = str(error)
             continue
-        said = f"expired in {each.queue} at {format_timestamp(each.at())}"
-        headers = encode_headers({**headers, DEAD_LETTER_HEADER: said})
+        reason = f"expired in {each.queue} at {format_timestamp(each.at())}"
+        headers = encode_headers({**headers, DEAD_LETTER_HEADER: reason})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
         tx.execute(_KEEP, (queue_id, each.seq))
     mark_and_log(tx, QUEUED, bad)
@@ -116,7 +118,7 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
 
 # --- room on the disk ----------------------------------------------------------------------------------------------
 
-ROUNDS_AT_REST: Final = 10
+ROUNDS_UNUSED: Final = 10
 """Looks, one a second, in all of which the pages must have been free."""
 
 _LEAST_BYTES: Final = 8 * 1024 * 1024
@@ -130,14 +132,14 @@ class RoomToGiveBack:
     """Decides how many pages are given back; pure."""
 
     def __init__(self) -> None:
-        self._free: deque[int] = deque(maxlen=ROUNDS_AT_REST)
+        self._free: deque[int] = deque(maxlen=ROUNDS_UNUSED)
 
     def look(self, free: int, pages: int, page_bytes: int) -> int:
         """Return how many pages to give back, of ``free`` ones in a file of ``pages``."""
         self._free.append(free)
-        at_rest = min(self._free)
+        unused = min(self._free)
         enough = max(pages // 4, _LEAST_BYTES // page_bytes)
-        return at_rest if len(self._free) == ROUNDS_AT_REST and at_rest > enough else 0
+        return unused if len(self._free) == ROUNDS_UNUSED and unused > enough else 0
 
 
 def shape(connection: sqlite3.Connection) -> tuple[int, int, int] | None:

@@ -69,8 +69,8 @@ class FileObserver(Observer):
         sql = (
             f"{_STANDING} WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
         )
-        found = await readable_rows(self._file, WAITING, sql, (message_id,), _standing)
-        return found[0] if found else None
+        standings = await readable_rows(self._file, WAITING, sql, (message_id,), _standing)
+        return standings[0] if standings else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:

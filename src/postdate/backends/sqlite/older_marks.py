@@ -22,8 +22,8 @@ def take_older_marks(execute: Callable[..., sqlite3.Cursor]) -> Sequence[tuple[i
     """Drop the tables of marks of older versions; return version, name and subject of each of their marks."""
     marks = list[tuple[int, str, str]]()
     for subject, table in _TABLES.items():
-        found = execute(f"{_MADE_BY}'{table}'").fetchone()
-        if found is not None and "subject" not in found[0]:
+        row = execute(f"{_MADE_BY}'{table}'").fetchone()
+        if row is not None and "subject" not in row[0]:
             marks += execute(f"SELECT version, name, '{subject}' FROM {table}").fetchall()
             execute(f"DROP TABLE {table}")
     return marks

@@ -94,7 +94,7 @@ class SqliteSqlDialect(SqlDialect):
 
     @override
     def spelled(self, template: str) -> str:
-        return re.sub(r"%%|%\((\w+)\)s", lambda found: f":{found[1]}" if found[1] else "%", template)
+        return re.sub(r"%%|%\((\w+)\)s", lambda match: f":{match[1]}" if match[1] else "%", template)
 
     @override
     def delete(self, table: str, where: str, order: str, index: str) -> tuple[str, str]:
@@ -212,9 +212,9 @@ def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]
     if not isinstance(headers, bytes | str):
         shown = f"the headers are no text: {_short(headers)}"
         raise InvalidHeaders("the headers are gone" if headers is None else shown)
-    found = decode_headers(headers)
+    decoded = decode_headers(headers)
     if type(body) is bytes:
-        return found, body
+        return decoded, body
     raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short(body)}")
 
 
@@ -330,12 +330,12 @@ def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) 
 
 
 def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
-    if (found := tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()) is None:
+    if (row_of_record := tx.execute(FAILED_LAST, {"id": row[0]}).fetchone()) is None:
         return False
     message_id, due, destination, *_ = row
     signal_if_first(tx, due)
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[4:]).lastrowid
-    tx.execute(INSERT_WAITING, (found[0], *row[:4], content, due))
+    tx.execute(INSERT_WAITING, (row_of_record[0], *row[:4], content, due))
     record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
     return True
 

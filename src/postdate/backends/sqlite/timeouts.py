@@ -63,7 +63,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     @override
     async def setup(self) -> None:
-        statements = self._known.setup
+        statements = self._checked_table.setup
 
         def create(tx: Transaction) -> None:
             for statement in statements:
@@ -75,30 +75,30 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Claim by a locked file; nothing is written to the database."""
-        if (wanted := normal_id(timeout_id)) is None:
+        if (normal := normal_id(timeout_id)) is None:
             return None
-        folder, name = presence_folder(self.file.path), f"{self._known.name.lower()}\n{wanted}"
+        folder, name = presence_folder(self.file.path), f"{self._checked_table.name.lower()}\n{normal}"
         if (hold := await in_thread(try_to_hold, folder, name)) is None:
             return None
-        found = None
+        timeout = None
         try:
-            found = await self.peek(wanted)
+            timeout = await self.peek(normal)
         finally:
-            if found is None:
+            if timeout is None:
                 hold.let_go()
-        if found is None:
+        if timeout is None:
             return None
 
         async def remove() -> bool:
             try:
-                return hold.is_held and await self.try_remove(found.timeout_id)
+                return hold.is_held and await self.try_remove(timeout.timeout_id)
             finally:
                 hold.let_go()
 
         async def release() -> None:
             hold.let_go()
 
-        return TimeoutClaim(found, remove, release)
+        return TimeoutClaim(timeout, remove, release)
 
 
 def setup_statements(endpoint: str, table_prefix: str | None = None) -> str:

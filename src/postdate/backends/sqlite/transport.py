@@ -76,7 +76,7 @@ _FIRST: Final = f"""
     FROM queue AS q WHERE q.name = :queue"""
 _IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
 # From the first unexpired message that was read before: expired ones are not walked over again under the lock.
-_GONE: Final = """
+_DELETE: Final = """
     DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
     RETURNING seq, content, message_id"""
 # One by one: for a list of numbers a table that ANALYZE has seen with one row is read from end to end.
@@ -203,9 +203,11 @@ class LocalTransport(UnreadableFileRows, Transport):
         if (expiry := self._rules.expiry) is not None:
             native = expiry.native(envelope, in_transaction=in_transaction)
             envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
-        if (left := envelope.time_left(now)) is None:
+        if (lifetime := envelope.time_left(now)) is None:
             return None, expiry is not None and expiry.keeps(envelope, expires=False)
-        return end_in_queue(left, self._rules.clock.now()), expiry is not None and expiry.keeps(envelope, expires=True)
+        return end_in_queue(lifetime, self._rules.clock.now()), expiry is not None and expiry.keeps(
+            envelope, expires=True
+        )
 
     @override
     def receiver(self, queue: str) -> LocalReceiver:
@@ -231,7 +233,7 @@ class LocalReceiver(Receiver):
         self._transport, self._file, self._queue = transport, transport.file, queue
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
-        self._held: dict[object, Received] = {}
+        self._claims: dict[object, Received] = {}
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
@@ -256,26 +258,26 @@ class LocalReceiver(Receiver):
         return received[0] if received else None
 
     def _first(self, connection: sqlite3.Connection) -> int | None:
-        found = connection.execute(_FIRST, {"queue": self._queue, "now": self._file.rules.now()}).fetchone()
-        if found is None:
+        row = connection.execute(_FIRST, {"queue": self._queue, "now": self._file.rules.now()}).fetchone()
+        if row is None:
             raise QueueNotFound.of(self._queue, place=str(self._file.path))
-        return found[0]
+        return row[0]
 
     async def _claimed(self, sql: str, **values: object) -> list[Received]:
         """Claim and hold readable messages; unreadable ones are marked in the same transaction."""
 
         def claim(tx: Transaction) -> list[Received]:
-            def held(row: Row) -> Received:
+            def hold(row: Row) -> Received:
                 envelope, failures = envelope_of(row, self._queue)
                 return Received(envelope, failures, token=(row[0], tx.claimant))
 
             chosen = {"claimant": tx.claimant, "queue": self._queue, "now": tx.rules.now(), **values}
-            return claimed(tx, QUEUED, sql, chosen, held)
+            return claimed(tx, QUEUED, sql, chosen, hold)
 
-        found = await self._file.write(claim)
-        for each in found:
-            self._held[each.token] = each
-        return found
+        messages = await self._file.write(claim)
+        for each in messages:
+            self._claims[each.token] = each
+        return messages
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
@@ -305,40 +307,40 @@ class LocalReceiver(Receiver):
         return [None] * len(endings)
 
     def _settle(self, tx: Transaction, endings: Sequence[Ending], rows: Sequence[Sequence[_Row]]) -> None:
-        numbers = {_fence(each.received, tx)[0]: each for each in endings if self._is_held(each.received, tx)}
-        gone = tx.execute(_GONE, (json.dumps(list(numbers)), tx.claimant)).fetchall()
-        mine = [seq for seq, _, id_ in gone if numbers[seq].received.envelope.message_id == id_]
+        numbers = {_fence(each.received, tx)[0]: each for each in endings if self._is_claimed(each.received, tx)}
+        deleted = tx.execute(_DELETE, (json.dumps(list(numbers)), tx.claimant)).fetchall()
+        mine = [seq for seq, _, id_ in deleted if numbers[seq].received.envelope.message_id == id_]
         if len(mine) < len(endings):
             raise ClaimLost.of(*(each.received.envelope.message_id for each in endings), queue=self._queue)
-        tx.executemany(_DROPPED, [(content,) for _, content, _ in gone])
+        tx.executemany(_DROPPED, [(content,) for _, content, _ in deleted])
         records = [_record_of(tx, *each) for each in endings]
         tx.executemany(INSERT_RECORD, [record for record in records if record is not None])
         _send_and_work(tx, [row for sent in rows for row in sent], [work for each in endings for work in each.end.work])
 
-    def _is_held(self, received: Received, tx: Transaction) -> bool:
-        return self._held.get(received.token) is received and _fence(received, tx)[1] != 0
+    def _is_claimed(self, received: Received, tx: Transaction) -> bool:
+        return self._claims.get(received.token) is received and _fence(received, tx)[1] != 0
 
     def _let_go(self, received: Received) -> None:
         # It may have been received again meanwhile, under the same number.
-        if self._held.get(received.token) is received:
-            del self._held[received.token]
+        if self._claims.get(received.token) is received:
+            del self._claims[received.token]
 
     def _remove(self, tx: Transaction, received: Received) -> None:
         # The number of a message stays the same when it is given back and received again here: the object does not.
-        held = (
-            self._held.get(received.token) is received
+        deleted = (
+            self._claims.get(received.token) is received
             and tx.execute(
                 "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
                 (*_fence(received, tx), received.envelope.message_id),
             ).fetchone()
         )
-        if not held:
+        if not deleted:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
-        tx.execute("DELETE FROM content WHERE seq = ?", held)
+        tx.execute("DELETE FROM content WHERE seq = ?", deleted)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        if self._held.get(received.token) is not received:
+        if self._claims.get(received.token) is not received:
             return
 
         await self._file.write(lambda tx: self._give_back(tx, [received], int(failed)))
@@ -353,10 +355,10 @@ class LocalReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        if held := list(self._held.values()):
+        if messages := list(self._claims.values()):
             with suppress(StoreReplaced):  # the file before is nobody's any more
-                await self._file.write(lambda tx: self._give_back(tx, held, 0))
-        for received in held:
+                await self._file.write(lambda tx: self._give_back(tx, messages, 0))
+        for received in messages:
             self._let_go(received)
         if self._stop_listening is not None:
             self._stop_listening()
@@ -373,10 +375,10 @@ def _send(tx: Transaction, row: _Row) -> PostdateError | None:
     if not isinstance(row, tuple):
         return row
     *fields, queue, headers, body = row
-    if (found := tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()) is None:
+    if (queue_row := tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()) is None:
         return QueueNotFound.of(queue, fields[0])
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
-    tx.execute(INSERT_QUEUED, (found[0], *fields, content))
+    tx.execute(INSERT_QUEUED, (queue_row[0], *fields, content))
     tx.signal(queue_topic(queue))
     return None
 
@@ -394,8 +396,8 @@ def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> t
     Of a message that was not delayed only its discarding is recorded, which nothing else says: no audit asks for more.
     """
     due = received.envelope.due
-    is_wanted = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
-    if end.record is None or not is_wanted:
+    is_recorded = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
+    if end.record is None or not is_recorded:
         return None
     message_id, queue = received.envelope.message_id, received.envelope.destination
     due_at = None if due is None else to_microseconds(due)

@@ -111,12 +111,12 @@ def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
 
 
 def _exactly(stream: _Bytes, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        if not (got := stream.recv(size - len(found))):
+    data = bytearray()
+    while len(data) < size:
+        if not (got := stream.recv(size - len(data))):
             raise ConnectionResetError("the server ended the connection")
-        found += got
-    return bytes(found)
+        data += got
+    return bytes(data)
 
 
 class DriverSocket:
@@ -126,12 +126,12 @@ class DriverSocket:
     server's certificate must have.
     """
 
-    def __init__(self, raw: socket.socket, host: str, wanted: Encryption, where: str) -> None:
-        self._raw, self._host, self._wanted, self._where = raw, host, wanted, where
+    def __init__(self, raw: socket.socket, host: str, encryption: Encryption, where: str) -> None:
+        self._raw, self._host, self._encryption, self._where = raw, host, encryption, where
         self._stream: _Bytes = raw
         self._ready = b""
         self._has_sent_prelogin = self._is_logged_in = False
-        if wanted.is_strict:
+        if encryption.is_strict:
             with self._logging_in():
                 self._begin_tls(in_packets=False)
 
@@ -174,13 +174,13 @@ class DriverSocket:
                     raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
             with self._logging_in():
                 self._ready = self._answer_to_the_login()
-        found, self._ready = self._ready[:size], self._ready[size:]
-        return found
+        data, self._ready = self._ready[:size], self._ready[size:]
+        return data
 
     def recv_into(self, buffer: bytearray | memoryview, size: int = 0, flags: int = 0) -> int:
-        found = self.recv(size or len(buffer), flags)
-        buffer[: len(found)] = found
-        return len(found)
+        data = self.recv(size or len(buffer), flags)
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._raw.close()
@@ -198,14 +198,14 @@ class DriverSocket:
         try:
             yield
         except (TimeoutError, ssl.SSLError) as error:
-            said = error if isinstance(error, ssl.SSLError) else f"did not answer within {self.gettimeout():g} s"
-            raise StoreUnreachable(f"{self._where}: {said}") from error
+            problem = error if isinstance(error, ssl.SSLError) else f"did not answer within {self.gettimeout():g} s"
+            raise StoreUnreachable(f"{self._where}: {problem}") from error
         except OSError as error:
             raise StoreUnreachable(f"{self._where}: {error or type(error).__name__}") from error
 
     def _agree(self, prelogin: bytes) -> None:
         """Send the driver's PRELOGIN with our own encryption option, and prepare the answer that the driver expects."""
-        asked = login.ENCRYPT_ON if self._wanted.is_on else login.ENCRYPT_NOT_SUPPORTED
+        asked = login.ENCRYPT_ON if self._encryption.is_on else login.ENCRYPT_NOT_SUPPORTED
         header, options = prelogin[: login.HEADER.size], prelogin[login.HEADER.size :]
         self._stream.sendall(header + login.with_encryption(options, asked))
         whole, content = read_message(self._stream)
@@ -214,9 +214,9 @@ class DriverSocket:
             self._ready = login.packet(whole[0], login.with_encryption(content, login.ENCRYPT_NOT_SUPPORTED))
         except ValueError as error:
             raise StoreUnreachable(f"{self._where}: {error}; is it a SQL Server?") from error
-        if self._wanted.is_strict:
+        if self._encryption.is_strict:
             return
-        if self._wanted.is_on:
+        if self._encryption.is_on:
             if offered not in {login.ENCRYPT_ON, login.ENCRYPT_REQUIRED}:
                 raise ConfigurationError(
                     f"{self._where} offers no encryption, so the password would go over the network in the clear; give "
@@ -227,7 +227,7 @@ class DriverSocket:
             raise ConfigurationError(f"{self._where} demands encryption; take encrypt=no out of its address")
 
     def _begin_tls(self, *, in_packets: bool) -> None:
-        context, name = self._wanted.context, self._wanted.expected_name or self._host
+        context, name = self._encryption.context, self._encryption.expected_name or self._host
         assert context is not None
         try:
             self._stream = _Tls(self._raw, context, name, in_packets=in_packets)

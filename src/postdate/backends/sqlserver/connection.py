@@ -21,7 +21,7 @@ from postdate.backends.sql.row_locks.connection import (
     check_options,
     connected,
 )
-from postdate.backends.sql.row_locks.parts import Conflict, Meanings, meaning_of, told
+from postdate.backends.sql.row_locks.parts import Conflict, Meanings, error_of, meaning_of
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
@@ -69,12 +69,12 @@ def translate(error: Exception, where: str) -> PostdateError:
     if isinstance(error, TimeoutError) and not error.args and isinstance(error.__cause__, Exception):
         return translate(error.__cause__, where)  # the driver gave up trying; this is why
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
-    said = str(getattr(error, "text", "") or error).strip().partition("\n")[0] or type(error).__name__
+    text = str(getattr(error, "text", "") or error).strip().partition("\n")[0] or type(error).__name__
     if (meaning := meaning_of((number,), _MEANINGS)) is not None:
-        return told(meaning, said, where)
+        return error_of(meaning, text, where)
     if not number:  # not said by the server: the connection is gone, or never was
-        return StoreUnreachable(f"{where}: {said}")
-    return (StoreError if number >= _FIRST_OF_APPLICATIONS else StoreTroubled)(f"{where}: {said} ({number})")
+        return StoreUnreachable(f"{where}: {text}")
+    return (StoreError if number >= _FIRST_OF_APPLICATIONS else StoreTroubled)(f"{where}: {text} ({number})")
 
 
 @contextmanager

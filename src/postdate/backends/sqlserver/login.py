@@ -41,13 +41,13 @@ class Encryption:
 
 def encryption_of(options: Mapping[str, str]) -> Encryption:
     """Return the encryption of an address' options; names in lower case. Raises `ConfigurationError`."""
-    wanted = options.get("encrypt", "yes").lower()
+    choice = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
-    if wanted != _STRICT and not _is_yes("encrypt", wanted, f"yes, no or {_STRICT}"):
+    if choice != _STRICT and not _is_yes("encrypt", choice, f"yes, no or {_STRICT}"):
         if useless := sorted(set(options) - {"encrypt"}):
             raise ConfigurationError(f"{useless[0]}= means nothing beside encrypt=no; take one of them out")
         return Encryption(None)
-    if is_trusting and wanted == _STRICT:
+    if is_trusting and choice == _STRICT:
         raise ConfigurationError("trustservercertificate=yes means nothing beside encrypt=strict; take one of them out")
     cafile = options.get("cafile")
     try:
@@ -56,12 +56,12 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
         raise ConfigurationError(f"the certificates of cafile={cafile} cannot be read: {error}") from error
     if is_trusting:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if wanted == _STRICT:
+    if choice == _STRICT:
         context.set_alpn_protocols(["tds/8.0"])
     else:
         # Inside TDS packets servers speak TLS 1.2 at most: after a handshake of TLS 1.3 more would follow in packets.
         context.maximum_version = ssl.TLSVersion.TLSv1_2
-    return Encryption(context, wanted == _STRICT, options.get("hostnameincertificate"))
+    return Encryption(context, choice == _STRICT, options.get("hostnameincertificate"))
 
 
 def _is_yes(name: str, value: str, choices: str = "yes or no") -> bool:

@@ -15,7 +15,7 @@ from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaSt
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
     Spelling,
-    check_not_ours,
+    check_not_reserved,
     mark_done,
     migrate,
     newest_mark,
@@ -51,7 +51,7 @@ def check_name(name: str, what: str) -> str:
             f"{what} {name!r} has {units} UTF-16 units; SQL Server takes {LONGEST_NAME}: choose a shorter one "
             f"(table=... for a store)"
         )
-    return check_not_ours(name, what)
+    return check_not_reserved(name, what)
 
 
 class SqlServerNames(RowLockNames):

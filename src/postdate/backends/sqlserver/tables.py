@@ -38,7 +38,7 @@ class SqlServerTables(RowLockTables):
         self._sqlserver = SqlServerStatements(names)
         super().__init__(names, self._sqlserver, recording)
         self._holds_at_most = holds_at_most
-        self._spoke_at, self._told = steady_seconds(), set[int]()
+        self._spoke_at, self._logged_holders = steady_seconds(), set[int]()
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
@@ -54,16 +54,16 @@ class SqlServerTables(RowLockTables):
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
-            found = session.rows(self.sql.insert_records, {**values, "rows": part})
-            numbers |= {message_id: number for number, message_id in found}
+            inserted = session.rows(self.sql.insert_records, {**values, "rows": part})
+            numbers |= {message_id: number for number, message_id in inserted}
         return numbers
 
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         for part in _json_lists([_content(number, row) for number, row in numbered]):
             session.change(self.sql.insert_messages, {"rows": part})
 
-    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
-        return session.change(self._sqlserver.finish, {**held, **note})
+    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+        return session.change(self._sqlserver.finish, {**values, **note})
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
@@ -96,12 +96,12 @@ class SqlServerTables(RowLockTables):
         for holder, pid, machine in session.rows(self._sqlserver.find_silent, silent):
             of_process = {"pid": pid, "machine": machine, "seconds": silence}
             try:
-                found = session.rows(self._sqlserver.find_silent_sessions, of_process)
-                for (number,) in found:
+                sessions = session.rows(self._sqlserver.find_silent_sessions, of_process)
+                for (number,) in sessions:
                     session.change(f"KILL {int(number)}")
             except StoreNotWritable:
-                found = []
-            if not found and holder not in self._told:
+                sessions = []
+            if not sessions and holder not in self._logged_holders:
                 log.warning(
                     "process %d on %s has shown no life for %d s and keeps what it holds; others may end its "
                     "connections with the rights VIEW SERVER STATE and ALTER ANY CONNECTION",
@@ -109,9 +109,9 @@ class SqlServerTables(RowLockTables):
                     machine,
                     silence,
                 )
-                self._told.add(holder)
+                self._logged_holders.add(holder)
 
-    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+    def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         ((version, now, durability, writes),) = session.rows(self._sqlserver.facts)
         settings = {"delayed_durability": str(durability), "isolation": "READ-COMMITTED", "updateability": str(writes)}
         return version, now, settings

@@ -131,11 +131,11 @@ class SqlServerDialect(Dialect):
             f"CREATE UNIQUE CLUSTERED INDEX {quoted(f'{staging}_key')} ON {hidden} ({key})",
         )
 
-    def _earliest(self, hiding: Hiding, wanted: str) -> str:
+    def _earliest(self, hiding: Hiding, selected: str) -> str:
         # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
         # UPDLOCK keeps what was read until it is taken out.
         return (
-            f"SELECT TOP ({hiding.limit}) {wanted} FROM {self.table(hiding.live)} "
+            f"SELECT TOP ({hiding.limit}) {selected} FROM {self.table(hiding.live)} "
             f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
             f"WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
         )

@@ -56,7 +56,7 @@ def audit(
         from postdate.pipeline.report import write_html
 
         write_html(result, html)
-    use.report(result.to_json(), lambda: _print_audit(result, html), kept=result.clean)
+    use.report(result.to_json(), lambda: _print_audit(result, html), succeeded=result.clean)
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:

@@ -47,20 +47,20 @@ def on_spark(
     """Start Spark, run the job, stop Spark; errors of Spark become one line."""
     from rich.console import Console
 
-    from postdate.pipeline.failures import told_in_one_line
+    from postdate.pipeline.failures import one_line_errors
     from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
 
     settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {})}
     with (
         Console(stderr=True).status("Spark is working …"),
-        told_in_one_line("the job has failed"),
+        one_line_errors("the job has failed"),
         spark_session(cores=cluster.cores, master=cluster.master, conf=settings) as session,
     ):
         return job(session)
 
 
 @contextmanager
-def told_to_stop() -> Generator[threading.Event]:
+def stop_on_signal() -> Generator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set, so that a query ends in order."""
     stop = threading.Event()
     with signals_handled(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
-from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, stop_on_signal
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -69,5 +69,5 @@ def delay(
         watched(query, "the query", stop)
         log.info("stopped")
 
-    with logging_to_stderr(log_level), told_to_stop() as stop:
+    with logging_to_stderr(log_level), stop_on_signal() as stop:
         on_spark(go_on, cluster, delay_conf(), long=True)

@@ -105,7 +105,7 @@ def preview(use: Use, origin: OriginOptions, whose: Whose, cutoff: Cutoff = None
     from postdate.pipeline import migrate
 
     result = migrate.preview(job, SystemClock().now())
-    use.report(result.to_json(), lambda: _print_preview(result), kept=result.possible)
+    use.report(result.to_json(), lambda: _print_preview(result), succeeded=result.possible)
 
 
 @command(migrations, "run")
@@ -150,7 +150,7 @@ def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, g
     with logging_to_stderr(log_level):
         move = migrate.resume if goes_on else migrate.migrate
         result = on_spark(lambda session: move(session, job), cluster, long=True)
-    use.report(result.to_json(), lambda: _print_result(result), kept=result.complete)
+    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.complete)
 
 
 @command(migrations, "abort")
@@ -165,7 +165,7 @@ def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     from postdate.pipeline import migrate
 
     result = migrate.abort(job)
-    use.report(result.to_json(), lambda: _print_result(result), kept=result.exact)
+    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.exact)
 
 
 @command(migrations, "status")

@@ -69,7 +69,7 @@ def schedule(
         raise wrong_usage("--destination and --destination-value exclude each other")
     if "://" not in source and not Path(source).exists():
         raise PipelineError(f"there is no file or folder {source!r} to read")
-    given = {
+    columns_of_options = {
         "message_id": id_column,
         "due": due,
         "destination": destination if destination_value is None else f"={destination_value}",
@@ -86,7 +86,7 @@ def schedule(
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
         messages = read_input(spark, source, input_format, encoding)
-        named = {name: column for name, column in given.items() if column is not None}
+        named = {name: column for name, column in columns_of_options.items() if column is not None}
         sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
         columns = scheduling.ColumnMapping.found_in(messages.columns, unused or (), case_sensitive=sensitive, **named)
         rejects = None if rejected is None else scheduling.Rejects(rejected)
@@ -96,7 +96,7 @@ def schedule(
         )
 
     result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
-    use.report(result.to_json(), lambda: _print_scheduled(result, store), kept=not result.set_aside)
+    use.report(result.to_json(), lambda: _print_scheduled(result, store), succeeded=not result.set_aside)
 
 
 def _size(source: str) -> int:

@@ -9,7 +9,7 @@ import typer
 
 from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, stop_on_signal
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -67,7 +67,7 @@ def sweep(
                 log.info("stopping: finishing what is in hand")
             log.info("stopped")
 
-        with logging_to_stderr(log_level), told_to_stop() as stop:
+        with logging_to_stderr(log_level), stop_on_signal() as stop:
             on_spark(go_on, cluster, long=True)
         return
 
@@ -91,5 +91,5 @@ def sweep(
                 "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
             }
         ),
-        kept=result.complete,
+        succeeded=result.complete,
     )

@@ -111,7 +111,7 @@ class Finisher:
     @property
     def unwritten(self) -> Mapping[str, UnwrittenOutcome]:
         """Outcomes to be written, by message id. Their claims are held."""
-        return self._attempts.unwritten
+        return self._attempts.outcomes_with_claim
 
     # --- what a dispatcher asks before it claims --------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class Finisher:
         is_being_removed = any(not removal.claims.keys().isdisjoint(ids) for removal in self._removals)
         if not is_being_removed and not self._attempts.knows_any(ids):  # nearly always, and quicker than each by itself
             return claims
-        return [claim for claim in claims if not self._is_known(claim)]
+        return [claim for claim in claims if not self._has_ended(claim)]
 
-    def _is_known(self, claim: Claim) -> bool:
+    def _has_ended(self, claim: Claim) -> bool:
         """Return whether a claimed message has ended already; then its outcome is written under this claim."""
         message_id = claim.message.message_id
         unwritten = self._attempts.unwritten_of(message_id)
@@ -428,7 +428,7 @@ class Finisher:
         try:
             finished = await self._finish(claims, outcome, at, detail)
         except PostdateError as error:
-            self._note_failure(error, is_known=len(some) == 1 and some[0].failed_writes > 1)
+            self._note_failure(error, fails_alone=len(some) == 1 and some[0].failed_writes > 1)
             return error
         if finished:
             self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
@@ -443,15 +443,15 @@ class Finisher:
 
     # --- how the store is -------------------------------------------------------------------------------------------
 
-    def _note_failure(self, error: PostdateError, *, is_known: bool = False) -> None:
-        """Note a failed write; one that ``is_known`` to fail alone says nothing about the store."""
+    def _note_failure(self, error: PostdateError, *, fails_alone: bool = False) -> None:
+        """Note a failed write. A write that ``fails_alone`` says nothing about the store."""
         seconds = self._clock.monotonic()
         self._outage.failed(error, seconds)
         self._failed_at = seconds
         if seconds - self._counted_at >= _COUNTED_APART_SECONDS:
             self._counted_at = seconds
             self._failure_rate.failure(error, seconds)
-        if not self._probes and not is_known:
+        if not self._probes and not fails_alone:
             self._probes, self._probe_at = 1, seconds + retry_delay(0).total_seconds()
 
     def _note_success(self) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from postdate.clock import Clock, time_left
+from postdate.clock import Clock, time_until
 from postdate.core.health.circuit_breaker import nobody
 from postdate.core.recoverability import BYTES_IN_FLIGHT
 from postdate.errors import PostdateError
@@ -20,7 +20,7 @@ from postdate.ports import Claim, ClaimingStore
 BATCHES_AT_ONCE = 4
 """While one batch waits for its confirms the next are claimed and sent."""
 
-HELD_AT_MOST = 8_000
+MOST_CLAIMS = 8_000
 """Messages held in all, those of destinations that do not answer included."""
 
 _FIRST = 100
@@ -126,7 +126,7 @@ class Batch:
         """Wait for all answers, and end each group that has none ``longest`` after it began."""
         seconds = longest.total_seconds()
         while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
-            await clock.wait_for(self.all_answered, time_left(min(waiting) + seconds, clock.monotonic()))
+            await clock.wait_for(self.all_answered, time_until(min(waiting) + seconds, clock.monotonic()))
             now = clock.monotonic()
             for group in self.groups:
                 if group.is_hanging_on() and group.since + seconds <= now:
@@ -134,7 +134,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Lane:
+class SendsToDestination:
     """The sends to one destination: how many groups wait or are being sent, and since when each of the latter is."""
 
     turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
@@ -149,7 +149,7 @@ class InFlight:
         self._hangs_after, self._bytes_at_most = hangs_after, bytes_at_most
         self._body_bytes: float | None = None
         """Expected size of a message; goes up at once and down by degrees."""
-        self._lanes: defaultdict[str, Lane] = defaultdict(Lane)
+        self._sends: defaultdict[str, SendsToDestination] = defaultdict(SendsToDestination)
         self._batches: set[Batch] = set()
         self._room = anyio.Event()
 
@@ -185,7 +185,7 @@ class InFlight:
         """Wait until another batch of ``limit`` messages may be claimed; return whether that took any time."""
         waited = False
         while self._batches and (
-            self.batches >= BATCHES_AT_ONCE or self.held + limit > HELD_AT_MOST or self.bytes >= self._bytes_at_most
+            self.batches >= BATCHES_AT_ONCE or self.held + limit > MOST_CLAIMS or self.bytes >= self._bytes_at_most
         ):
             waited = True
             self._room = anyio.Event()
@@ -217,27 +217,27 @@ class InFlight:
     @asynccontextmanager
     async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
         """Wait for a turn of a group to be sent to its destination."""
-        lane = self._lanes[destination]
-        lane.groups += 1
+        sends = self._sends[destination]
+        sends.groups += 1
         try:
-            async with lane.turns:
+            async with sends.turns:
                 since = clock.monotonic()
-                lane.sending_since.append(since)
+                sends.sending_since.append(since)
                 try:
                     yield
                 finally:
-                    lane.sending_since.remove(since)
+                    sends.sending_since.remove(since)
         finally:
-            lane.groups -= 1
-            if not lane.groups:
-                del self._lanes[destination]
+            sends.groups -= 1
+            if not sends.groups:
+                del self._sends[destination]
 
     def is_full(self, destination: str, seconds: float) -> bool:
         """Return whether its oldest send has taken too long already and enough groups wait for a turn."""
-        lane = self._lanes.get(destination)
-        if lane is None or not lane.sending_since or lane.groups < GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT:
+        sends = self._sends.get(destination)
+        if sends is None or not sends.sending_since or sends.groups < GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT:
             return False
-        return seconds - lane.sending_since[0] >= self._hangs_after.total_seconds()
+        return seconds - sends.sending_since[0] >= self._hangs_after.total_seconds()
 
 
 async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:

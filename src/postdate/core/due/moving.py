@@ -19,7 +19,7 @@ from postdate.ports.limits import LimitingStore
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 _MOVED_AT_ONCE: Final = 1_000
-_LEFT_BEHIND_AT_ONCE: Final = 25
+_UNMOVED_AT_ONCE: Final = 25
 
 log = logging.getLogger("postdate.dispatcher")
 
@@ -72,17 +72,17 @@ class Mover:
         if report.left_behind:  # maybe since a moment ago
             limits.forget()
         # A few at a look: messages without a queue must not delay the others (a bad destination never does).
-        others = (
-            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _LEFT_BEHIND_AT_ONCE)
+        unmoved = (
+            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _UNMOVED_AT_ONCE)
             if needed
             else PollResult(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
             own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
-            attempts = [each for each in (own, others.next_attempt) if each is not None]
-            return PollResult(moved + others.count, others.more, min(attempts, default=None))
+            attempts = [each for each in (own, unmoved.next_attempt) if each is not None]
+            return PollResult(moved + unmoved.count, unmoved.more, min(attempts, default=None))
         await self._deadlines.call_apart(self._store.pause)
-        return PollResult(moved + others.count, more=True)
+        return PollResult(moved + unmoved.count, more=True)
 
     def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
         if report.delivered and log.isEnabledFor(logging.DEBUG):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, time_left
+from postdate.clock import Clock, in_real_time, time_until
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.health.deadlines import STOP_DEADLINE, translate_store_errors
 from postdate.errors import PostdateError
@@ -131,20 +131,20 @@ class Poller:
             self._looked_at = began
             try:
                 with translate_store_errors(self._work):
-                    taken = await self._work.take(now)
+                    result = await self._work.take(now)
             except PostdateError as error:
                 await self._pause_after(error, alarm)
                 continue
-            if taken.has_asked and self._calls.succeeded(self._clock.monotonic()):
+            if result.has_asked and self._calls.succeeded(self._clock.monotonic()):
                 self._recovered()
-            if taken.more:
+            if result.more:
                 continue
-            due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
-            look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
-            await self._sleep(alarm, taken.next_attempt, look_again)
-            if taken.count:
-                left = time_left(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
-                await self._clock.wait_for(self._stop, left)
+            due_but_not_claimed = result.count == 0 and result.next_attempt is not None and result.next_attempt < now
+            look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_claimed else _SHORTEST_LOOK_AGAIN
+            await self._sleep(alarm, result.next_attempt, look_again)
+            if result.count:
+                pause = time_until(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
+                await self._clock.wait_for(self._stop, pause)
 
     async def _listen(self, alarm: Alarm) -> None:
         """Have the store wake the poller, until cancelled. While the store refuses, the poller looks by itself."""
@@ -191,8 +191,8 @@ class Poller:
         if self._looked_at is None or self._stop.is_set():
             return None
         seconds = self._clock.monotonic() - self._looked_at
-        said = f"no look for due messages has begun for {shown_duration(seconds)}"
-        return said if seconds > self._stands_still_after.total_seconds() else None
+        text = f"no look for due messages has begun for {shown_duration(seconds)}"
+        return text if seconds > self._stands_still_after.total_seconds() else None
 
     def stop(self) -> None:
         self._stop.set()

@@ -57,11 +57,11 @@ class _Lane:
 class _Look:
     """One look into a lane: how many messages may be sent, and what became of the claim."""
 
-    kept: KeptLimits
+    stored: KeptLimits
     limits: Limits
     now: datetime
     allowed: int
-    is_lost: bool = False
+    lost_turns: bool = False
     """Another service took the turns."""
     expired: int = 0
     sent: int = 0
@@ -112,10 +112,10 @@ class LimitedWork(DueWork):
     def _update_lanes(self) -> None:
         """Forget lanes that are empty, and look at once into those that have new messages or other limits."""
         cache, lanes = self._dispatcher.limits, dict[str, _Lane]()
-        for destination, (kept, _) in cache.lanes.items():
+        for destination, (stored, _) in cache.lanes.items():
             lane = self._lanes.get(destination)
-            is_new = lane is None or lane.limits != kept.limits or destination in cache.new
-            lanes[destination] = _Lane(kept.limits) if lane is None or is_new else lane
+            is_new = lane is None or lane.limits != stored.limits or destination in cache.new
+            lanes[destination] = _Lane(stored.limits) if lane is None or is_new else lane
         cache.new.clear()
         self._lanes, self._version = lanes, cache.version
         self._without_zone &= lanes.keys()
@@ -133,8 +133,8 @@ class LimitedWork(DueWork):
             (each.look_at, destination) for destination, each in self._lanes.items() if each.look_at <= began
         )
         for _, destination in overdue:
-            lane, (kept, limits) = self._lanes[destination], cache.lanes[destination]
-            number, pause = await self._look_into(lane, kept, limits)
+            lane, (stored, limits) = self._lanes[destination], cache.lanes[destination]
+            number, pause = await self._look_into(lane, stored, limits)
             pause = min(pause, LONGEST_SLEEP.total_seconds())
             count, lane.look_at = count + number, self._clock.monotonic() + pause
             if self._clock.monotonic() - began > _LOOKS_LAST:
@@ -142,11 +142,11 @@ class LimitedWork(DueWork):
         self._look_at = min((each.look_at for each in self._lanes.values()), default=math.inf)
         return count
 
-    async def _look_into(self, lane: _Lane, kept: KeptLimits, limits: Limits) -> tuple[int, float]:
+    async def _look_into(self, lane: _Lane, stored: KeptLimits, limits: Limits) -> tuple[int, float]:
         """Return how many messages went on, and after how many seconds to look again; 0: there may be more."""
-        now, destination = self._clock.now(), kept.destination
+        now, destination = self._clock.now(), stored.destination
         if limits == NO_LIMITS:
-            return await self._free(kept, now)
+            return await self._free(stored, now)
         try:
             opens = limits.opens(now)
         except InvalidTimestamp as error:  # of this lane alone: others go on
@@ -155,11 +155,11 @@ class LimitedWork(DueWork):
                 log.error("nothing is delivered to %s until zone files have its zone: %s", destination, error)
             return 0, math.inf
         self._without_zone.discard(destination)
-        allowed = limits.allowed(kept.free_at, now) if opens <= now else 0
+        allowed = limits.allowed(stored.free_at, now) if opens <= now else 0
         if not allowed:
-            then = opens if opens > now else limits.next_turn(kept.free_at)
+            then = opens if opens > now else limits.next_turn(stored.free_at)
             return 0, max((then - now).total_seconds(), 0.001)
-        look = _Look(kept, limits, now, allowed)
+        look = _Look(stored, limits, now, allowed)
         size = min(allowed + 2 * lane.expired, AT_ONCE)
         result = await self._dispatcher.take(now, size, partial(self._claim, look))
         lane.expired = look.expired
@@ -172,7 +172,7 @@ class LimitedWork(DueWork):
         return result.count, min(max((again - self._clock.now()).total_seconds(), 0.001), SAME_FOR)
 
     def _pause_after(self, look: _Look) -> float:
-        if look.is_lost:
+        if look.lost_turns:
             return _LOST_TURN
         if look.expired and look.sent < look.allowed:  # there may be others behind these
             return 0.0
@@ -180,7 +180,7 @@ class LimitedWork(DueWork):
             return _EMPTY_APART
         if look.limits.per_second is None:
             return 0.0
-        free_at = look.limits.after(look.sent, look.kept.free_at, look.now)
+        free_at = look.limits.after(look.sent, look.stored.free_at, look.now)
         return max((look.limits.next_turn(free_at) - look.now).total_seconds(), 0.001)
 
     async def _claim(self, look: _Look, limit: int) -> Sequence[Claim]:
@@ -188,53 +188,53 @@ class LimitedWork(DueWork):
 
         What has expired is not sent and takes no turns. It is claimed together with the messages behind it.
         """
-        free_at = look.kept.free_at  # another one if something is sent
-        claims, wanted = await self._claim_lane(look.kept, limit, look.now), list[Claim]()
+        free_at = look.stored.free_at  # another one if something is sent
+        claims, to_send = await self._claim_lane(look.stored, limit, look.now), list[Claim]()
         expired = [each for each in claims if is_expired(each.message, look.now)]
         try:
             if fresh := [each for each in claims if not is_expired(each.message, look.now)][: look.allowed]:
-                free_at = look.limits.after(len(fresh), look.kept.free_at, look.now)
-                is_ours = await self._dispatcher.store_deadlines.call_apart(
-                    lambda: self._store.take_turns(look.kept, free_at)
+                free_at = look.limits.after(len(fresh), look.stored.free_at, look.now)
+                has_turns = await self._dispatcher.store_deadlines.call_apart(
+                    lambda: self._store.take_turns(look.stored, free_at)
                 )
-                if not is_ours:
-                    look.is_lost = True
+                if not has_turns:
+                    look.lost_turns = True
                     fresh = []
                     self._dispatcher.limits.forget()
-            wanted = [*expired, *fresh]
+            to_send = [*expired, *fresh]
         finally:
-            tokens = {id(each) for each in wanted}
+            tokens = {id(each) for each in to_send}
             if surplus := [each for each in claims if id(each) not in tokens]:
-                if not wanted:
+                if not to_send:
                     self._dispatcher.limits.forget()
-                await self._give_back([Release(each, look.kept.place(each.message.due)) for each in surplus])
-        look.expired, look.sent = len(expired), len(wanted) - len(expired)
+                await self._give_back([Release(each, look.stored.place(each.message.due)) for each in surplus])
+        look.expired, look.sent = len(expired), len(to_send) - len(expired)
         if look.sent:
-            self._dispatcher.limits.note(replace(look.kept, free_at=free_at), look.limits)
+            self._dispatcher.limits.note(replace(look.stored, free_at=free_at), look.limits)
             self._version = self._dispatcher.limits.version
-        return wanted
+        return to_send
 
-    async def _free(self, kept: KeptLimits, now: datetime) -> tuple[int, float]:
+    async def _free(self, stored: KeptLimits, now: datetime) -> tuple[int, float]:
         """Have what was held go the way of all others."""
-        claims = await self._claim_lane(kept, AT_ONCE, now)
+        claims = await self._claim_lane(stored, AT_ONCE, now)
         if not claims:
             return 0, _EMPTY_APART
         at_once = max(claim.message.due for claim in claims)  # one call
         await self._give_back([Release(claim, at_once) for claim in claims])
         return len(claims), 0.0
 
-    async def _claim_lane(self, kept: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
+    async def _claim_lane(self, stored: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
         """Claim what is held.
 
         A message that is due in the far year of the lane by itself is none of these. It leaves the lane, or it would be
         claimed before those behind it whenever there is a look.
         """
-        call = partial(self._store.claim_held, kept, now, limit)
+        call = partial(self._store.claim_held, stored, now, limit)
         while claims := await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late):
             claims_of_lane, strays = list[Claim](), list[Release]()
             for claim in claims:
                 due = claim.message.due
-                if due < now and claim.message.destination == kept.destination:
+                if due < now and claim.message.destination == stored.destination:
                     claims_of_lane.append(claim)
                 else:
                     strays.append(Release(claim, due if due < LANES else max(due, _AFTER_LANES)))

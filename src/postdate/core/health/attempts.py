@@ -173,7 +173,7 @@ class Attempts:
 
     # --- failures in a row, others having succeeded in between ------------------------------------------------------
 
-    def have_others_succeeded(self, message_id: str) -> bool:
+    def other_messages_succeeded(self, message_id: str) -> bool:
         """Return whether anything has succeeded since this message failed last, or whether it never failed."""
         attempt = self._by_id.get(message_id)
         return attempt is None or attempt.successes_before != self.successes
@@ -233,7 +233,7 @@ class Attempts:
     # --- outcomes that are still to be written ----------------------------------------------------------------------
 
     @property
-    def unwritten(self) -> Mapping[str, UnwrittenOutcome]:
+    def outcomes_with_claim(self) -> Mapping[str, UnwrittenOutcome]:
         """Outcomes whose claims are held, by message id. No other process can have these messages."""
         return self._claimed
 

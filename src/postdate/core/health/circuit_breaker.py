@@ -132,7 +132,7 @@ class FailureRate:
         self.deadline: float | None = None
         self._failures = 0
         self._failing_since: float | None = None
-        self._is_said = False
+        self._is_reported = False
 
     def failure(self, error: BaseException, seconds: float) -> None:
         self.check(seconds)
@@ -147,14 +147,14 @@ class FailureRate:
         if self._failures > self._limit:
             log.debug("circuit breaker %s triggered by failure %d: %s", self.name, self._failures, error)
             self._trip(error)
-        elif not self._is_said and seconds - self._failing_since >= NOTHING_HANDLED.total_seconds():
-            self._is_said = True
+        elif not self._is_reported and seconds - self._failing_since >= NOTHING_HANDLED.total_seconds():
+            self._is_reported = True
             log.debug("circuit breaker %s triggered after %s: %s", self.name, NOTHING_HANDLED, error)
             self._trip(error)
 
     def success(self) -> None:
         """Note that a failure, or the message that failed, could be dealt with."""
-        self._failing_since, self._is_said = None, False
+        self._failing_since, self._is_reported = None, False
 
     def _trip(self, error: BaseException) -> None:
         if self.state is not BreakerState.TRIGGERED:

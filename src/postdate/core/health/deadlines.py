@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, time_left
+from postdate.clock import Clock, in_real_time, time_until
 from postdate.core.recoverability import text_of
 from postdate.errors import (
     PostdateError,
@@ -76,7 +76,7 @@ _TRANSPORT_ERRORS: Final = _Errors(TransportUnavailable, TransportUnreachable)
 _logged_failures = WeakKeyDictionary[object, set[str]]()
 """By adapter: the failures that were logged with their traceback. Many callers share an adapter, so they share this."""
 
-_logged_failures_of_others = set[str]()
+_logged_foreign_failures = set[str]()
 """Those of adapters that cannot be weak keys."""
 
 
@@ -107,7 +107,7 @@ def _translate(adapter: object, error: BaseException, errors: _Errors) -> Postda
     try:
         logged = _logged_failures.setdefault(adapter, set())
     except TypeError:
-        logged = _logged_failures_of_others
+        logged = _logged_foreign_failures
     if text not in logged:  # from here on it is an outage like any other, and is logged as such
         log.error(text, exc_info=error)
         if len(logged) >= _REMEMBERED_FAILURES:
@@ -381,7 +381,7 @@ class Deadlines:
                 self._is_idle = True
                 await self._attention.wait()
                 continue
-            await self._clock.wait_for(self._attention, time_left(self._end_of(oldest), self._monotonic()))
+            await self._clock.wait_for(self._attention, time_until(self._end_of(oldest), self._monotonic()))
             now = self._monotonic()
             for task, begin in list(self._begin_times.items()):
                 if self._end_of(begin) > now:

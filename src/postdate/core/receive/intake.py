@@ -43,7 +43,7 @@ STORED_AGAIN_AFTER: Final = timedelta(seconds=1)
 
 # A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
 # delayed message itself.
-_TAKEN_OFF: Final = End(record=None)
+_REMOVED_UNRECORDED: Final = End(record=None)
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
@@ -57,10 +57,10 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
         InvalidTimestamp: its due time is malformed.
     """
     headers = envelope.headers
-    is_ours = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
-    if not is_ours and Headers.EXPIRE in headers:
+    is_from_endpoint = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
+    if not is_from_endpoint and Headers.EXPIRE in headers:
         return _from_timeout_manager_headers(envelope)
-    if not is_ours and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
+    if not is_from_endpoint and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
         timeout_id = headers.get(Headers.TIMEOUT_ID)
         what = "to forget some" if timeout_id is None else f"to send its timeout {timeout_id!r}"
         raise NotADelayedMessage(
@@ -110,11 +110,11 @@ class Intake:
         """Of all calls of the store; to be shortened when its pump stops."""
         self._limits = LimitsCache(store, self.deadlines, clock)
         unrecoverable = MessageError, QueueNotFound, DuplicateMessage
-        said = f"cannot store the delayed messages of {settings.timeouts_queue}"
-        self.outage = StoreWaits(clock, resource_of(store).calls(said, log, breaker=breaker))
+        failure = f"cannot store the delayed messages of {settings.timeouts_queue}"
+        self.outage = StoreWaits(clock, resource_of(store).calls(failure, log, breaker=breaker))
         self._attempts = Attempts()
         self._storing = AttemptsRecovery(
-            rules=RecoveryRules(stays=True, is_one=self._enlisting is not None, counts=True),
+            rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
             attempts=self._attempts,
             outage=self.outage,
             failure_rate=failure_rate,
@@ -126,7 +126,7 @@ class Intake:
         self._sending = replace(
             self._storing,
             rules=RecoveryRules(
-                anew=(DestinationUnavailable,), counts=True
+                asked_again_after=(DestinationUnavailable,), counts_transient=True
             ),  # the store keeps it until its queue has room
             attempts=Attempts(),
             outage=None,
@@ -163,7 +163,9 @@ class Intake:
                 return StepOutcome(None, wait=STORED_AGAIN_AFTER)
         except PostdateError as error:
             return StepOutcome(None, self._storing, failed=Failed(error))
-        return StepOutcome(_TAKEN_OFF, None, [stored])  # should that fail, it is found stored when it comes again
+        return StepOutcome(
+            _REMOVED_UNRECORDED, None, [stored]
+        )  # should that fail, it is found stored when it comes again
 
     async def _by_clocks(self, message: DelayedMessage, wall: WallTime, now: datetime) -> DelayedMessage:
         """Return the message at the instant by the rules of now; what cannot follow its zone keeps its own."""

@@ -32,7 +32,7 @@ from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import End, Received, RecordKind
 from postdate.runtime.reporting import Counted, Metrics
-from postdate.runtime.resource import Calls, Resource
+from postdate.runtime.resource import CallHealth, Resource
 
 log = logging.getLogger("postdate.recoverability")
 
@@ -118,17 +118,17 @@ class Recovery(ABC):
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
         """Note a failure and decide about its message; see :func:`postdate.core.recoverability.resolve_failure`."""
         refused = None if failed is None else failed.resolution
-        message_id, failed_alone, have_others_succeeded = received.envelope.message_id, 0, False
-        if self.attempts is not None and not isinstance(error, self.rules.anew):
-            have_others_succeeded = self.attempts.have_others_succeeded(message_id)
+        message_id, failed_alone, other_messages_succeeded = received.envelope.message_id, 0, False
+        if self.attempts is not None and not isinstance(error, self.rules.asked_again_after):
+            other_messages_succeeded = self.attempts.other_messages_succeeded(message_id)
             failed_alone = self.attempts.failed_alone(message_id, error)
         return resolve_failure(
-            refused, error, received, failed_alone, self.rules, have_others_succeeded=have_others_succeeded
+            refused, error, received, failed_alone, self.rules, other_messages_succeeded=other_messages_succeeded
         )
 
     def pauses_after(self, error: PostdateError) -> bool:
         """Return whether a pause goes before what the policy decides, as it may decide that it is tried again."""
-        return self.rules.counts and error.transient
+        return self.rules.counts_transient and error.transient
 
     @abstractmethod
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
@@ -154,21 +154,21 @@ class Recovery(ABC):
 class AttemptsRecovery(Recovery):
     """The recovery of steps that are not handlers: so many attempts, then the error queue ``errors``.
 
-    ``given_up`` is told of a message that is there. With ``returns_outgoing`` the error copy of a message that was to
+    ``on_give_up`` is told of a message that is there. With ``returns_outgoing`` the error copy of a message that was to
     be sent on is made of what was sent, to be returned to its destination.
     """
 
     errors: ErrorQueue
     clock: Clock
     policy: Recoverability
-    given_up: Callable[[Received], None] | None = None
+    on_give_up: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
 
     @override
     def pauses_after(self, error: PostdateError) -> bool:
         """See :class:`Recovery`; what a store never does it may do for none: its breaker is to hear of it."""
         is_of_store = isinstance(error, StoreError) and not isinstance(error, self.policy.unrecoverable)
-        return self.rules.counts and (error.transient or is_of_store)
+        return self.rules.counts_transient and (error.transient or is_of_store)
 
     @override
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
@@ -200,8 +200,8 @@ class AttemptsRecovery(Recovery):
         if self.failure_rate is not None:
             self.failure_rate.success()
         self.metrics.count("moved_to_error", 1)
-        if self.given_up is not None:
-            self.given_up(received)
+        if self.on_give_up is not None:
+            self.on_give_up(received)
         log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)
 
 
@@ -213,7 +213,7 @@ def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Reco
 class StoreWaits:
     """Messages in hand that wait until their store takes messages again. How the store is, its ``calls`` know."""
 
-    def __init__(self, clock: Clock, calls: Calls) -> None:
+    def __init__(self, clock: Clock, calls: CallHealth) -> None:
         self._clock, self._calls = clock, calls
         self._of_some = Resource("that store").calls("cannot store some messages, only others", log, logging.WARNING)
         self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf

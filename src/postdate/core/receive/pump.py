@@ -77,7 +77,7 @@ class MessagePump:
         self.listening = anyio.Event()
         """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
         self._ready: deque[Received] = deque()
-        self._left: deque[Received] = deque()
+        self._to_give_back: deque[Received] = deque()
         self._unended: deque[Callable[[], Awaitable[None]]] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
@@ -220,8 +220,9 @@ class MessagePump:
             most = reading.most(anyio.current_time())
             while self._ready and self._in_hand > most:
                 await self._give_back(self._ready.pop(), failed=False)
-        while self._left and self._busy:  # a handler may take its time; when none does, closing the receiver is quicker
-            await self._give_back(self._left.pop(), failed=False)
+        # A handler may take its time. When none is busy, closing the receiver gives back the messages sooner.
+        while self._to_give_back and self._busy:
+            await self._give_back(self._to_give_back.pop(), failed=False)
 
     @property
     def _in_hand(self) -> int:
@@ -286,12 +287,12 @@ class MessagePump:
         """Handle a message. On return it has ended, is with the settler, or is back in its queue."""
         self._busy += 1
         try:
-            told = self._with_lost_claims(received) if self._attempts else received
-            outcome = await self._step(told)
-            if self._settler is not None and outcome.end is not None and told is received:
+            as_seen = self._with_lost_claims(received) if self._attempts else received
+            outcome = await self._step(as_seen)
+            if self._settler is not None and outcome.end is not None and as_seen is received:
                 self._settler.put(received, outcome)
             else:
-                await self._see_through(received, told, outcome)
+                await self._see_through(received, as_seen, outcome)
         except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
             await self._not_handled(received, error)
         finally:
@@ -316,17 +317,17 @@ class MessagePump:
         if isinstance(error, ClaimLost):
             self._attempts.note(received.envelope.message_id).lost_claims += 1
 
-    async def _see_through(self, received: Received, told: Received, outcome: StepOutcome) -> None:
-        """Carry out an outcome, and when that fails the next that is decided; the step saw the message as ``told``."""
+    async def _see_through(self, received: Received, as_seen: Received, outcome: StepOutcome) -> None:
+        """Carry out an outcome, or the one decided when that fails. The step saw the message ``as_seen``."""
         while True:
             if outcome.wait is None:
                 error = await self._carry_out(received, outcome)
                 if error is None:
                     return
-                told, outcome = await self._after(told, outcome, error, outcome.resolve(told, error))
+                as_seen, outcome = await self._after(as_seen, outcome, error, outcome.resolve(as_seen, error))
             else:
                 await self._clock.wait_for(self._stop, outcome.wait)
-                outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(told)
+                outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(as_seen)
 
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """End a message or give it back; return the error if that cannot be."""
@@ -353,7 +354,7 @@ class MessagePump:
         return None
 
     async def _after(
-        self, told: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
+        self, as_seen: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
     ) -> tuple[Received, StepOutcome]:
         """Do what was resolved about a failed message. Return it for its next step, with the next outcome, or raise."""
         recovery = outcome.recovery
@@ -361,25 +362,25 @@ class MessagePump:
             raise error
         if resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
             failed = outcome.failed or Failed(error)
-            log.warning("message %s goes to the error queue: %s", told.envelope.message_id, text_of(error))
-            return told, recovery.copied(told, failed, brief=resolution is Resolution.BRIEF_ERROR_COPY)
+            log.warning("message %s goes to the error queue: %s", as_seen.envelope.message_id, text_of(error))
+            return as_seen, recovery.copied(as_seen, failed, brief=resolution is Resolution.BRIEF_ERROR_COPY)
         if resolution is Resolution.STUCK:
-            log.error("no error queue takes message %s, which stays: %s", told.envelope.message_id, text_of(error))
+            log.error("no error queue takes message %s, which stays: %s", as_seen.envelope.message_id, text_of(error))
             if recovery.failure_rate is not None:
                 recovery.failure_rate.failure(error, self._clock.monotonic())
             recovery.metrics.count("retried", 1)
-            await self._clock.wait_for(self._stop, retry_delay(told.failures))
-            return told, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
+            await self._clock.wait_for(self._stop, retry_delay(as_seen.failures))
+            return as_seen, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
         if resolution is Resolution.POLICY:
-            if recovery.pauses_after(error) and not told.is_last:
+            if recovery.pauses_after(error) and not as_seen.is_last:
                 await self._wait_for_store(recovery, error, resolution)
-            return told, recovery.decided(told, outcome, error)
+            return as_seen, recovery.decided(as_seen, outcome, error)
         if resolution is not Resolution.RETRY_NOW and recovery.outage is not None:
             await recovery.outage.wait(error, resolution)
             if self._stop.is_set():
-                return told, REQUEUE_UNCOUNTED
-        told = told._replace(tries=told.tries + 1)
-        return told, await self._step(told)
+                return as_seen, REQUEUE_UNCOUNTED
+        as_seen = as_seen._replace(tries=as_seen.tries + 1)
+        return as_seen, await self._step(as_seen)
 
     def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
         """Have workers finish messages of a batch that failed to end, or have an ``afterwards``."""
@@ -411,8 +412,8 @@ class MessagePump:
             ):
                 await outcome.recovery.outage.wait(error, resolution)
             else:
-                others = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
-                await self._pause(self._not_done(first, f"{others}was not finished", error))
+                more = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
+                await self._pause(self._not_done(first, f"{more}was not finished", error))
             for received, _, each, _ in failed:
                 await self._give_back(received, failed=not is_outage(each))
         finally:
@@ -426,8 +427,8 @@ class MessagePump:
                 for each in outcome.afterwards:
                     await each()
             else:
-                told, outcome = await self._after(*failure)
-                await self._see_through(received, told, outcome)
+                as_seen, outcome = await self._after(*failure)
+                await self._see_through(received, as_seen, outcome)
         except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
             await self._not_handled(received, error)
         finally:
@@ -499,7 +500,7 @@ class MessagePump:
         self._stop.set()
         self._receiver.stop()
         if self._reading is not None:
-            self._left.extend(self._ready)
+            self._to_give_back.extend(self._ready)
             self._ready.clear()
 
 

@@ -67,7 +67,7 @@ class BatchEnded(Protocol):
     def __call__(self, *, has_ended: bool) -> None: ...
 
 
-Left: TypeAlias = Callable[[Sequence[Ended]], None]
+OnEnded: TypeAlias = Callable[[Sequence[Ended]], None]
 """Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
 
 
@@ -152,17 +152,17 @@ class Settler:
         self._finishes = True
         self._some.set()
 
-    async def run(self, left: Left, batch_ended: BatchEnded) -> None:
+    async def run(self, on_ended: OnEnded, batch_ended: BatchEnded) -> None:
         """End messages until finished. Cancelled, it still ends those that were handled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(IN_FLIGHT):
-                tasks.start_soon(self._run, left, batch_ended)
+                tasks.start_soon(self._run, on_ended, batch_ended)
 
-    async def _run(self, left: Left, batch_ended: BatchEnded) -> None:
+    async def _run(self, on_ended: OnEnded, batch_ended: BatchEnded) -> None:
         try:
             while not self._finishes or self._waiting:
                 if self._waiting:
-                    has_ended = await self._end(self._batch(), left)
+                    has_ended = await self._end(self._batch(), on_ended)
                     batch_ended(has_ended=has_ended)
                 else:
                     if self._some.is_set():
@@ -171,7 +171,7 @@ class Settler:
         finally:
             with anyio.CancelScope(shield=True):
                 while self._waiting:
-                    await self._end(self._batch(), left)
+                    await self._end(self._batch(), on_ended)
 
     def _batch(self) -> Sequence[tuple[Received, StepOutcome]]:
         batch, room = list[tuple[Received, StepOutcome]](), LARGEST_BATCH
@@ -186,7 +186,7 @@ class Settler:
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], left: Left) -> bool:
+    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], on_ended: OnEnded) -> bool:
         """End a batch; return whether any of its messages has ended as it was to."""
         now = self._clock.now()
         endings = [Ending(received, now, outcome.end or HANDLED) for received, outcome in batch]
@@ -208,7 +208,7 @@ class Settler:
         if self._report is not None:
             self._report([ending.end for ending, error in zip(endings, errors, strict=True) if error is None])
         if some:
-            left(some)
+            on_ended(some)
         return not all(errors)
 
 
@@ -255,8 +255,8 @@ def _has_due_time(record: Record, message: DelayedMessage) -> bool:
 
 
 def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
-    ours = "" if may_repeat else ("NServiceBus.", "Postdate.")
-    own = {name: text for name, text in message.headers.items() if not name.startswith(ours)}
+    skipped_prefixes = "" if may_repeat else ("NServiceBus.", "Postdate.")
+    own = {name: text for name, text in message.headers.items() if not name.startswith(skipped_prefixes)}
     return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
 
 
@@ -292,10 +292,10 @@ class RepeatableStoring:
         new: dict[str, DelayedMessage] = {}
         for each in self._messages:
             _check(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
-        kept = [each for each in new.values() if not await is_stored(self._store, each)]
-        self._messages, before = kept, len(self._messages)
-        self._work = self._storing(kept)
-        return len(kept) < before
+        missing = [each for each in new.values() if not await is_stored(self._store, each)]
+        self._messages, before = missing, len(self._messages)
+        self._work = self._storing(missing)
+        return len(missing) < before
 
     def _storing(self, messages: Sequence[DelayedMessage]) -> Work:
         return self._store.storing([to_be_stored(each) for each in messages], self._now)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from postdate.clock import Clock, later, time_left
+from postdate.clock import Clock, later, time_until
 from postdate.core.due.poller import PollResult
 from postdate.core.health.circuit_breaker import nobody
 from postdate.core.health.deadlines import Deadlines
@@ -36,7 +36,7 @@ REMEMBERED: Final = 100_000
 """Timeouts announced whose control messages are in the error queue, or that others have claimed: these hold up no
 others."""
 
-HEARD_OF_WITHIN: Final = timedelta(minutes=10)
+DISPATCHED_WITHIN: Final = timedelta(minutes=10)
 """A timeout that was announced longer ago and is still stored does not count as on its way any more."""
 
 OLDEST: Final = timedelta(days=3652)
@@ -48,7 +48,7 @@ LOOK_BACK_EVERY: Final = timedelta(seconds=5)
 _LOOK_BACK_WHEN_FULL: Final = timedelta(seconds=1)
 """While as many are announced as may be: others may have dispatched some of them, which is not told."""
 
-_REST_AFTER_LOOKING_BACK: Final = 20
+_PAUSE_PER_LOOK_BACK: Final = 20
 """Where many stored timeouts have been announced, looking back takes one part in so many of the time."""
 
 CHUNK: Final = 1_000
@@ -72,10 +72,10 @@ class Announced:
         next start only."""
         self._at_once, self._remembered = at_once, remembered
         self._on_their_way: dict[str, _OnItsWay] = {}
-        self._left: dict[str, datetime] = {}
+        self._not_expected: dict[str, datetime] = {}
 
     def __contains__(self, timeout_id: str) -> bool:
-        return timeout_id in self._on_their_way or timeout_id in self._left
+        return timeout_id in self._on_their_way or timeout_id in self._not_expected
 
     @property
     def room(self) -> int:
@@ -94,36 +94,36 @@ class Announced:
     def discard(self, timeout_id: str) -> None:
         """Note that a timeout is not stored any more, or was not announced after all."""
         self._on_their_way.pop(timeout_id, None)
-        self._left.pop(timeout_id, None)
+        self._not_expected.pop(timeout_id, None)
 
     def leave(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, and that nothing will be heard of it for now."""
-        known = self._on_their_way.pop(timeout_id, None)
-        if known is not None:
-            self._left[timeout_id] = known.due
+        entry = self._on_their_way.pop(timeout_id, None)
+        if entry is not None:
+            self._not_expected[timeout_id] = entry.due
             self._keep_bounds()
 
-    def found(self, after: datetime, until: datetime, timeouts: Collection[DueTimeout], now: datetime) -> None:
+    def reconcile(self, after: datetime, until: datetime, timeouts: Collection[DueTimeout], now: datetime) -> None:
         """Reconcile with the storage: ``timeouts`` are all that is due in ``(after, until]``; forget others."""
         stored = {each.timeout_id for each in timeouts}
         for timeout_id, on_its_way in list(self._on_their_way.items()):
             if after < on_its_way.due <= until and timeout_id not in stored:
                 self.discard(timeout_id)
-            elif not timedelta(0) <= now - on_its_way.since <= HEARD_OF_WITHIN:
+            elif not timedelta(0) <= now - on_its_way.since <= DISPATCHED_WITHIN:
                 # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
                 # not come as far as its due time: it must not delay timeouts that are due before.
                 self.leave(timeout_id)
-        for timeout_id, due in list(self._left.items()):
+        for timeout_id, due in list(self._not_expected.items()):
             if after < due <= until and timeout_id not in stored:
                 self.discard(timeout_id)
 
     def _keep_bounds(self) -> None:
-        if len(self._left) <= self._remembered:
+        if len(self._not_expected) <= self._remembered:
             return
-        by_due = sorted(self._left.items(), key=lambda each: each[1])
+        by_due = sorted(self._not_expected.items(), key=lambda each: each[1])
         forgotten = by_due[: len(by_due) // 2]
         self.floor = max(self.floor, forgotten[-1][1])
-        self._left = {timeout_id: due for timeout_id, due in by_due if due > self.floor}
+        self._not_expected = {timeout_id: due for timeout_id, due in by_due if due > self.floor}
         log.warning(
             "%d due timeouts are stored whose control messages went to the error queue; those due until %s are not "
             "looked for any more before the next start: return the messages, or have them removed",
@@ -153,14 +153,14 @@ class DueTimeouts:
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         now = clock.now()
         self._announced = Announced(later(now, -OLDEST), at_once, remembered)
-        self._slice = self._front = self._announced.floor
-        """``_slice``: due time up to which all were announced. ``_front``: the latest due time that was announced."""
+        # Due times. Every timeout due up to the first was announced, and some may be that are due up to the second.
+        self._all_announced_until = self._latest_announced = self._announced.floor
         self._fetched: deque[DueTimeout] = deque()
         self._next_query: datetime | None = now
         self._looked_back_to: datetime | None = None
         self._look_back_at = clock.monotonic() + LOOK_BACK_EVERY.total_seconds()
         self._looking_back_took = timedelta(0)
-        self._gone_meanwhile: set[str] | None = None
+        self._removed_meanwhile: set[str] | None = None
         """Ids removed while the storage is looked through again: its answer may still have them."""
         self._next_look = _NEVER
         self._wake: Wake = nobody
@@ -194,7 +194,7 @@ class DueTimeouts:
         ahead = self._next_query
         if self._fetched:  # more than there was room for; looking back may have made some
             ahead = now if self._announced.room else None
-        back = later(self._clock.now(), time_left(self._look_back_at, self._clock.monotonic()))
+        back = later(self._clock.now(), time_until(self._look_back_at, self._clock.monotonic()))
         self._next_look = back if ahead is None else min(back, ahead)
         return PollResult(count, self._next_look <= now, self._next_look)
 
@@ -202,7 +202,9 @@ class DueTimeouts:
         if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more
             self._fetched.clear()
         if not self._fetched:
-            chunk = await self._store_deadlines.call_apart(lambda: self._persister.next_chunk(self._slice, now, CHUNK))
+            chunk = await self._store_deadlines.call_apart(
+                lambda: self._persister.next_chunk(self._all_announced_until, now, CHUNK)
+            )
             self._fetched.extend(chunk.due)
             self._next_query = chunk.next_query
         count = 0
@@ -212,23 +214,27 @@ class DueTimeouts:
             for _ in batch:
                 self._fetched.popleft()
             if not self._fetched:  # only now: one that could not be announced is not passed over (row 97)
-                self._slice = max(self._slice, batch[-1].due)
+                self._all_announced_until = max(self._all_announced_until, batch[-1].due)
         return count
 
     async def _look_back(self, now: datetime) -> int:
         """Look again at one chunk of due timeouts that were looked at before; announce those that are new."""
         began = self._clock.monotonic()
-        after, until = self._looked_back_to or self._announced.floor, min(self._front, now)
-        self._gone_meanwhile = gone = set[str]()
+        after, until = self._looked_back_to or self._announced.floor, min(self._latest_announced, now)
+        self._removed_meanwhile = removed_meanwhile = set[str]()
         try:
             chunk = await self._store_deadlines.call_apart(lambda: self._persister.next_chunk(after, until, CHUNK))
         finally:
-            self._gone_meanwhile = None
+            self._removed_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
         last = chunk.due[-1].due if is_cut else until
-        self._announced.found(after, last, chunk.due, now)
+        self._announced.reconcile(after, last, chunk.due, now)
         floor = self._announced.floor  # which may just have risen
-        new = [each for each in chunk.due if each.timeout_id not in self._announced and each.timeout_id not in gone]
+        new = [
+            each
+            for each in chunk.due
+            if each.timeout_id not in self._announced and each.timeout_id not in removed_meanwhile
+        ]
         count = await self._announce([each for each in new if each.due > floor][: self._announced.room])
         self._looking_back_took += timedelta(seconds=self._clock.monotonic() - began)
         self._looked_back_to = last if is_cut else None
@@ -243,7 +249,7 @@ class DueTimeouts:
 
     def _pause_before_looking_back(self) -> timedelta:
         usual = _LOOK_BACK_WHEN_FULL if self._fetched else LOOK_BACK_EVERY
-        return max(usual, _REST_AFTER_LOOKING_BACK * self._looking_back_took)
+        return max(usual, _PAUSE_PER_LOOK_BACK * self._looking_back_took)
 
     async def _announce(self, timeouts: Sequence[DueTimeout]) -> int:
         """Send control messages for timeouts that were not announced yet; return how many."""
@@ -265,7 +271,7 @@ class DueTimeouts:
         finally:
             for each, error in zip(timeouts, errors, strict=True):
                 if error is None:
-                    self._front = max(self._front, each.due)
+                    self._latest_announced = max(self._latest_announced, each.due)
                 else:
                     self._announced.discard(each.timeout_id)
         for error in errors:
@@ -276,19 +282,19 @@ class DueTimeouts:
 
     def registered(self, due: datetime) -> None:
         """Note that a timeout was stored and committed."""
-        if due <= self._slice:
+        if due <= self._all_announced_until:
             self._look_back_within(max(due - self._clock.now(), timedelta(0)))
         if due < self._next_look:
             self._wake()
 
-    def gone(self, timeout_id: str) -> None:
+    def remove(self, timeout_id: str) -> None:
         """Note that a timeout is not stored any more."""
         self._announced.discard(timeout_id)
-        if self._gone_meanwhile is not None:
-            self._gone_meanwhile.add(timeout_id)
+        if self._removed_meanwhile is not None:
+            self._removed_meanwhile.add(timeout_id)
         self._wake_if_waiting_for_room()
 
-    def given_up(self, timeout_id: str) -> None:
+    def give_up(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, as its control message is in the error queue now."""
         self._announced.leave(timeout_id)
         self._wake_if_waiting_for_room()

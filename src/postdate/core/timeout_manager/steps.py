@@ -277,7 +277,7 @@ class DispatchStep:
         enlisting: TimeoutPersister | None,
         transport: Transport,
         clock: Clock,
-        gone: Callable[[str], None],
+        on_removed: Callable[[str], None],
         recovery: AttemptsRecovery,
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
@@ -285,7 +285,7 @@ class DispatchStep:
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         self.deadlines = (self._store_deadlines, self._send_deadlines)
         """Of all that it calls; to be shortened when its pump stops."""
-        self._gone, self._recovery = gone, recovery
+        self._on_removed, self._recovery = on_removed, recovery
         self._sent = Bounded[str, None](SENT_REMEMBERED)
 
     async def handle(self, received: Received) -> StepOutcome:
@@ -300,19 +300,19 @@ class DispatchStep:
     async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
         """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
         timeout_id = announced_timeout(announcement)
-        taken = await self._store_deadlines.call_apart(lambda: self._taken(timeout_id), _release)
-        if taken is None:  # if others hold it and do not dispatch it, the next look back finds it again
+        claim = await self._store_deadlines.call_apart(lambda: self._claim(timeout_id), _release)
+        if claim is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
-        envelope = dispatched(taken.timeout, announcement.message_id, self._clock.now())
+        envelope = dispatched(claim.timeout, announcement.message_id, self._clock.now())
         try:
-            end = await self._end(taken, envelope)
+            end = await self._end(claim, envelope)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._store_deadlines.call_apart(taken.release)
-        return end, partial(self._ended, timeout_id, taken.timeout)
+                await self._store_deadlines.call_apart(claim.release)
+        return end, partial(self._ended, timeout_id, claim.timeout)
 
-    async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
+    async def _claim(self, timeout_id: str) -> TimeoutClaim | None:
         if self._enlisting is None:
             return await self._persister.claim(timeout_id)
         # In the transaction of the queue no claim is needed: the second one finds the timeout gone and sends nothing.
@@ -321,15 +321,15 @@ class DispatchStep:
             return None
         return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _hold_nothing)
 
-    async def _end(self, taken: TimeoutClaim, envelope: Envelope) -> End:
-        timeout = taken.timeout
+    async def _end(self, claim: TimeoutClaim, envelope: Envelope) -> End:
+        timeout = claim.timeout
         if self._enlisting is not None:
             with translate_store_errors(self._persister):
                 work = [self._enlisting.removing(timeout.timeout_id)]
             return End(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
             await self._send(timeout.timeout_id, envelope)
-        removed = await self._store_deadlines.call_apart(taken.remove)
+        removed = await self._store_deadlines.call_apart(claim.remove)
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
@@ -346,24 +346,24 @@ class DispatchStep:
         self._sent[timeout_id] = None
 
     async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
-        self._gone(timeout_id)
+        self._on_removed(timeout_id)
         if timeout is not None:
             late = (self._clock.now() - timeout.due).total_seconds()
             self._recovery.metrics.delivered({timeout.destination: 1}, [late])
             log.debug("timeout %s went to %s, due %s", timeout_id, timeout.destination, timeout.due)
 
 
-def telling(given_up: Callable[[str], None]) -> Callable[[Received], None]:
+def telling(on_give_up: Callable[[str], None]) -> Callable[[Received], None]:
     """Return a callback that reports the timeout of a control message in the error queue; it stays stored."""
 
     def tell(received: Received) -> None:
         with suppress(NotADelayedMessage):
-            given_up(announced_timeout(received.envelope))
+            on_give_up(announced_timeout(received.envelope))
 
     return tell
 
 
-async def _release(taken: TimeoutClaim | None) -> None:
+async def _release(claim: TimeoutClaim | None) -> None:
     """Release a timeout that was claimed by a call after its deadline."""
-    if taken is not None:
-        await taken.release()
+    if claim is not None:
+        await claim.release()

@@ -21,14 +21,14 @@ _PAUSE: Final = 19
 """Times as long as it worked it pauses: a twentieth of one connection's time is spent at most."""
 
 
-def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Daily:
-    """Return the loop that removes what is older than ``kept_for``.
+def retention(store: ArchivableStore, retention_period: timedelta, clock: Clock) -> Daily:
+    """Return the loop that removes what is older than ``retention_period``.
 
     Several services of a store do it side by side; what one has removed, the others do not find.
     """
 
     async def remove_old(daily: Daily) -> bool:
-        before, removed = later(clock.now(), -kept_for), 0
+        before, removed = later(clock.now(), -retention_period), 0
         for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
             width = max(store.pruned_at_once // _SHARE, 1)
             for first in range(whole.first, whole.end, width):
@@ -37,8 +37,8 @@ def retention(store: ArchivableStore, kept_for: timedelta, clock: Clock) -> Dail
                 if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
                     return False
         if removed:
-            told = logging.getLogger("postdate.retention")
-            told.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
+            log = logging.getLogger("postdate.retention")
+            log.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
         return True
 
     return Daily(store, clock, "old records are not removed", _FIRST_AFTER, remove_old)

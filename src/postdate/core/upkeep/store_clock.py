@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from postdate.clock import Clock, SystemClock, later, time_left
+from postdate.clock import Clock, SystemClock, later, time_until
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
@@ -83,9 +83,9 @@ class FollowingClock:
     def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
         self._own, self._store, self._judges = own, store, judges
         self._deadlines = Deadlines.of_store(store, own, CALL_DEADLINE)
-        self._known: Bounds | None = None
+        self._bounds: Bounds | None = None
         self._used, self._took = anyio.Event(), timedelta(0)
-        self._said: timedelta | None = None
+        self._reported_ahead: timedelta | None = None
         self._measured = False
         resource = resource_of(store)
         self._outage = resource.calls("cannot read the clock of the store", log, is_rare=True)
@@ -95,19 +95,19 @@ class FollowingClock:
 
     def now(self) -> datetime:
         """Return the time of the store, UTC; that of the machine before the first measurement."""
-        known = self._known
-        return self._own.now() if known is None or not self._judges else known.earliest_at(self._own.since_boot())
+        bounds = self._bounds
+        return self._own.now() if bounds is None or not self._judges else bounds.earliest_at(self._own.since_boot())
 
     def latest(self) -> datetime:
         """Return the latest time that the store's clock may show, UTC; that of the machine where :meth:`now` does."""
-        bounds = self._known
+        bounds = self._bounds
         return self._own.now() if bounds is None or not self._judges else bounds.latest_at(self._own.since_boot())
 
     @property
     def ahead(self) -> timedelta | None:
         """How far the store's clock is ahead of the machine's, whichever judges; ``None`` while that is not known."""
-        known = self._known
-        return None if known is None else known.earliest_at(self._own.since_boot()) - self._own.now()
+        bounds = self._bounds
+        return None if bounds is None else bounds.earliest_at(self._own.since_boot()) - self._own.now()
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         self._used.set()
@@ -140,8 +140,8 @@ class FollowingClock:
         """Read the store's clock in a few round trips; the quickest counts."""
         self._took = timedelta.max
         for _ in range(round_trips):
-            found = await self._deadlines.call_apart(self._ask)
-            self._known = found if self._known is None else self._known.narrowed_by(found)
+            measured = await self._deadlines.call_apart(self._ask)
+            self._bounds = measured if self._bounds is None else self._bounds.narrowed_by(measured)
 
     async def _try_to_read(self, round_trips: int) -> bool:
         try:
@@ -163,24 +163,24 @@ class FollowingClock:
         return Bounds(after, shown, later(shown, took))
 
     async def _tell(self) -> None:
-        assert self._known is not None
-        ahead = self._own.now() - self._known.earliest_at(self._own.since_boot())
+        assert self._bounds is not None
+        ahead = self._own.now() - self._bounds.earliest_at(self._own.since_boot())
         self._say(ahead)
         await self._deadlines.call_apart(partial(self._store.report_clock, ahead))
 
     def _say(self, ahead: timedelta) -> None:
         """Log a difference once, and again when it has become another one."""
-        if self._said is None:
+        if self._reported_ahead is None:
             if abs(ahead) > WORTH_SAYING:
                 self._warn(ahead)
         elif abs(ahead) <= WORTH_SAYING:
-            self._said = None
+            self._reported_ahead = None
             log.info("the clock of this machine, %s, agrees with that of the store again", platform.node())
-        elif abs(ahead - self._said) > max(WORTH_SAYING, abs(self._said) / 10):
+        elif abs(ahead - self._reported_ahead) > max(WORTH_SAYING, abs(self._reported_ahead) / 10):
             self._warn(ahead)
 
     def _warn(self, ahead: timedelta) -> None:
-        self._said = ahead
+        self._reported_ahead = ahead
         side = "ahead of" if ahead > timedelta(0) else "behind"
         judged = "the store's" if self._judges else "the machine's: delayed_delivery.use_store_clock is off"
         log.warning(
@@ -198,10 +198,10 @@ class FollowingClock:
         measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
             self._used = anyio.Event()
-            in_time = time_left(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
+            in_time = time_until(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
             await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
             if self._measured and self._used.is_set():
-                in_time = time_left(measure_at, self._own.monotonic())
+                in_time = time_until(measure_at, self._own.monotonic())
                 # Worth it where a round trip takes less than what clocks come apart by until the next measurement.
                 gains = self._judges and self._took < MEASURED_EVERY * _DRIFT
                 await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if gains else in_time)

@@ -40,7 +40,7 @@ _LOOKED_FOR: Final = timedelta(days=30)
 _RENEWED_AFTER: Final = timedelta(days=1)
 """Senders that still have rules of before have the search go on; they write the marker no more often than this."""
 
-_KEPT_RULES: Final = 8
+_MOST_RULES: Final = 8
 
 log = logging.getLogger("postdate.wall_times")
 
@@ -65,15 +65,15 @@ class WallTime:
     def read(cls, local: datetime | str | None, zone: str) -> Self:
         """Return what an application says. Raises `InvalidTimestamp`."""
         try:
-            found = _parse_local(local) if isinstance(local, str) else local
+            parsed = _parse_local(local) if isinstance(local, str) else local
         except ValueError as error:
             raise InvalidTimestamp(f"deliver_at={local!r} is no date and time, such as '2027-03-28 09:00'") from error
-        if not isinstance(found, datetime) or found.tzinfo is not None:
+        if not isinstance(parsed, datetime) or parsed.tzinfo is not None:
             raise InvalidTimestamp(
                 f"with zone={zone!r}, deliver_at is what clocks show there, without an offset, such as "
                 f"'2027-03-28 09:00'; not {local!r}"
             )
-        wall = cls(found, zone)
+        wall = cls(parsed, zone)
         wall.instant()
         return wall
 
@@ -117,9 +117,9 @@ class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
 def rules_in(marker: DelayedMessage) -> list[bytes]:
     """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
     try:
-        found = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
-        if found and all(map(zone_by, found)):
-            return found
+        rules = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
+        if rules and all(map(zone_by, rules)):
+            return rules
     except (TypeError, *DAMAGED) as error:
         raise ValueError(f"its marker is damaged: {error}") from error
     raise ValueError("its marker is damaged: there are no rules in it")
@@ -136,7 +136,7 @@ class KeptZones:
     """Sees to it that a store has a marker for each zone of the messages that it is given."""
 
     def __init__(self, store: ClaimingStore) -> None:
-        self._store, self._known = store, dict[str, float]()
+        self._store, self._marked_at = store, dict[str, float]()
 
     def check(self, zone: str) -> Keeping:
         """Return the store. Raises `NotSupported` if it cannot have messages follow a zone."""
@@ -150,10 +150,10 @@ class KeptZones:
     async def keep(self, zone: str, now: datetime) -> None:
         """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
         store, seconds = self.check(zone), SOURCE.get().seconds()
-        if seconds - self._known.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
+        if seconds - self._marked_at.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             rules = read_rules(zone)
             await note_rules(store, zone, [rules.content], rules.version, now)
-            self._known[zone] = seconds
+            self._marked_at[zone] = seconds
 
 
 async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> None:
@@ -187,7 +187,7 @@ def _since(marker: DelayedMessage) -> datetime:
 async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], version: str, moved: int, since: datetime) -> None:
     """Write the marker of a zone: its ``rules`` are the newest first, and those are from files of ``version``."""
     headers = {"zone": zone, "moved": str(moved), "at": since.isoformat(), "version": version}
-    body = json.dumps([base64.b64encode(each).decode() for each in rules[:_KEPT_RULES]]).encode()
+    body = json.dumps([base64.b64encode(each).decode() for each in rules[:_MOST_RULES]]).encode()
     await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), since)
 
 
@@ -198,37 +198,37 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
     """Return the loop that moves what waits to where new rules of its zone have it."""
 
     async def follow(daily: Daily) -> bool:
-        held = 0
+        claimed = 0
         for marker in await daily.ask(partial(markers, store)):
             zone = marker.headers.get("zone", "")
             try:
-                held += await _follow_zone(daily, marker, zone)
+                claimed += await _follow_zone(daily, marker, zone)
             except (InvalidTimestamp, ValueError) as error:
                 log.warning("messages for %r stay where they are: %s", zone, error)
-        if held:
-            log.warning("somebody holds %d messages that new rules of a zone move; they are moved in an hour", held)
-        return not held
+        if claimed:
+            log.warning("somebody holds %d messages that new rules of a zone move; they are moved in an hour", claimed)
+        return not claimed
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be moved, as somebody holds them."""
-        now, mine, known = clock.now(), read_rules(zone), rules_in(marker)
+        now, mine, all_rules = clock.now(), read_rules(zone), rules_in(marker)
         since, total = _since(marker), int(marker.headers.get("moved", ""))
-        if changed := not have_same_rules(mine.content, known[0], now.year):
+        if changed := not have_same_rules(mine.content, all_rules[0], now.year):
             if "" < mine.version < marker.headers.get("version", ""):
                 log.warning(
                     "the zone files here are %s, older than those that messages wait by: update them", mine.version
                 )
                 return 0
             # Before anything is moved: a process that is killed half way leaves the rules of before.
-            known, since, total = [mine.content, *(each for each in known if each != mine.content)], now, 0
-            await daily.ask(partial(_mark, store, zone, known, mine.version, 0, now))
-        if not changed and (len(known) == 1 or now - since > _LOOKED_FOR):
+            all_rules, since, total = [mine.content, *(each for each in all_rules if each != mine.content)], now, 0
+            await daily.ask(partial(_mark, store, zone, all_rules, mine.version, 0, now))
+        if not changed and (len(all_rules) == 1 or now - since > _LOOKED_FOR):
             return 0
-        moved, held = await _move(daily, zone, mine.content)
+        moved, claimed = await _move(daily, zone, mine.content)
         if moved:
             log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
-            await daily.ask(partial(_mark, store, zone, known, mine.version, total + moved, since))
-        return held
+            await daily.ask(partial(_mark, store, zone, all_rules, mine.version, total + moved, since))
+        return claimed
 
     async def _move(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
         """Return how many messages were moved, and how many could not be as somebody holds them.
@@ -236,14 +236,14 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         Whatever has the header of a wall time moves, by whichever rules it is due now: of two services that look at
         once with different rules, one may overwrite the marker of the other, so that its rules are in none.
         """
-        reading, told = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
+        reading, counts = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
         while not reading.is_over and await daily.pause(0):
             for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
                 wall = WallTime.of(message.headers)
                 with suppress(InvalidTimestamp, InvalidMessage):  # there is no such instant, or it expires before
                     if wall is not None and (due := wall.instant(rules)) != message.due:
-                        told[await _moved(daily, message, wall, due)] += 1
-        return told[True], told[False]
+                        counts[await _moved(daily, message, wall, due)] += 1
+        return counts[True], counts[False]
 
     async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
         current = await daily.ask(partial(store.get, message.message_id))

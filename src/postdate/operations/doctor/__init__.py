@@ -132,9 +132,9 @@ class _Looking:
             return
         try:
             async with AsyncExitStack() as stack:
-                given = store_settings(self.settings)
+                arguments = store_settings(self.settings)
                 with naming("store.address", address, self.settings):
-                    store = open_store(address, **given)
+                    store = open_store(address, **arguments)
                 stack.push_async_callback(store.close)
                 await store.initialize(self.settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
                 judges = self.settings.delayed_delivery.use_store_clock and store.capabilities.has_clock
@@ -158,9 +158,9 @@ class _Looking:
             return
         try:
             async with AsyncExitStack() as stack:
-                given = transport_settings(self.settings)
+                arguments = transport_settings(self.settings)
                 with naming("transport.address", address, self.settings):
-                    transport = open_transport(address, **given)
+                    transport = open_transport(address, **arguments)
                 stack.push_async_callback(transport.close)
                 self.needed = own_queues(self.settings, transport.capabilities)
                 answers = self._store_answers

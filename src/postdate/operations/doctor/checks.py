@@ -55,17 +55,17 @@ _LOOPBACK: Final = "127.0.0.1"
 
 def python() -> Probe:
     version = sys.version_info[:2]
-    found = ".".join(str(part) for part in sys.version_info[:3])
+    text = ".".join(str(part) for part in sys.version_info[:3])
     if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
-        return Probe("Python", Verdict.OK, found)
-    return Probe("Python", Verdict.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
+        return Probe("Python", Verdict.OK, text)
+    return Probe("Python", Verdict.WARN, f"{text} is not tested with Postdate", "use Python 3.11 to 3.14")
 
 
 def time_zones() -> Probe:
     """Say which zone files hold here, and which others there are."""
-    first, *others = zone_files()
-    text = f"time zones follow {first}" + "".join(f"; also installed: {each}" for each in others)
-    if first.version or not others:
+    first, *more = zone_files()
+    text = f"time zones follow {first}" + "".join(f"; also installed: {each}" for each in more)
+    if first.version or not more:
         return Probe("zone files", Verdict.OK, text)
     mend = (
         "install or update the system's package tzdata, which includes tzdata.zi; "
@@ -75,16 +75,18 @@ def time_zones() -> Probe:
 
 
 def sqlite(version: tuple[int, ...]) -> Probe:
-    found = ".".join(str(part) for part in version)
+    text = ".".join(str(part) for part in version)
     if version >= OLDEST_SQLITE:
-        return Probe("SQLite", Verdict.OK, found)
+        return Probe("SQLite", Verdict.OK, text)
     oldest = ".".join(str(part) for part in OLDEST_SQLITE)
-    return Probe("SQLite", Verdict.FAIL, f"{found} is too old", f"use a Python built with SQLite {oldest} or later")
+    return Probe("SQLite", Verdict.FAIL, f"{text} is too old", f"use a Python built with SQLite {oldest} or later")
 
 
 def settings_read(settings: Settings) -> Probe:
     file = "no postdate.toml here" if settings.file is None else str(settings.file)
-    return Probe("settings", Verdict.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
+    return Probe(
+        "settings", Verdict.OK, f"{file}; {shown_count(settings.number_set, 'value')} set, the others are defaults"
+    )
 
 
 def loopback(attempt: Callable[[], None] | None = None) -> Probe:

@@ -37,11 +37,11 @@ def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[lis
     facts: dict[Path, FileFacts] = {}
     for path, look in files.items():
         checks += [_disk_space(path), file_system(path, _MOUNTS)]
-        check, found = _file(path, look, now)
+        check, file_facts = _file(path, look, now)
         checks.append(check)
-        if found is not None:
-            facts[path] = found
-            checks += [_write_ahead_log(found), _clock(path, found.processes or (), now)]
+        if file_facts is not None:
+            facts[path] = file_facts
+            checks += [_write_ahead_log(file_facts), _clock(path, file_facts.processes or (), now)]
     return checks, facts
 
 
@@ -59,12 +59,12 @@ def synchronous(settings: Settings) -> Probe:
 def _disk_space(path: Path) -> Probe:
     folder = next((each for each in path.parents if each.exists()), Path("/"))
     free = shutil.disk_usage(folder).free
-    found = f"{free / _GIB:.1f} GiB free for {path}"
+    text = f"{free / _GIB:.1f} GiB free for {path}"
     if free < _GIB // 16:
-        return Probe("disk space", Verdict.FAIL, found, "make room: a full disk stops storing and delivering")
+        return Probe("disk space", Verdict.FAIL, text, "make room: a full disk stops storing and delivering")
     if free < _GIB:
-        return Probe("disk space", Verdict.WARN, found, "make room soon")
-    return Probe("disk space", Verdict.OK, found)
+        return Probe("disk space", Verdict.WARN, text, "make room soon")
+    return Probe("disk space", Verdict.OK, text)
 
 
 def file_system(path: Path, mounts: Path) -> Probe:

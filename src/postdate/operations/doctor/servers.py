@@ -55,8 +55,8 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
             after = clock.now()
             snapshots = await adapter.old_snapshots() if isinstance(adapter, AdministrableStore) else None
     except TimeoutError:
-        found = f"no answer within {_PATIENCE_SECONDS:g} s"
-        return [Probe(name, Verdict.FAIL, found, "see whether it runs and can be reached from here")], False
+        text = f"no answer within {_PATIENCE_SECONDS:g} s"
+        return [Probe(name, Verdict.FAIL, text, "see whether it runs and can be reached from here")], False
     except PostdateError as error:
         mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
         return [Probe(name, Verdict.FAIL, str(error), advice_for(error, mend))], False
@@ -79,10 +79,10 @@ async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequen
     except TransportError as error:
         return [Probe(_LIMITS, Verdict.WARN, f"unknown: {error}")]
     new = [queue for queue, some in (limits or {}).items() if some is None]
-    found = [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new)}; ask again in a while")] if new else []
+    probes = [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new)}; ask again in a while")] if new else []
     for queue, some in (limits or {}).items():
-        found += [queue_limit(queue, name, limit) for name, limit in (some or {}).items()]
-    return found or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
+        probes += [queue_limit(queue, name, limit) for name, limit in (some or {}).items()]
+    return probes or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
 
 
 async def intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
@@ -105,22 +105,22 @@ async def intake_bindings(transport: Transport, exchange: DelayExchange | None) 
 
 def version(name: str, facts: ServerFacts) -> Probe:
     """Judge whether the server is new enough; a product or version that is not known passes."""
-    found = f"{facts.product} {facts.version} answers"
+    text = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)
     if digits is not None and tuple(int(part) for part in digits[0].split(".")) < oldest:
         needed = ".".join(str(part) for part in oldest)
-        return Probe(name, Verdict.FAIL, f"{found}, but is too old", f"upgrade it to {facts.product} {needed} or later")
-    return Probe(name, Verdict.OK, found)
+        return Probe(name, Verdict.FAIL, f"{text}, but is too old", f"upgrade it to {facts.product} {needed} or later")
+    return Probe(name, Verdict.OK, text)
 
 
 def judged(facts: ServerFacts) -> Iterator[Probe]:
     if facts.schema_version is not None and facts.newest_schema_version is not None:
         yield schema(facts.schema_version, facts.newest_schema_version)
     if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
-        found = "the server is read-only, a standby, or recovers: nothing can be stored or delivered"
+        text = "the server is read-only, a standby, or recovers: nothing can be stored or delivered"
         mend = "after a fail-over, have the address lead to the server that takes writes; or undo what has set it so"
-        yield Probe("writes", Verdict.FAIL, found, mend)
+        yield Probe("writes", Verdict.FAIL, text, mend)
     judge = _JUDGES.get(facts.product)
     if judge is not None:
         yield from judge(facts.settings)
@@ -130,11 +130,11 @@ def schema(there: int, newest: int) -> Probe:
     if there == 0:
         return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
     if there < newest:
-        found = f"version {there}, this Postdate needs {newest}"
-        return Probe("schema", Verdict.FAIL, found, "run `postdate setup`: it brings the tables up to date")
+        text = f"version {there}, this Postdate needs {newest}"
+        return Probe("schema", Verdict.FAIL, text, "run `postdate setup`: it brings the tables up to date")
     if there > newest:
-        found = f"version {there} was made by a newer Postdate; this one knows {newest}"
-        return Probe("schema", Verdict.FAIL, found, "upgrade Postdate here")
+        text = f"version {there} was made by a newer Postdate; this one knows {newest}"
+        return Probe("schema", Verdict.FAIL, text, "upgrade Postdate here")
     return Probe("schema", Verdict.OK, f"version {there}")
 
 
@@ -153,23 +153,23 @@ def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool 
         if judges
         else "what one machine schedules and another delivers comes early or late by the difference of their clocks"
     )
-    found = f"{shown_span(difference)} {side} the one here: {follows}"
-    return Probe("server clock", Verdict.WARN, found, "set all clocks by NTP")
+    text = f"{shown_span(difference)} {side} the one here: {follows}"
+    return Probe("server clock", Verdict.WARN, text, "set all clocks by NTP")
 
 
 def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
     """Name each process whose clock is more than a second off; ``ahead`` of the server's, by ``machine:pid``."""
     wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
     if not wrong:
-        found = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
-        return Probe("service clocks", Verdict.OK, found)
-    told = ", ".join(
+        text = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
+        return Probe("service clocks", Verdict.OK, text)
+    differences = ", ".join(
         f"{who} is {shown_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
         for who, span in wrong.items()
     )
     if judges:
-        return Probe("service clocks", Verdict.WARN, f"{told}; due times are judged by the server's", _BY_NTP)
-    return Probe("service clocks", Verdict.WARN, f"{told}: it delivers early or late by that", _OR_BY_STORE)
+        return Probe("service clocks", Verdict.WARN, f"{differences}; due times are judged by the server's", _BY_NTP)
+    return Probe("service clocks", Verdict.WARN, f"{differences}: it delivers early or late by that", _OR_BY_STORE)
 
 
 def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
@@ -177,41 +177,41 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     user = f"user {snapshot.user}" if snapshot.user else ""
     who = ", ".join(part for part in (snapshot.application, user) if part)
     holder = f"session {snapshot.pid} ({who})" if snapshot.pid else who
-    found = (
+    text = (
         f"{holder} has held one for {shown_span(snapshot.age)} ({snapshot.state}): rows of delivered messages cannot "
         f"be cleaned up, and looking for due ones gets slower"
     )
     if snapshot.mend:
-        return Probe("old snapshots", Verdict.WARN, found, f"if it is needed no more: {snapshot.mend}")
+        return Probe("old snapshots", Verdict.WARN, text, f"if it is needed no more: {snapshot.mend}")
     end = f"SELECT pg_terminate_backend({snapshot.pid})" if product == "PostgreSQL" else f"KILL {snapshot.pid}"
-    return Probe("old snapshots", Verdict.WARN, found, f"end its transaction there, or the session itself: {end}")
+    return Probe("old snapshots", Verdict.WARN, text, f"end its transaction there, or the session itself: {end}")
 
 
 def queue_limit(queue: str, name: str, limit: int) -> Probe:
     """Judge a queue's limit, by its name in policies of RabbitMQ."""
-    found, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
+    text, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
     if name != "delivery-limit":
-        return Probe(_LIMITS, Verdict.WARN, f"{found}: what is beyond it is dropped without a word", mend)
-    found += ": what came back nearly so often goes to the error queue, whatever tries it has left"
-    return Probe(_LIMITS, Verdict.OK, found) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, found, mend)
+        return Probe(_LIMITS, Verdict.WARN, f"{text}: what is beyond it is dropped without a word", mend)
+    text += ": what came back nearly so often goes to the error queue, whatever tries it has left"
+    return Probe(_LIMITS, Verdict.OK, text) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, text, mend)
 
 
 def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("fsync", "on").lower() == "off":
-        found = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
-        yield Probe("fsync", Verdict.FAIL, found, "set fsync = on in postgresql.conf and reload")
+        text = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
+        yield Probe("fsync", Verdict.FAIL, text, "set fsync = on in postgresql.conf and reload")
     if settings.get("full_page_writes", "on").lower() == "off":
-        found = "full_page_writes is off: loss of power can damage pages for good"
-        yield Probe("full page writes", Verdict.WARN, found, "set full_page_writes = on in postgresql.conf")
+        text = "full_page_writes is off: loss of power can damage pages for good"
+        yield Probe("full page writes", Verdict.WARN, text, "set full_page_writes = on in postgresql.conf")
     commit = settings.get("synchronous_commit")
     if commit is not None:
         if commit.lower() == "off":
-            found = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
+            text = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
             mend = "set synchronous_commit = on for Postdate's user, unless what is lost can be sent again"
-            yield Probe("durability", Verdict.WARN, found, mend)
+            yield Probe("durability", Verdict.WARN, text, mend)
         else:
-            found = f"synchronous_commit is {commit}: a commit survives loss of power"
-            yield Probe("durability", Verdict.OK, found)
+            text = f"synchronous_commit is {commit}: a commit survives loss of power"
+            yield Probe("durability", Verdict.OK, text)
 
 
 def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
@@ -220,17 +220,17 @@ def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
         yield Probe("durability", Verdict.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
     elif flush is not None:
         after = "loss of power" if flush == "2" else "a crash of the server"
-        found = f"innodb_flush_log_at_trx_commit is {flush}: {after} may lose the commits of the last second"
+        text = f"innodb_flush_log_at_trx_commit is {flush}: {after} may lose the commits of the last second"
         mend = "set innodb_flush_log_at_trx_commit = 1, unless what is lost can be sent again"
-        yield Probe("durability", Verdict.WARN, found, mend)
+        yield Probe("durability", Verdict.WARN, text, mend)
     isolation = next((settings[name] for name in _ISOLATION if name in settings), None)
     if isolation is not None:
         level = isolation.upper().replace(" ", "-")
         if level == "READ-COMMITTED":
             yield Probe("isolation", Verdict.OK, level)
         else:
-            found = f"{level} locks the gaps between rows: writers wait for each other, and deadlocks are more frequent"
-            yield Probe("isolation", Verdict.WARN, found, "set transaction_isolation = READ-COMMITTED")
+            text = f"{level} locks the gaps between rows: writers wait for each other, and deadlocks are more frequent"
+            yield Probe("isolation", Verdict.WARN, text, "set transaction_isolation = READ-COMMITTED")
 
 
 def _sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
@@ -240,8 +240,8 @@ def _sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
     if delayed.lower() in {"disabled", "0"}:
         yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives loss of power")
     else:
-        found = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"
-        yield Probe("durability", Verdict.WARN, found, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
+        text = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"
+        yield Probe("durability", Verdict.WARN, text, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
 
 
 def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
@@ -255,8 +255,8 @@ def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
 
 def _redis(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("maxmemory_policy", "").startswith("allkeys") and settings.get("maxmemory", "0") != "0":
-        found = f"{settings['maxmemory_policy']}: when its memory is full the server throws messages away"
-        yield Probe("eviction", Verdict.FAIL, found, "set maxmemory-policy noeviction")
+        text = f"{settings['maxmemory_policy']}: when its memory is full the server throws messages away"
+        yield Probe("eviction", Verdict.FAIL, text, "set maxmemory-policy noeviction")
 
 
 _JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
@@ -300,7 +300,7 @@ async def _of(endpoint: str, persister: TimeoutPersister, now: datetime) -> Prob
         mend = "see `postdate config show`; a table that is missing is created by `postdate setup`"
         return Probe("timeouts", Verdict.FAIL, f"of {endpoint!r}: {error}", advice_for(error, mend))
     if due and due[0].due < now - _LATE:
-        found = f"of {endpoint!r}: the earliest has been due since {shown_time(due[0].due)}"
+        text = f"of {endpoint!r}: the earliest has been due since {shown_time(due[0].due)}"
         mend = "start the service: postdate run; or return its control messages from the error queue"
-        return Probe("timeouts", Verdict.WARN, found, mend)
+        return Probe("timeouts", Verdict.WARN, text, mend)
     return Probe("timeouts", Verdict.OK, f"of {endpoint!r}: the storage answers, and nothing is overdue")

@@ -73,12 +73,12 @@ def traffic(
 def _processes(processes: Sequence[Process]) -> Probe:
     alive = [process for process in processes if process.alive]
     dead = [process for process in processes if not process.alive]
-    found = f"{len(alive)} alive" + (f" ({', '.join(str(process.pid) for process in alive)})" if alive else "")
+    text = f"{len(alive)} alive" + (f" ({', '.join(str(process.pid) for process in alive)})" if alive else "")
     if not dead:
-        return Probe("processes", Verdict.OK, found)
+        return Probe("processes", Verdict.OK, text)
     pids = ", ".join(str(process.pid) for process in dead)
     mend = "nothing, if a service runs: it frees what they held; otherwise start one: postdate run"
-    return Probe("processes", Verdict.WARN, f"{found}; {len(dead)} died without stopping ({pids})", mend)
+    return Probe("processes", Verdict.WARN, f"{text}; {len(dead)} died without stopping ({pids})", mend)
 
 
 def _service(stored: StoreTraffic, now: datetime) -> Probe:
@@ -86,8 +86,8 @@ def _service(stored: StoreTraffic, now: datetime) -> Probe:
     if stored.overdue and stored.oldest is not None and stored.oldest < now:
         overdue += f", the oldest for {shown_span(now - stored.oldest)}"
     if stored.processes is None:
-        found = f"whether one is running cannot be seen in this store; {overdue}"
-        return Probe("service", Verdict.WARN, found, "make sure that one is running: postdate run")
+        text = f"whether one is running cannot be seen in this store; {overdue}"
+        return Probe("service", Verdict.WARN, text, "make sure that one is running: postdate run")
     services = delivering(stored.processes)
     if services:
         pids = ", ".join(str(process.pid) for process in services)
@@ -118,19 +118,19 @@ def _error_queue(name: str, queues: Queues) -> Probe:
     length = queues.lengths.get(name, 0)
     if not length:
         return Probe("error queue", Verdict.OK, f"{name!r} is empty")
-    found = f"{shown_count(length, 'message')} in {name!r}"
+    text = f"{shown_count(length, 'message')} in {name!r}"
     if not queues.listable:
         mend = "look at them with the broker's own tools; then `postdate errors return --all`"
-        return Probe("error queue", Verdict.WARN, found, mend)
-    return Probe("error queue", Verdict.WARN, found, "see `postdate errors list`; then `postdate errors return`")
+        return Probe("error queue", Verdict.WARN, text, mend)
+    return Probe("error queue", Verdict.WARN, text, "see `postdate errors list`; then `postdate errors return`")
 
 
 def _unreadable(count: int) -> Probe:
     if not count:
         return Probe("unreadable", Verdict.OK, "nothing: every message can be read")
-    found = f"{shown_count(count, 'message')} that cannot be read"
+    text = f"{shown_count(count, 'message')} that cannot be read"
     mend = "see `postdate messages list --unreadable`; mend them in the database, or `postdate messages discard NAME`"
-    return Probe("unreadable", Verdict.WARN, found, mend)
+    return Probe("unreadable", Verdict.WARN, text, mend)
 
 
 def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:
@@ -138,5 +138,5 @@ def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Pr
     if not missing:
         return Probe("destinations", Verdict.OK, "every queue that messages wait for exists")
     options = " ".join(f"--queue {name}" for name in missing)
-    found = f"messages wait for queues that do not exist: {', '.join(missing)}"
-    return Probe("destinations", Verdict.WARN, found, f"create them: postdate setup {options}")
+    text = f"messages wait for queues that do not exist: {', '.join(missing)}"
+    return Probe("destinations", Verdict.WARN, text, f"create them: postdate setup {options}")

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
 from postdate.pipeline.audit.reading import ARCHIVE_MARK
-from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.failures import one_line_errors
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
@@ -41,15 +41,15 @@ class ArchiveFolder:
 
     # --- whose it is --------------------------------------------------------------------------------------------
 
-    def found(self, store: StoreSpec, endpoint: str) -> None:
+    def claim_for(self, store: StoreSpec, endpoint: str) -> None:
         """Make the folder the archive of a store; raise PipelineError if it holds something else or another store's."""
         mark = self.path / ARCHIVE_MARK
         whose = {"format": _FORMAT, "endpoint": endpoint, "store": store.shown}
         if mark.exists():
-            said = self._said()
-            if said != whose:
+            owner = self._read_mark()
+            if owner != whose:
                 raise PipelineError(
-                    f"{self.path} is the archive of the endpoint {said.get('endpoint')!r} in {said.get('store')!r}, "
+                    f"{self.path} is the archive of the endpoint {owner.get('endpoint')!r} in {owner.get('store')!r}, "
                     f"not of {endpoint!r} in {store.shown!r}: give each store an archive of its own, or, if it is the "
                     f"same store at another address, change {mark}"
                 )
@@ -68,18 +68,18 @@ class ArchiveFolder:
         """Raise PipelineError for a folder that is no archive, or one that a later Postdate has written."""
         if not (self.path / ARCHIVE_MARK).exists():
             raise PipelineError(f"{self.path} is no archive: it has no {ARCHIVE_MARK}")
-        self._said()
+        self._read_mark()
 
-    def _said(self) -> dict[str, object]:
+    def _read_mark(self) -> dict[str, object]:
         mark = self.path / ARCHIVE_MARK
         try:
-            said = json.loads(mark.read_text(encoding="utf-8"))
+            decoded = json.loads(mark.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise PipelineError(f"{mark} cannot be read: {error}") from error
-        known = cast("dict[str, object]", said) if isinstance(said, dict) else {}
-        if known.get("format") != _FORMAT:
+        mark_fields = cast("dict[str, object]", decoded) if isinstance(decoded, dict) else {}
+        if mark_fields.get("format") != _FORMAT:
             raise PipelineError(f"{mark} is not one of this Postdate; perhaps a later one has written it")
-        return known
+        return mark_fields
 
     @contextmanager
     def alone(self) -> Generator[None]:
@@ -106,16 +106,16 @@ class ArchiveFolder:
 
     def read(self, spark: SparkSession, path: Path) -> DataFrame:
         """Return the records in a folder, as of a run that is not published, read from the disk."""
-        with told_in_one_line(f"the archive {path} cannot be read as Parquet"):
-            found = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
-        return found.select(*COLUMNS, "day")
+        with one_line_errors(f"the archive {path} cannot be read as Parquet"):
+            records = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
+        return records.select(*COLUMNS, "day")
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def begin(self) -> Path:
         """Remove the folders of killed runs; return the path of a new one, which does not exist yet."""
-        for left in self.path.glob(f"{_RUN}*"):
-            shutil.rmtree(left)
+        for unfinished in self.path.glob(f"{_RUN}*"):
+            shutil.rmtree(unfinished)
         return self.path / f"{_RUN}{uuid.uuid4().hex}"
 
     def publish(self, run: Path) -> None:

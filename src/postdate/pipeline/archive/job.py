@@ -26,7 +26,7 @@ from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
 from postdate.pipeline.audit.reading import is_sent_again, named
-from postdate.pipeline.frames import PARTS, held_snapshot, kept, part_frame, scan_frame, scan_parts
+from postdate.pipeline.frames import PARTS, open_snapshot, part_frame, persisted, scan_frame, scan_parts
 from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
 from postdate.pipeline.session import require_utc
@@ -138,7 +138,7 @@ def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, parti
     In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
     message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
     """
-    with held_snapshot(store) as snapshot:
+    with open_snapshot(store) as snapshot:
 
         def ids_of(what: str) -> DataFrame:
             parts = scan_parts(store, what, partitions)
@@ -151,7 +151,7 @@ def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, parti
 
 def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
     """Compute a frame now, as it may differ later; keep it until the stack is unwound; return it and its row count."""
-    frame = kept(stack, frame)
+    frame = persisted(stack, frame)
     return frame, frame.count()
 
 
@@ -164,8 +164,8 @@ def placed_records(
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
     def read(batches: Batches) -> Batches:
-        with opened(store) as found:
-            pruned = prunable(found)
+        with opened(store) as opened_store:
+            pruned = prunable(opened_store)
             for batch in batches:
                 for share in batch.to_pylist():
                     for first in range(share["first"], share["end"], pruned.pruned_at_once):
@@ -240,8 +240,8 @@ def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore
     """Have executors change a store by rows, once a task; return the sum of what ``change`` counts."""
 
     def change_all(batches: Batches) -> Batches:
-        with opened(store) as found:
-            for count in change(prunable(found), batches):
+        with opened(store) as opened_store:
+            for count in change(prunable(opened_store), batches):
                 yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
 
     return int(rows.mapInArrow(change_all, "changed long").agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
@@ -298,17 +298,17 @@ def archive(  # noqa: PLR0913 - what to archive, and how
     limit = aware_utc(before, "before")
     if limit > aware_utc(now, "now"):
         raise PipelineError(f"before={limit.isoformat()} lies in the future; what has not ended yet cannot be archived")
-    with opened(store) as found:
-        prunable(found)
+    with opened(store) as opened_store:
+        prunable(opened_store)
     (endpoint,) = named([store])
     folder = ArchiveFolder(to)
-    folder.found(store, endpoint.name)
-    with folder.alone(), ExitStack() as kept:
+    folder.claim_for(store, endpoint.name)
+    with folder.alone(), ExitStack() as frames:
         run = _Run(spark, store, folder, endpoint.name, partitions)
-        chosen, count = run.choose(kept, limit)
+        chosen, count = run.choose(frames, limit)
         days = run.write(chosen)
-        marked, pruned = run.take_out(kept, chosen, count)
-        forgotten = 0 if keep_ids else run.forget(kept, limit)
+        marked, pruned = run.take_out(frames, chosen, count)
+        forgotten = 0 if keep_ids else run.forget(frames, limit)
     return ArchiveResult(
         store=store.shown,
         archive=str(folder.path),
@@ -334,22 +334,22 @@ class _Run:
     endpoint: str
     partitions: int
 
-    def choose(self, kept: ExitStack, before: datetime) -> tuple[DataFrame, int]:
+    def choose(self, frames: ExitStack, before: datetime) -> tuple[DataFrame, int]:
         """Read the store and choose records; raise PipelineError if the archive has another record under a number.
 
         Returns them with ``day``, ``first``, ``end`` and whether they are ``archived`` already, and how many they are.
         """
-        contents = read_contents(kept, self.spark, self.store, self.partitions)
+        contents = read_contents(frames, self.spark, self.store, self.partitions)
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
         # A run that was cut off left marked messages: of these, every record that is in the archive goes.
         marked = contents.records.where(IS_MARKED).select("message_id").distinct().withColumn("marked", F.lit(True))
-        known = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
+        archived_rows = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
         doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
         doubled = doubled.select("message_id").distinct().withColumn("doubled", F.lit(True))
         rows = (
             contents.records.where(f"NOT {IS_MARKED}")
-            .join(known, "number", "left")
+            .join(archived_rows, "number", "left")
             .withColumn("archived", F.col("known").isNotNull())
             .withColumn("differs", F.col("archived") & (F.col("known") != F.struct(*_IDENTITY)))
             .join(stories, "message_id", "left")
@@ -357,11 +357,11 @@ class _Run:
             .join(doubled, "message_id", "left")
             .where("differs OR (doubled IS NULL AND (day IS NOT NULL OR (marked AND archived)))")
         )
-        rows, count = keep(kept, rows)
-        self._refuse_others(rows)
+        rows, count = keep(frames, rows)
+        self._refuse_conflicts(rows)
         return rows, count
 
-    def _refuse_others(self, rows: DataFrame) -> None:
+    def _refuse_conflicts(self, rows: DataFrame) -> None:
         other = rows.where("differs").select("number", "message_id", "known.message_id").first()
         if other is not None:
             raise PipelineError(
@@ -398,33 +398,33 @@ class _Run:
                 f"({written.get(wrong[0], (0,))[0]} records of {days.get(wrong[0], (0,))[0]}); nothing was taken out"
             )
 
-    def take_out(self, kept: ExitStack, chosen: DataFrame, count: int) -> tuple[int, int]:
+    def take_out(self, frames: ExitStack, chosen: DataFrame, count: int) -> tuple[int, int]:
         """Mark the *scheduled* records, then remove all others; return both counts.
 
         Removes only records read back from the archive, of messages whose mark was read back from the store.
         """
         safe = self.folder.records(self.spark).select(*_IDENTITY).distinct()
-        going, found = keep(kept, chosen.select(*_IDENTITY, "first", "end").join(safe, list(_IDENTITY), "left_semi"))
-        if found != count:
-            raise PipelineError(f"{count - found} records are missing in {self.folder.path}; nothing was taken out")
+        going, number = keep(frames, chosen.select(*_IDENTITY, "first", "end").join(safe, list(_IDENTITY), "left_semi"))
+        if number != count:
+            raise PipelineError(f"{count - number} records are missing in {self.folder.path}; nothing was taken out")
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
         there = placed_records(self.spark, self.store, MARKS, self.partitions)
-        safe_ids, _ = keep(kept, there.where(IS_MARKED).select("message_id").distinct())
+        safe_ids, _ = keep(frames, there.where(IS_MARKED).select("message_id").distinct())
         pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
-    def forget(self, kept: ExitStack, before: datetime) -> int:
+    def forget(self, frames: ExitStack, before: datetime) -> int:
         """Remove the marked records of all archived messages that ended before; return their number."""
         archived = self.folder.records(self.spark)
         ended = (
             archived.groupBy("message_id").agg(F.max("at").alias("ended_at")).where(F.col("ended_at") < F.lit(before))
         )
-        theirs = (
+        archived_ends = (
             archived.where("kind = 'scheduled'").join(ended, "message_id", "left_semi").select("number", "message_id")
         )
-        there, _ = keep(kept, placed_records(self.spark, self.store, MARKS, self.partitions))
-        going = there.where(IS_MARKED).join(theirs, ["number", "message_id"], "left_semi")
+        there, _ = keep(frames, placed_records(self.spark, self.store, MARKS, self.partitions))
+        going = there.where(IS_MARKED).join(archived_ends, ["number", "message_id"], "left_semi")
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:

@@ -62,18 +62,18 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     started = time.perf_counter()
     require_utc(spark)
     bounds = [None if each is None else aware_utc(each, "ended") for each in (ended_from, ended_to)]
-    with opened(store) as found:
-        prunable(found)
+    with opened(store) as opened_store:
+        prunable(opened_store)
     folder = ArchiveFolder(from_)
     folder.check()
-    with folder.alone(), ExitStack() as kept:
-        wanted = _wanted(folder.records(spark), ids, *bounds)
-        wanted, _ = keep(kept, wanted.dropDuplicates(["number"]))
-        _reserve_numbers(store, wanted)
-        there, _ = keep(kept, placed_records(spark, store, MARKS, partitions))
-        _refuse_others(wanted, there, folder)
-        messages = wanted.select("message_id").distinct().count()
-        missing, _ = keep(kept, _missing(wanted, there))
+    with folder.alone(), ExitStack() as frames:
+        chosen = _chosen(folder.records(spark), ids, *bounds)
+        chosen, _ = keep(frames, chosen.dropDuplicates(["number"]))
+        _reserve_numbers(store, chosen)
+        there, _ = keep(frames, placed_records(spark, store, MARKS, partitions))
+        _refuse_conflicts(chosen, there, folder)
+        messages = chosen.select("message_id").distinct().count()
+        missing, _ = keep(frames, _missing(chosen, there))
         restored = _put_newest_back(store, missing) + _put_back(store, missing, partitions)
     return RestoreResult(
         store=store.shown,
@@ -84,7 +84,7 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     )
 
 
-def _wanted(
+def _chosen(
     archived: DataFrame, ids: Sequence[str] | None, ended_from: datetime | None, ended_to: datetime | None
 ) -> DataFrame:
     if ids is not None:
@@ -100,11 +100,11 @@ def _wanted(
     return archived.join(ends, "message_id", "left_semi")
 
 
-def _refuse_others(wanted: DataFrame, there: DataFrame, folder: ArchiveFolder) -> None:
-    ours, theirs = there.alias("ours"), wanted.alias("theirs")
+def _refuse_conflicts(chosen: DataFrame, there: DataFrame, folder: ArchiveFolder) -> None:
+    stored, archived = there.alias("ours"), chosen.alias("theirs")
     differs = (F.col("ours.message_id") != F.col("theirs.message_id")) | (F.col("ours.kind") != F.col("theirs.kind"))
     other = (
-        ours.join(theirs, F.col("ours.number") == F.col("theirs.number"))
+        stored.join(archived, F.col("ours.number") == F.col("theirs.number"))
         .where(differs)
         .select("ours.number", "ours.message_id", "theirs.message_id")
         .first()
@@ -116,21 +116,21 @@ def _refuse_others(wanted: DataFrame, there: DataFrame, folder: ArchiveFolder) -
         )
 
 
-def _missing(wanted: DataFrame, there: DataFrame) -> DataFrame:
+def _missing(chosen: DataFrame, there: DataFrame) -> DataFrame:
     """Return the records to restore: the *scheduled* ones, by which the store decides, and the others that it lacks."""
-    known = there.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
-    others = there.where("kind != 'scheduled'").select("number")
-    return wanted.join(known, "message_id", "left_anti").join(others, "number", "left_anti")
+    scheduled = there.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
+    later_records = there.where("kind != 'scheduled'").select("number")
+    return chosen.join(scheduled, "message_id", "left_anti").join(later_records, "number", "left_anti")
 
 
-def _reserve_numbers(store: StoreSpec, wanted: DataFrame) -> None:
+def _reserve_numbers(store: StoreSpec, chosen: DataFrame) -> None:
     """Make a store that numbers records itself skip the restored numbers; restores nothing."""
-    newest = wanted.select("number", "message_id").orderBy(F.desc("number")).first()
+    newest = chosen.select("number", "message_id").orderBy(F.desc("number")).first()
     if newest is not None:
         # Not a scheduled record, and so the store does not restore it.
         alone = StoredRecord(newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None)
-        with opened(store) as found:
-            prunable(found).restore([alone])
+        with opened(store) as opened_store:
+            prunable(opened_store).restore([alone])
 
 
 def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:

@@ -22,8 +22,8 @@ from postdate.pipeline.audit.reading import (
     open_records,
     pruned_from,
     read_now,
+    read_picture,
     shown_paths,
-    taken_picture,
     without_pruned,
 )
 from postdate.pipeline.audit.results import (
@@ -37,7 +37,7 @@ from postdate.pipeline.audit.results import (
     LatenessBin,
 )
 from postdate.pipeline.forecast_rates import round_width
-from postdate.pipeline.frames import kept
+from postdate.pipeline.frames import persisted
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.scanning import Pruned
@@ -88,7 +88,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
     check_findings_folder(findings_to)
-    taking = taken_picture(spark, endpoints, [open_records(spark, path) for path in records], partitions)
+    taking = read_picture(spark, endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
         verdict, summary, pruned = _judge(stack, taking, as_of, late_after, partitions)
         if findings_to is not None:
@@ -126,7 +126,7 @@ def _judge(
     with taking as picture:
         messages = read_now(one_row_a_message(picture.events))
     pruned = pruned_from(picture.endpoints)
-    verdict = kept(stack, judged(messages, as_of, late_after, pruned.before))
+    verdict = persisted(stack, judged(messages, as_of, late_after, pruned.before))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
         cleared = without_pruned(verdict.sparkSession, verdict, picture.endpoints, partitions)
@@ -203,8 +203,8 @@ def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
 
 def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
     """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
-    found = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
-    ids = ((name, count, judged.where(name).select("message_id").orderBy("message_id")) for name, count in found)
+    named_counts = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
+    ids = ((name, count, judged.where(name).select("message_id").orderBy("message_id")) for name, count in named_counts)
     return tuple(Finding(name, count, tuple(row[0] for row in of.take(SAMPLE_SIZE))) for name, count, of in ids)
 
 
@@ -222,12 +222,12 @@ def write_findings(judged: DataFrame, path: Path) -> None:
     ``path`` is a new folder that executors can reach, written even without findings; JSON lines if its name ends in
     ``.json``, else Parquet.
     """
-    found = F.filter(
+    names = F.filter(
         F.array(*(F.struct(F.lit(name).alias("finding"), F.col(f"about_{name}").alias("detail")) for name in FINDINGS)),
         lambda each: each["detail"].isNotNull(),
     )
     rows = (
-        judged.select(F.explode(found).alias("found"), "message_id", "destination", "due", "endpoint")
+        judged.select(F.explode(names).alias("found"), "message_id", "destination", "due", "endpoint")
         .select("found.finding", "message_id", "destination", "due", "found.detail", "endpoint")
         .orderBy("finding", "message_id")
     )

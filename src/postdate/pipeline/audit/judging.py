@@ -57,8 +57,8 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
         # A receiver that records no handling may still record discarding, so only handling counts here.
         F.coalesce(F.max(F.when(of_handling, F.col("native"))), F.lit(False)).alias("recorded_here"),
     )
-    known = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
-    return grouped.where(known | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
+    is_in_store = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
+    return grouped.where(is_in_store | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
 
 
 def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_before: datetime | None) -> DataFrame:
@@ -76,13 +76,13 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
     there = messages.join(F.broadcast(_destinations(messages)), ["endpoint", "destination"], "left")
     recording, fed = (F.coalesce(name, F.lit(False)) for name in ("recording", "fed"))
 
-    known = (F.col("scheduled") > 0) | (F.col("pending") > 0)
+    is_in_store = (F.col("scheduled") > 0) | (F.col("pending") > 0)
     # Records beside a queue alone prove nothing: another store may fill that queue. But a queue that this store fills
     # as well is taken for its own.
     from_nowhere = (F.col("ended_by_store_before") > 0) | ((F.col("received_before") > 0) & fed)
     # Discarding is also recorded for messages sent without a delay, for which nothing was promised.
-    undelayed = ~known & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
-    orphaned = ~known & (F.col("scheduled_before") == 0) & from_nowhere & ~undelayed
+    undelayed = ~is_in_store & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
+    orphaned = ~is_in_store & (F.col("scheduled_before") == 0) & from_nowhere & ~undelayed
     seen = F.col("handled") + F.col("discarded") + F.col("queued")
     nowhere = (F.col("scheduled_before") > 0) & (F.col("scheduled") > 0) & (
         F.col("ended") + F.col("pending") + seen == 0
@@ -98,19 +98,19 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
     # The receiver's clock may be behind: a record of delivery, if there is one, decides.
     early = F.coalesce("earliest_microseconds", "handled_microseconds")
     old = F.lit(False) if pruned_before is None else F.coalesce(F.col("due") < F.lit(pruned_before), F.lit(False))
-    given_up = F.col("failed") > F.col("returned") + F.col("came_back")
+    is_failed = F.col("failed") > F.col("returned") + F.col("came_back")
     true_of = {
-        "scheduled": known,
+        "scheduled": is_in_store,
         "delivered": F.col("delivered") > 0,
         "handled": F.col("handled") > 0,
-        "queued": (F.col("queued") > 0) & ~given_up,
+        "queued": (F.col("queued") > 0) & ~is_failed,
         "pending": waits,
         "overdue": waits & (F.col("due") < F.lit(as_of)),
         "expired": (F.col("expired") + F.col("discarded") > 0) & ~undelayed,
         "discarded": F.col("discarded") > 0,
         "undelayed": undelayed,
         "cancelled": F.col("cancelled") > 0,
-        "failed": given_up,
+        "failed": is_failed,
         "retried": F.col("retried") + F.col("sent_again") > 0,
         "archived": F.col("archived"),
         "lost": (nowhere | vanished) & ~F.col("archived") & ~orphaned & ~old,
@@ -137,7 +137,7 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
         "failed": F.lit("in the error queue"),
         "late": F.format_string("%.6f s after it was due", F.col("late_microseconds") / 1e6),
     }
-    verdict = there.where(known | (F.col("ended_before") > 0) | orphaned | undelayed)
+    verdict = there.where(is_in_store | (F.col("ended_before") > 0) | orphaned | undelayed)
     return verdict.select(
         *_KEY,
         "destination",

@@ -30,13 +30,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import told_in_one_line
-from postdate.pipeline.frames import KEPT, held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.failures import one_line_errors
+from postdate.pipeline.frames import STORAGE, open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import GIVEN_BACK
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, told_by
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, pruned_details
 
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
@@ -84,8 +84,8 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     Raises:
         StoreError: the database is missing or unreachable.
     """
-    with opened(store) as found:
-        scannable = found.scannable()
+    with opened(store) as opened_store:
+        scannable = opened_store.scannable()
         tables = scannable.tables_of_stores() if isinstance(scannable, ArchivableStore) else ()
     all_there = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
     return tuple(all_there) or (store,)
@@ -109,23 +109,23 @@ def _table(store: StoreSpec) -> str:
 
 
 @contextmanager
-def taken_picture(
+def read_picture(
     spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
 ) -> Generator[Picture]:
     """Read everything, Parquet as opened before; the events must be used inside the block, and once only."""
     with ExitStack() as stack:
-        frames, known = list[DataFrame](), list[AuditedStore]()
+        frames, stores = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
-            snapshot = stack.enter_context(held_snapshot(endpoint.store))
-            found = _Reading(spark, endpoint, snapshot, partitions).events()
-            frames += [frame.withColumn("source", F.lit(len(known))) for frame in found]
-            known.append(replace(endpoint, held=snapshot is not None))
-        for number, frame in enumerate(records, len(known)):
-            frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
+            snapshot = stack.enter_context(open_snapshot(endpoint.store))
+            store_frames = _Reading(spark, endpoint, snapshot, partitions).events()
+            frames += [frame.withColumn("source", F.lit(len(stores))) for frame in store_frames]
+            stores.append(replace(endpoint, held=snapshot is not None))
+        for number, frame in enumerate(records, len(stores)):
+            frames.append(_from_parquet(frame, stores).withColumn("source", F.lit(number)))
         events = reduce(lambda one, other: one.unionByName(other), frames)
-        if len(known) + len(records) > 1:
-            events = _once_each(_at_home(events.repartition("message_id"), known))
-        yield Picture(events.drop("source"), tuple(known))
+        if len(stores) + len(records) > 1:
+            events = _once_each(_at_home(events.repartition("message_id"), stores))
+        yield Picture(events.drop("source"), tuple(stores))
 
 
 # --- a store ----------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def read_now(frame: DataFrame) -> DataFrame:
 
     Nothing has to be released: Spark drops the frame when it is not used any more.
     """
-    return frame.localCheckpoint(eager=True, storageLevel=KEPT)
+    return frame.localCheckpoint(eager=True, storageLevel=STORAGE)
 
 
 def is_sent_again() -> Column:
@@ -230,11 +230,11 @@ def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
 
     What one store has removed may be missed of a message of another: they are added up.
     """
-    told = list[tuple[datetime | None, str]]()
+    markers = list[tuple[datetime | None, str]]()
     for endpoint in endpoints:
         with opened(endpoint.store) as store:
-            told += told_by(store.ask(lambda itself: itself.history(PRUNED_ID)))
-    return Pruned.of(told)
+            markers += pruned_details(store.ask(lambda itself: itself.history(PRUNED_ID)))
+    return Pruned.of(markers)
 
 
 # --- several sources --------------------------------------------------------------------------------------------------
@@ -242,14 +242,14 @@ def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
 
 def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Return events; the endpoint is null where Parquet does not name one, or names one that is not audited."""
-    said = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
+    name = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
     match endpoints:
         case []:
-            endpoint = F.coalesce(said, F.lit("records"))
+            endpoint = F.coalesce(name, F.lit("records"))
         case [only]:
             endpoint = F.lit(only.name)
         case _:
-            endpoint = F.when(said.isin(*(each.name for each in endpoints)), said)
+            endpoint = F.when(name.isin(*(each.name for each in endpoints)), name)
     return _events(records, endpoint, before=1, times=1)
 
 
@@ -262,14 +262,14 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
         return events
     elsewhere = Window.partitionBy("message_id")
     here = Window.partitionBy("message_id", "endpoint")
-    known_in = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
-    known_here = F.max((~F.col("kind").isin(*_RECEIVERS_KINDS)).cast("int")).over(here) == 1
-    stays = F.col("endpoint").isNotNull() & known_here
+    home = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
+    is_stored_here = F.max((~F.col("kind").isin(*_RECEIVERS_KINDS)).cast("int")).over(here) == 1
+    stays = F.col("endpoint").isNotNull() & is_stored_here
     # A discarded message that was never delayed is recorded for every store of the database, and belongs to none.
     of_no_store = (F.col("kind") == "discarded") & F.col("due").isNull()
     return (
         events.withColumn(
-            "home", F.coalesce(known_in, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)"))
+            "home", F.coalesce(home, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)"))
         )
         .withColumn("stays", stays)
         .withColumn("native", F.coalesce(F.col("stays") | (F.col("home") == F.col("endpoint")), F.lit(True)))
@@ -314,10 +314,10 @@ def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
             return spark.createDataFrame([], spark_schema(LEDGER_ARROW))
         if folder.is_dir() and not any(folder.rglob("*")):
             raise PipelineError(f"there are no records at {shown}: the folder is empty")
-    with told_in_one_line(f"the records at {shown} cannot be read as Parquet"):
-        found = spark.read.parquet(shown)
-    _check_columns(shown, found.schema)
-    return found
+    with one_line_errors(f"the records at {shown} cannot be read as Parquet"):
+        records = spark.read.parquet(shown)
+    _check_columns(shown, records.schema)
+    return records
 
 
 def _check_columns(shown: str, schema: StructType) -> None:
@@ -328,10 +328,10 @@ def _check_columns(shown: str, schema: StructType) -> None:
             f"what is at {shown} are no records: there is no column {missing[0]!r} among "
             f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
         )
-    for name, wanted in types.items():
-        found = schema[name].dataType.simpleString()
-        if found != wanted:
-            raise PipelineError(f"what is at {shown} are no records: {name!r} is {found} and not {wanted}")
+    for name, expected in types.items():
+        actual = schema[name].dataType.simpleString()
+        if actual != expected:
+            raise PipelineError(f"what is at {shown} are no records: {name!r} is {actual} and not {expected}")
 
 
 def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
@@ -383,7 +383,7 @@ def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, pa
         )
     )
     looked_at = suspects.select("endpoint", "message_id", "lost", "orphaned").join(there, "message_id", "left")
-    gone = (F.col("lost") & (F.coalesce("unmarked", F.lit(0)) == 0)) | (
+    is_pruned = (F.col("lost") & (F.coalesce("unmarked", F.lit(0)) == 0)) | (
         F.col("orphaned") & (F.coalesce("others", F.lit(0)) == 0)
     )
-    return looked_at.where(gone).select("endpoint", "message_id")
+    return looked_at.where(is_pruned).select("endpoint", "message_id")

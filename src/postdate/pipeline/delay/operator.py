@@ -30,7 +30,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, Wheel, pack_cancels, pack_rows, unpack
 from postdate.pipeline.delay.processor import EMITTED, Delaying
 from postdate.pipeline.delay.slot import Cancelling
-from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.failures import one_line_errors
 from postdate.pipeline.rows import quoted
 from postdate.pipeline.session import require_utc
 
@@ -145,7 +145,7 @@ def delay(
         number = F.pmod(F.xxhash64(quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
         packed = df.select("*", number).mapInArrow(partial(pack_rows, packing), PACKED)
         packed = packed.union(cancel.select(quoted(id), number).mapInArrow(partial(pack_cancels, slots), PACKED))
-    kept = {
+    parameters = {
         "cancel": cancelling is not None,
         "columns": df.schema.simpleString(),
         "due": due,
@@ -155,7 +155,7 @@ def delay(
     }
     return (
         packed.groupBy("slot")
-        .transformWithStateInPandas(Delaying(packing, kept, cancelling), EMITTED, "Append", "ProcessingTime")
+        .transformWithStateInPandas(Delaying(packing, parameters, cancelling), EMITTED, "Append", "ProcessingTime")
         .mapInArrow(partial(unpack, packing), df.schema)
     )
 
@@ -289,7 +289,7 @@ def run_delay(
     go_on(source.sparkSession, target.checkpoint)
     every = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
     writer = rows.writeStream.outputMode("append").trigger(processingTime=every).format(target.format)
-    with told_in_one_line(f"cannot delay rows into {target.path!r}"):
+    with one_line_errors(f"cannot delay rows into {target.path!r}"):
         return writer.option("checkpointLocation", target.checkpoint).start(target.path)
 
 
@@ -312,7 +312,7 @@ def go_on(spark: SparkSession, checkpoint: str) -> None:
     """
     bridge: Any = spark.sparkContext  # to Java, which alone knows the file systems of Spark
     hadoop = bridge._jvm.org.apache.hadoop.fs  # noqa: SLF001
-    with told_in_one_line(f"cannot go on with the checkpoint {checkpoint!r}"):
+    with one_line_errors(f"cannot go on with the checkpoint {checkpoint!r}"):
         root = hadoop.Path(checkpoint)
         files = root.getFileSystem(bridge._jsc.hadoopConfiguration())  # noqa: SLF001
 

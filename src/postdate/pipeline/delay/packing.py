@@ -165,7 +165,7 @@ class Packing:
     cancelling: bool
 
     @property
-    def kept_schema(self) -> pa.Schema:
+    def stored_schema(self) -> pa.Schema:
         """The columns of a package in the state, and of one that goes; packages that arrive have ``schema``."""
         return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
 
@@ -197,7 +197,7 @@ def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
 def unpack(packing: Packing, batches: Batches) -> Batches:
     """Unpack the due packages of a task into their rows."""
     for batch in batches:
-        opened = [from_content(content.as_py(), packing.kept_schema) for content in batch.column(0)]
+        opened = [from_content(content.as_py(), packing.stored_schema) for content in batch.column(0)]
         if opened:
             rows = pa.Table.from_batches(opened).select(packing.schema.names)
             yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
@@ -287,15 +287,15 @@ def _share_of_task() -> int:
 
 def _gathered(batches: Batches) -> Batches:
     """Join small batches up to ``_GATHERED_ROWS`` or ``_GATHERED_BYTES``."""
-    held: list[pa.RecordBatch] = []
+    small: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:
-            held.append(batch)
-        if sum(one.num_rows for one in held) >= _GATHERED_ROWS or sum(one.nbytes for one in held) >= _GATHERED_BYTES:
-            yield concat_batches(held)
-            held = []
-    if held:
-        yield concat_batches(held)
+            small.append(batch)
+        if sum(one.num_rows for one in small) >= _GATHERED_ROWS or sum(one.nbytes for one in small) >= _GATHERED_BYTES:
+            yield concat_batches(small)
+            small = []
+    if small:
+        yield concat_batches(small)
 
 
 def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:

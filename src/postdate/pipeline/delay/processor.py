@@ -45,7 +45,7 @@ from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, Cancell
 
 EMITTED = "content binary"
 
-ROWS_TAKEN_APART = 100_000
+ROWS_SPREAD = 100_000
 """Rows of wide buckets that a task spreads in one micro-batch; more would hold up rows that are due."""
 
 _MERGED_PACKAGES, _MERGED_BYTES = 64, 256 << 10
@@ -75,7 +75,7 @@ class Delaying(StatefulProcessor):
         self._packing, self._wheel = packing, packing.wheel
         self._options = options
         self._cancelling = cancelling
-        self._taken_apart = 0
+        self._rows_spread = 0
         self._slots: dict[int, Slot] = {}
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -114,7 +114,7 @@ class Delaying(StatefulProcessor):
         if self._wheel.level(place):
             yield from self._emitted(slot, self._take_apart(slot, place, now_ms))
         else:
-            yield from self._emitted(slot, self._taken(place, self._index(place)))
+            yield from self._emitted(slot, self._removed(place, self._index(place)))
             self._indexes.removeKey((place,))
 
     def close(self) -> None:
@@ -167,18 +167,18 @@ class Delaying(StatefulProcessor):
 
     def _emitted(self, slot: Slot, contents: Iterator[bytes]) -> Iterator[pd.DataFrame]:
         """Yield packages without cancelled rows, several in one frame."""
-        held: list[bytes] = []
+        packages: list[bytes] = []
         size = 0
         for content in contents:
-            left = slot.left_of(content)
-            if left is not None:
-                held.append(left)
-                size += len(left)
+            remaining = slot.without_cancelled(content)
+            if remaining is not None:
+                packages.append(remaining)
+                size += len(remaining)
             if size >= PACKAGE_BYTES:
-                yield pd.DataFrame({"content": held})
-                held, size = [], 0
-        if held:
-            yield pd.DataFrame({"content": held})
+                yield pd.DataFrame({"content": packages})
+                packages, size = [], 0
+        if packages:
+            yield pd.DataFrame({"content": packages})
 
     # --- places ----------------------------------------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class Delaying(StatefulProcessor):
         """Merge the fresh packages if they are small: rows that trickle in would otherwise be a package each."""
         if index.fresh_bytes <= _MERGED_BYTES:
             start = index.fresh
-            batches = [self._opened(content) for content in self._taken(place, _Index(first=start, next=index.next))]
+            batches = [self._opened(content) for content in self._removed(place, _Index(first=start, next=index.next))]
             self._packages.updateValue((place, start), (to_content(concat_batches(batches)),))
             index.next = start + 1
         index.fresh, index.fresh_bytes = index.next, 0
 
-    def _taken(self, place: int, index: _Index) -> Iterator[bytes]:
+    def _removed(self, place: int, index: _Index) -> Iterator[bytes]:
         """Yield the packages of a place, and remove them."""
         while index.first < index.next:
             key = (place, index.first)
@@ -225,24 +225,24 @@ class Delaying(StatefulProcessor):
     def _take_apart(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
         """Spread the rows of a wide bucket over narrower ones; yield those that are due by now.
 
-        Stops after :data:`ROWS_TAKEN_APART` rows and goes on in the next micro-batch, but always finishes before the
+        Stops after :data:`ROWS_SPREAD` rows and goes on in the next micro-batch, but always finishes before the
         bucket begins: so no due row stays behind in a wide one.
         """
         index = self._index(place)
         later = self._wheel.later_timer_ms(place, now_ms)
         narrower: dict[int, _Index] = {}
-        for content in self._taken(place, index):
-            left = slot.left_of(content)
-            if left is not None:
-                rows = self._opened(left)
-                self._taken_apart += rows.num_rows
+        for content in self._removed(place, index):
+            remaining = slot.without_cancelled(content)
+            if remaining is not None:
+                rows = self._opened(remaining)
+                self._rows_spread += rows.num_rows
                 places = self._wheel.places(due_us(rows, self._packing.due), now_ms, self._wheel.level(place))
-                for (kept_in,), part in spread(rows, places):
-                    if kept_in == OVERDUE:
+                for (narrower_place,), part in spread(rows, places):
+                    if narrower_place == OVERDUE:
                         yield to_content(part)
                     else:
-                        self._keep(narrower, kept_in, to_content(part))
-            if self._taken_apart >= ROWS_TAKEN_APART and later is not None:
+                        self._keep(narrower, narrower_place, to_content(part))
+            if self._rows_spread >= ROWS_SPREAD and later is not None:
                 break
         self._save(narrower)
         if later is not None and index.first < index.next:
@@ -253,4 +253,4 @@ class Delaying(StatefulProcessor):
             self._indexes.removeKey((place,))
 
     def _opened(self, content: bytes) -> pa.RecordBatch:
-        return from_content(content, self._packing.kept_schema)
+        return from_content(content, self._packing.stored_schema)

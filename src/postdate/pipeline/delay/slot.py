@@ -112,9 +112,9 @@ class Slot:
         number = max(self._chunks, default=-1)
         last = self._chunks.get(number)
         if last is not None and last.hold_until_ms is None:
-            held = from_content(last.content, schema)
-            if held.num_rows + added.num_rows <= CHUNK_IDS:
-                self._put(number, Chunk(to_content(concat_batches([held, added])), max(now_ms, last.newest_ms)))
+            last_ids = from_content(last.content, schema)
+            if last_ids.num_rows + added.num_rows <= CHUNK_IDS:
+                self._put(number, Chunk(to_content(concat_batches([last_ids, added])), max(now_ms, last.newest_ms)))
                 return
         self._put(number + 1, Chunk(to_content(added), now_ms))
 
@@ -142,20 +142,20 @@ class Slot:
                 self._put(number, aged)
         self.save()
 
-    def left_of(self, content: bytes) -> bytes | None:
+    def without_cancelled(self, content: bytes) -> bytes | None:
         """Return a package without its cancelled rows; ``None`` if no row is left."""
         if self._cancelling is None or self._first == self._next:
             return content
-        rows, known = from_content(content, self._packing.kept_schema), self._known()
+        rows, cancelled = from_content(content, self._packing.stored_schema), self._cancelled_ids()
         ids = rows.column(rows.schema.get_field_index(self._cancelling.id_column))
-        found = pc.index_in(ids, value_set=known.column("id"))
-        if found.null_count == rows.num_rows:
+        indexes = pc.index_in(ids, value_set=cancelled.column("id"))
+        if indexes.null_count == rows.num_rows:
             return content
-        last_arrival = pc.add(pc.take(known.column("cancelled_at_ms_max"), found), self._cancelling.keep_ms)
+        last_arrival = pc.add(pc.take(cancelled.column("cancelled_at_ms_max"), indexes), self._cancelling.keep_ms)
         arrived = rows.column(rows.schema.get_field_index(ARRIVED))
         stays = pc.greater(arrived, last_arrival).fill_null(True).to_numpy(zero_copy_only=False)
-        left = rows.filter(pa.array(stays, pa.bool_()))
-        return to_content(left) if left.num_rows else None
+        remaining = rows.filter(pa.array(stays, pa.bool_()))
+        return to_content(remaining) if remaining.num_rows else None
 
     @property
     def _how(self) -> Cancelling:
@@ -181,7 +181,7 @@ class Slot:
         self._chunk_states.updateValue((number,), (chunk.content, chunk.newest_ms, chunk.hold_until_ms, chunk.over_ms))
         self._next = max(self._next, number + 1)
 
-    def _known(self) -> pa.Table:
+    def _cancelled_ids(self) -> pa.Table:
         """Return each id once, with its latest time of cancelling."""
         if self._ids is None:
             schema = self._schema

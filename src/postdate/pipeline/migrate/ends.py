@@ -72,7 +72,7 @@ class TargetStore(OpenStore):
         parts = store.scan_parts("pending", 1)
         return [each for part in parts for batch in self.scan(scan, part, MESSAGE_COLUMNS) for each in restored(batch)]
 
-    def known(self, ids: Sequence[str]) -> set[str]:
+    def existing(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that were ever stored, whatever has become of the messages."""
         return {record.message_id for record in self.recorded(ids) if record.kind is RecordKind.SCHEDULED}
 

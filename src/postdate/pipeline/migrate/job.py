@@ -84,9 +84,9 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         ]
         for run in fresh:
             source.begin(run)
-        found = driver.finish([*runs, *fresh])
-    idle = [EndpointResult(name, None, "nothing to move") for name in names if name not in found]
-    results = sorted([*found.values(), *idle], key=lambda each: each.endpoint)
+        by_endpoint = driver.finish([*runs, *fresh])
+    idle = [EndpointResult(name, None, "nothing to move") for name in names if name not in by_endpoint]
+    results = sorted([*by_endpoint.values(), *idle], key=lambda each: each.endpoint)
     return MigrateResult(job.origin.shown, job.target.shown, tuple(results), time.perf_counter() - started)
 
 
@@ -113,8 +113,8 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
             _unhindered(source, replace(job, cutoff=run.cutoff), [run.endpoint])
         if hiding:
             driver.tasks().get_ready()  # now, so that hidden messages need not wait for Spark's workers
-        found = driver.finish(runs)
-    results = tuple(found[run.endpoint] for run in runs)
+        by_endpoint = driver.finish(runs)
+    results = tuple(by_endpoint[run.endpoint] for run in runs)
     return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
 
 
@@ -160,8 +160,8 @@ class _MigrationSteps:
         if not tasks:
             return
         log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
-        for found in self.tasks().verify(tasks):
-            self._tallies[found.run_id].compared(found)
+        for comparison in self.tasks().verify(tasks):
+            self._tallies[comparison.run_id].compared(comparison)
 
     def tasks(self) -> SparkTasks:
         return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)))
@@ -217,8 +217,8 @@ class _MigrationSteps:
                 a_round //= 2
                 log.warning("%s: hiding again, %d batches at a time: %s", run.endpoint, a_round, error)
                 continue
-            found = sum(batch.count for batch in hidden)
-            count, full = count + found, found >= self.job.batch_size * a_round
+            in_round = sum(batch.count for batch in hidden)
+            count, full = count + in_round, in_round >= self.job.batch_size * a_round
             if not full:
                 self._prepared(run)
             log.info("%s: %s messages hidden from the old manager", run.endpoint, f"{count:,}")
@@ -303,7 +303,7 @@ def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> End
 
 def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
     """Give back and finish batches until none is open, then mark the run aborted: a live driver may still move some."""
-    for tries_left in reversed(range(_TRIES)):
+    for remaining_tries in reversed(range(_TRIES)):
         _give_back(source, run)
         staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)
         if staged:
@@ -315,7 +315,7 @@ def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tal
         except MigrationConflict:
             if status_of(source, run) is MigrationStatus.COMPLETED:
                 return  # by that driver, once nothing was between
-            if not tries_left:
+            if not remaining_tries:
                 raise
         else:
             return
@@ -324,6 +324,6 @@ def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tal
 def _finish(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally) -> None:
     done = move_batch(source, target, run, task)
     if done is None or done.problem:
-        said = "was given back" if done is None else done.problem
-        raise PipelineError(f"batch {task.number} of {run.endpoint} cannot be finished: {said}")
+        problem = "was given back" if done is None else done.problem
+        raise PipelineError(f"batch {task.number} of {run.endpoint} cannot be finished: {problem}")
     tally.moved(done)

@@ -78,25 +78,25 @@ def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Seq
     message left. Raises PipelineError for an unknown or ambiguous endpoint.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
-    return names if endpoints is None else list(dict.fromkeys(meant_by(each, names) for each in endpoints))
+    return names if endpoints is None else list(dict.fromkeys(endpoint_named(each, names) for each in endpoints))
 
 
-def meant_by(endpoint: str, names: Sequence[str]) -> str:
+def endpoint_named(endpoint: str, names: Sequence[str]) -> str:
     """Return the one of ``names`` that is meant: as written, or in another case, or with underscores for points.
 
     Tables are named after endpoints, with underscores for points. Raises PipelineError for none, or several.
     """
-    for wanted in (endpoint, endpoint.replace(".", "_")):
-        if wanted in names:
-            return wanted
-        found = [name for name in names if name.casefold() == wanted.casefold()]
-        if len(found) > 1:
-            several = ", ".join(found)
+    for spelling in (endpoint, endpoint.replace(".", "_")):
+        if spelling in names:
+            return spelling
+        matches = [name for name in names if name.casefold() == spelling.casefold()]
+        if len(matches) > 1:
+            several = ", ".join(matches)
             raise PipelineError(f"endpoint {endpoint!r} may be any of {several}; write it as one of these")
-        if found:
-            return found[0]
-    known = ", ".join(names) or "none at all: are the tables in another schema (--schema)?"
-    raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {known}")
+        if matches:
+            return matches[0]
+    there = ", ".join(names) or "none at all: are the tables in another schema (--schema)?"
+    raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {there}")
 
 
 def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:
@@ -122,13 +122,13 @@ def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[Migrat
     return [going[name] for name in names]
 
 
-def same_parameters(run: MigrationRun, wanted: Mapping[str, str]) -> None:
+def same_parameters(run: MigrationRun, parameters: Mapping[str, str]) -> None:
     """Raise MigrationConflict for a run that was begun with other parameters."""
-    begun = {name: run.parameters.get(name) for name in wanted}
-    if begun != dict(wanted):
+    begun = {name: run.parameters.get(name) for name in parameters}
+    if begun != dict(parameters):
         raise MigrationConflict(
             f"the migration {run.run_id} of {run.endpoint} is on its way, begun with {begun_with(begun)}; "
-            f"this one has {begun_with(wanted)}: go on with `resume`, or end it with `abort`"
+            f"this one has {begun_with(parameters)}: go on with `resume`, or end it with `abort`"
         )
 
 
@@ -164,32 +164,32 @@ def preview_open(source: MigrationSource, job: MigrateJob, names: Sequence[str],
     with opened_target(job.target) as store:
         store.overdue(now)  # asked only because it raises when the tables are missing
         largest = store.largest_message_bytes
-    found = (source.preview(name, job.cutoff) for name in names)
-    previews = tuple(_previewed(each, largest, now, job.margin) for each in found)
+    previews_of_source = (source.preview(name, job.cutoff) for name in names)
+    previews = tuple(_previewed(each, largest, now, job.margin) for each in previews_of_source)
     return PreviewResult(job.origin.shown, job.target.shown, previews)
 
 
-def _previewed(found: MigrationPreview, largest_bytes: int, now: datetime, margin: timedelta) -> EndpointPreview:
+def _previewed(preview: MigrationPreview, largest_bytes: int, now: datetime, margin: timedelta) -> EndpointPreview:
     too_large = (
-        f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
+        f"{preview.largest_id} has {preview.largest_bytes:,} bytes of headers and body, and the target takes "
         f"{largest_bytes:,}; let it take larger messages, or move this one by hand"
     )
     return EndpointPreview(
-        found.endpoint,
-        found.count,
-        found.left,
-        found.earliest,
-        found.latest,
-        dict(found.destinations),
-        (*([too_large] if found.largest_bytes > largest_bytes else ()), *found.problems),
-        _warnings(found, now, margin),
+        preview.endpoint,
+        preview.count,
+        preview.left,
+        preview.earliest,
+        preview.latest,
+        dict(preview.destinations),
+        (*([too_large] if preview.largest_bytes > largest_bytes else ()), *preview.problems),
+        _warnings(preview, now, margin),
     )
 
 
-def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tuple[str, ...]:
-    if found.earliest is None or found.earliest - now >= _NEAR:
+def _warnings(preview: MigrationPreview, now: datetime, margin: timedelta) -> tuple[str, ...]:
+    if preview.earliest is None or preview.earliest - now >= _NEAR:
         return ()
-    seconds = int((found.earliest - now) / timedelta(seconds=1))
+    seconds = int((preview.earliest - now) / timedelta(seconds=1))
     when = f"in {seconds // 60} min {seconds % 60} s" if seconds >= 0 else "already"
     stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays where it is"
     return (f"the earliest is due {when}: {stays}",)
@@ -208,5 +208,5 @@ def status(origin: OriginSpec, endpoints: Sequence[str] | None = None) -> Status
     with origin.opened() as source:
         runs = source.history()
         names = [run.endpoint for run in runs] if endpoints is None else selected(source, endpoints, runs)
-        found = [RunStatus.of(run, source.batches(run)) for run in runs if run.endpoint in names]
-        return StatusResult(origin.shown, tuple(found))
+        statuses = [RunStatus.of(run, source.batches(run)) for run in runs if run.endpoint in names]
+        return StatusResult(origin.shown, tuple(statuses))

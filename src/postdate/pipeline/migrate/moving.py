@@ -99,7 +99,7 @@ def _again(
     if status is BatchStatus.COMPLETED:
         return MovedBatch(run.run_id, number)
     ids = messages.column("message_id")
-    there = pc.is_in(ids, value_set=pa.array(sorted(target.known(cast("list[str]", ids.to_pylist()))), pa.string()))
+    there = pc.is_in(ids, value_set=pa.array(sorted(target.existing(cast("list[str]", ids.to_pylist()))), pa.string()))
     # Known messages were most likely stored by the previous attempt; comparing shows later whether they are the same.
     return _store(source, target, run, number, messages.filter(pc.invert(there)))
 
@@ -147,11 +147,11 @@ class Tally:
         if batch.problem:
             self.problems.append(batch.problem)
 
-    def compared(self, found: Verified) -> None:
-        self.verified += found.verified
-        self.delivered_meanwhile += found.moved_on
-        self.mismatched += len(found.differences)
-        self.differences += found.differences[: NAMED - len(self.differences)]
+    def compared(self, comparison: Verified) -> None:
+        self.verified += comparison.verified
+        self.delivered_meanwhile += comparison.moved_on
+        self.mismatched += len(comparison.differences)
+        self.differences += comparison.differences[: NAMED - len(self.differences)]
 
     def result_of(
         self, run: MigrationRun, status: MigrationStatus, batches: Sequence[MigrationBatch]

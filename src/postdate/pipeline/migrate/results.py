@@ -174,5 +174,5 @@ class RunStatus:
         )
 
     def to_json(self) -> dict[str, Any]:
-        found = plain(self)
-        return {**found.pop("run"), **found}
+        fields = plain(self)
+        return {**fields.pop("run"), **fields}

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.clock import SystemClock
-from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.failures import one_line_errors
 from postdate.pipeline.migrate.ends import OriginSpec, opened_target
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
 from postdate.pipeline.migrate.results import Verified
@@ -26,7 +26,7 @@ _Task = Callable[[Batches], Batches]
 _Shares = Sequence[Sequence[BatchTask]]
 _Work = Callable[[_Shares, Batches], Batches]
 
-_FOUND = pa.schema([("found", pa.string())])
+_RESULT_SCHEMA = pa.schema([("found", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SparkTasks:
 
 
 def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
-    with told_in_one_line("the migration has failed"):
+    with one_line_errors("the migration has failed"):
         return [msgspec.json.decode(row[0], type=kind) for row in frame.mapInArrow(task, "found string").collect()]
 
 
@@ -88,18 +88,18 @@ class TaskWork:
             for _ in _numbers(slots):
                 source.history()
                 store.overdue(SystemClock().now())
-                yield _found([])
+                yield _results([])
 
     def move(self, shares: _Shares, slots: Batches) -> Batches:
         with self.origin.opened() as source, opened_target(self.target) as store:
             for number in _numbers(slots):
                 done = [move_batch(source, store, self.runs[task.run_id], task) for task in shares[number]]
-                yield _found([each for each in done if each is not None])
+                yield _results([each for each in done if each is not None])
 
     def verify(self, shares: _Shares, slots: Batches) -> Batches:
         with self.origin.opened() as source, opened_target(self.target) as store:
             for number in _numbers(slots):
-                yield _found([verify_batch(source, store, self.runs[task.run_id], task) for task in shares[number]])
+                yield _results([verify_batch(source, store, self.runs[task.run_id], task) for task in shares[number]])
 
 
 def _numbers(slots: Batches) -> Iterator[int]:
@@ -107,5 +107,7 @@ def _numbers(slots: Batches) -> Iterator[int]:
         yield from cast("list[int]", slot.column("id").to_pylist())
 
 
-def _found(values: Sequence[object]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"found": [msgspec.json.encode(value).decode() for value in values]}, _FOUND)
+def _results(values: Sequence[object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"found": [msgspec.json.encode(value).decode() for value in values]}, _RESULT_SCHEMA
+    )

@@ -68,8 +68,8 @@ def _as(annotation: Any) -> Callable[[str], Any]:
 
 def _of_store(name: str, raw: str) -> Any:
     """Return the value of a text of a store's setting, as in the settings' file."""
-    found = read(definitions("store")[name], FromText(raw))
-    return found.value if isinstance(found, Enum) else found
+    read_setting = read(definitions("store")[name], FromText(raw))
+    return read_setting.value if isinstance(read_setting, Enum) else read_setting
 
 
 _NUMBER: Final = _as(Annotated[int, Meta(ge=1)])
@@ -113,11 +113,11 @@ class SourceOptions:
     ``uses`` are those still possible. Raises PipelineError for a wrong value, and options unknown or for other uses.
     """
 
-    def __init__(self, given: Mapping[str, str], *uses: StoreUse) -> None:
+    def __init__(self, options: Mapping[str, str], *uses: StoreUse) -> None:
         self._values = dict[str, Any]()
-        for name, value in given.items():
+        for name, value in options.items():
             if name.lower() not in _OF_SPARK:
-                option = _known(name, frozenset(uses))
+                option = _option_named(name, frozenset(uses))
                 self._values[option.name] = _read(option, value)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -176,13 +176,13 @@ class SourceOptions:
                 f"there are no queues in {check_store(place).product}: name them with the store in a postdate.toml, in "
                 f"its section [transport], and write .option('config', '/path/postdate.toml')"
             )
-        known = {"schema": store.schema, "synchronous": store.synchronous, "recording": store.recording}
+        store_settings = {"schema": store.schema, "synchronous": store.synchronous, "recording": store.recording}
         takes = check_transport(place).takes
-        given = {name: value for name, value in known.items() if name in takes and value is not None}
-        return SweepSpec(store, store.address, given)
+        arguments = {name: value for name, value in store_settings.items() if name in takes and value is not None}
+        return SweepSpec(store, store.address, arguments)
 
 
-def _known(name: str, uses: frozenset[StoreUse]) -> Option:
+def _option_named(name: str, uses: frozenset[StoreUse]) -> Option:
     option = OPTIONS.get(name.lower())
     if option is None:
         if name.lower() == "path":

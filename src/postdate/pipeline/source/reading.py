@@ -57,11 +57,13 @@ class Pushed:
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
         """Take the filters that the store fulfils exactly; return the others."""
-        given = list(filters)
-        left = [each for each in given if not isinstance(each, IsNotNull) and not self._takes(each)]
+        all_filters = list(filters)
+        remaining = [each for each in all_filters if not isinstance(each, IsNotNull) and not self._takes(each)]
         # A condition that was taken implies that its column is not null.
-        left += [each for each in given if isinstance(each, IsNotNull) and not self._has_value(each.attribute)]
-        return left
+        remaining += [
+            each for each in all_filters if isinstance(each, IsNotNull) and not self._has_value(each.attribute)
+        ]
+        return remaining
 
     @property
     def is_impossible(self) -> bool:
@@ -158,21 +160,21 @@ def columns_read(options: SourceOptions) -> pa.Schema:
     return arrow_schema(options.what(PENDING, RECORDS, QUEUED), options.get("columns", ()))
 
 
-def columns_wanted(options: SourceOptions, schema: StructType) -> pa.Schema:
+def columns_of_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
     """Return the columns of a schema given to Spark, which may be the source's own.
 
     Raises PipelineError unless all are columns of this source, each with its own type.
     """
     what = options.what(PENDING, RECORDS, QUEUED)
-    wanted = arrow_schema(what, schema.fieldNames())
-    for given, known in zip(schema.fields, from_arrow_schema(wanted).fields, strict=True):
-        type_given, type_known = given.dataType.simpleString(), known.dataType.simpleString()
-        if type_given != type_known:
+    columns = arrow_schema(what, schema.fieldNames())
+    for asked, expected in zip(schema.fields, from_arrow_schema(columns).fields, strict=True):
+        actual_type, expected_type = asked.dataType.simpleString(), expected.dataType.simpleString()
+        if actual_type != expected_type:
             raise PipelineError(
-                f"the column {given.name!r} of {what} is {type_known}, not {type_given}: leave schema(...) out, or "
+                f"the column {asked.name!r} of {what} is {expected_type}, not {actual_type}: leave schema(...) out, or "
                 f"give it that type and cast afterwards"
             )
-    return wanted
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class Reading:
     @classmethod
     def of(cls, options: SourceOptions, schema: StructType) -> Reading:
         spec, snapshot = options.existing(), options.get("snapshot")
-        columns = columns_wanted(options, schema)
+        columns = columns_of_schema(options, schema)
         scan = Scan(options.what(PENDING, RECORDS, QUEUED), tuple(columns.names), snapshot=snapshot)
         loosely = check_store(resolved(spec.address, os.environ)).backend.compares_loosely
         return cls(spec, scan, columns, options.get("partitions", DEFAULT_PARTITIONS), loosely)
@@ -228,8 +230,8 @@ class FilteringStoreReader(StoreReader):
 
         Called before :meth:`partitions`.
         """
-        left = self._pushed.take(filters)
-        return filters if self._reading.compares_loosely else left
+        remaining = self._pushed.take(filters)
+        return filters if self._reading.compares_loosely else remaining
 
 
 def reader_for(reading: Reading) -> StoreReader:

@@ -22,7 +22,7 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import PipelineError
 from postdate.pipeline.rows import to_batch
 from postdate.pipeline.source.options import DEFAULT_PARTITIONS, DEFAULT_ROWS_PER_BATCH, LATEST, RECORDS, SourceOptions
-from postdate.pipeline.source.reading import columns_wanted
+from postdate.pipeline.source.reading import columns_of_schema
 from postdate.pipeline.stores import PAGE_ROWS, StoreSpec
 from postdate.ports import Recording
 from postdate.ports.scanning import RecordStreamStore
@@ -65,7 +65,7 @@ class Following:
             raise PipelineError("only records can be followed as a stream: write .option('what', 'records')")
         return cls(
             spec=options.existing(),
-            schema=columns_wanted(options, schema),
+            schema=columns_of_schema(options, schema),
             partitions=options.get("partitions", DEFAULT_PARTITIONS),
             from_the_end=options.get("startingAt") == LATEST,
             rows_per_batch=options.get("maxRowsPerBatch", DEFAULT_ROWS_PER_BATCH),

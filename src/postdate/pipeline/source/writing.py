@@ -68,22 +68,22 @@ def _named(kind: DataType) -> str:
 
 
 def _wrong_type(name: str, kind: DataType) -> str:
-    said = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_WRITTEN[name])}"
+    text = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_WRITTEN[name])}"
     match name in TIMES, kind:
         case True, TimestampNTZType():
             return (
-                f"{said}: its times have no zone. Say which they are in: "
+                f"{text}: its times have no zone. Say which they are in: "
                 f"F.expr(\"to_utc_timestamp(cast({name} as timestamp), 'Europe/Paris')\") in a session whose time zone "
                 f"is UTC, or cast('timestamp') for the zone of the session"
             )
         case True, StringType():
-            return f"{said}: F.to_timestamp('{name}') reads texts such as 2030-05-01T12:00:00Z"
+            return f"{text}: F.to_timestamp('{name}') reads texts such as 2030-05-01T12:00:00Z"
         case True, DateType():
-            return f"{said}: a day has no time; cast('timestamp') takes its midnight in the time zone of the session"
+            return f"{text}: a day has no time; cast('timestamp') takes its midnight in the time zone of the session"
         case _ if name == "headers":
-            return f"{said}, a JSON object of texts"
+            return f"{text}, a JSON object of texts"
         case _:
-            return f"{said}: F.col('{name}').cast('{_WRITTEN[name][0]}')"
+            return f"{text}: F.col('{name}').cast('{_WRITTEN[name][0]}')"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ administration: Topic[StoreSubject] = Topic("administration")
 recording: Topic[StoreSubject] = Topic("recording")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def a_cancelled_message_is_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Cancel is true once, the message is never claimed, and the record says so (row 119)."""
     await store.store(message(), NOW)
@@ -63,13 +63,13 @@ async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> N
         look = store.observer() if isinstance(store, AdministrableStore) else None
         await prepare(store)
         await store.store(message(), NOW)
-        if look is not None and (found := await look.standing("m-1")) is not None:
-            expect_equal(found.message, message(), "what the look tells")
+        if look is not None and (standing := await look.standing("m-1")) is not None:
+            expect_equal(standing.message, message(), "what the look tells")
     finally:
         await close(store)
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def what_is_being_dispatched_is_left_alone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A claimed message is neither cancelled nor rescheduled; both say false."""
     claim = await hold_one(store)
@@ -78,33 +78,35 @@ async def what_is_being_dispatched_is_left_alone(store: ClaimingStore, operator:
     expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def one_message_waits_for_a_key(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The last one replaces all that the message is, keeps its id, and learns when the first was stored."""
-    told = list[datetime | None]()
+    stored_times = list[datetime | None]()
 
     def make(number: int) -> Making:
         def made(message_id: str, stored_at: datetime | None) -> DelayedMessage:
-            told.append(stored_at)
+            stored_times.append(stored_at)
             due = NOW + number * SECOND
             return message(message_id, due, destination=f"q-{number}", headers={"n": str(number)}, body=b"%d" % number)
 
         return made
 
-    found = [await keyed.replace(key, make(n), NOW + n * SECOND) for n, key in enumerate(("k", "k~", "k", "k", "K"))]
-    expect_equal(found, ["k~00000001", "k~~00000001", "k~00000001", "k~00000001", "K~00000001"], "ids")
-    expect_equal(told, [None, None, NOW, NOW, None], "when the first was stored")
+    ids_of_key = [
+        await keyed.replace(key, make(n), NOW + n * SECOND) for n, key in enumerate(("k", "k~", "k", "k", "K"))
+    ]
+    expect_equal(ids_of_key, ["k~00000001", "k~~00000001", "k~00000001", "k~00000001", "K~00000001"], "ids")
+    expect_equal(stored_times, [None, None, NOW, NOW, None], "when the first was stored")
     claims = await store.claim_due(NOW + 60 * SECOND, 10)
     expect_equal([each.message.body for each in claims], [b"1", b"3", b"4"], "what waits")
     (last,) = [each.message for each in claims if each.message.message_id == "k~00000001"]
     expect_equal((last.due, last.destination, last.headers), (NOW + 3 * SECOND, "q-3", {"n": "3"}), "the last one")
     await store.finish(claims, Outcome.DELIVERED, NOW)
     expect_equal(await keyed.replace("k", make(5), NOW), "k~00000002", "id after the delivery")
-    expect_equal(told[-1], None, "the first after the delivery")
+    expect_equal(stored_times[-1], None, "the first after the delivery")
     await expect_history(store, "k~00000001", "SCHEDULED", "RESCHEDULED", "RESCHEDULED", "DELIVERED")
 
 
-@administration.given(having(ReplacingStore, largest_message_bytes=1_000))
+@administration.with_fixtures(having(ReplacingStore, largest_message_bytes=1_000))
 async def what_is_too_large_replaces_nothing(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The message that waits is as it was."""
     first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
@@ -114,7 +116,7 @@ async def what_is_too_large_replaces_nothing(store: ClaimingStore, keyed: Replac
     expect_equal((waiting.message_id, waiting.body), (first, b"1"), "what waits")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The new message waits beside it; the claim is in force, and what is claimed is as it was."""
     first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
@@ -135,7 +137,7 @@ async def _fail(store: ClaimingStore, times: int) -> Claim:
     return claim
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def what_is_replaced_has_all_its_retries(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Failures of the message before are not those of the new one, and an old claim does not end the new one."""
     id_ = await keyed.replace("k", lambda id_, _: message(id_), NOW)
@@ -147,7 +149,7 @@ async def what_is_replaced_has_all_its_retries(store: ClaimingStore, keyed: Repl
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator: AdministrableStore) -> None:
     """It was never tried at its new due time; an old claim, of the same number of failures, does not end it."""
     await store.store(message(), NOW)
@@ -161,7 +163,7 @@ async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """What was stored without a key stays as it is, however much its id is like that of a key; so does what was first.
 
@@ -169,20 +171,22 @@ async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingS
     """
     ordinary = [f"k~{number:08d}" for number in (1, 2, 20261128, 99_999_999)]
     await store.store_many([message(id_, NOW + SECOND, body=b"ordinary") for id_ in ordinary], NOW)
-    found = list[str]()
+    ids_of_key = list[str]()
     for n in range(3):
-        found += [await keyed.replace("k", lambda id_, _: message(id_, body=b"keyed"), NOW) for _ in range(2)]
+        ids_of_key += [await keyed.replace("k", lambda id_, _: message(id_, body=b"keyed"), NOW) for _ in range(2)]
         claim = await claim_one(store, NOW + MICROSECOND)
-        expect_equal((claim.message.message_id, claim.message.body), (found[-1], b"keyed"), f"what is due, round {n}")
+        expect_equal(
+            (claim.message.message_id, claim.message.body), (ids_of_key[-1], b"keyed"), f"what is due, round {n}"
+        )
         await store.finish([claim], Outcome.DELIVERED, NOW)
-    expect_equal(found[::2], found[1::2], "the second of each round takes the place of the first")
-    expect_equal(len({*found, *ordinary}), 3 + len(ordinary), "ids")
+    expect_equal(ids_of_key[::2], ids_of_key[1::2], "the second of each round takes the place of the first")
+    expect_equal(len({*ids_of_key, *ordinary}), 3 + len(ordinary), "ids")
     claims = await store.claim_due(NOW + 60 * SECOND, 10)
     expect_equal(sorted(ids(claims)), ordinary, "ordinary messages")
     expect_equal({each.message.body for each in claims}, {b"ordinary"}, "their bodies")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def the_numbers_of_a_key_end(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Where they are used up, replacing is an error that tells so, and the store goes on."""
     await store.store(message("k~99999999", NOW), NOW)
@@ -194,7 +198,7 @@ async def the_numbers_of_a_key_end(store: ClaimingStore, keyed: ReplacingStore) 
     expect_equal(await keyed.replace("k2", lambda id_, _: message(id_), NOW), "k2~00000001", "another key")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def keys_are_kept_by_a_migration(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """A message that was moved into the store under its id, and its key, is replaced under that key."""
     await store.store_many([message("k~00000007", NOW + SECOND), message("other~00000001", NOW)], NOW)
@@ -206,7 +210,7 @@ async def keys_are_kept_by_a_migration(store: ClaimingStore, keyed: ReplacingSto
 _CALLER: ContextVar[str] = ContextVar("caller")
 
 
-@administration.given(replacing)
+@administration.with_fixtures(replacing)
 async def callers_make_their_own_messages(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Of many who replace at once, each makes its message in its own context: no code of one runs in another's turn."""
 
@@ -219,11 +223,11 @@ async def callers_make_their_own_messages(store: ClaimingStore, keyed: Replacing
         for name in names:
             tasks.start_soon(replace, name)
     claims = await store.claim_due(NOW + SECOND, 100)
-    found = sorted((each.message.message_id, each.message.headers["caller"]) for each in claims)
-    expect_equal(found, sorted((f"{name}~00000001", name) for name in names), "ids, and whose context made them")
+    contexts = sorted((each.message.message_id, each.message.headers["caller"]) for each in claims)
+    expect_equal(contexts, sorted((f"{name}~00000001", name) for name in names), "ids, and whose context made them")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
 
@@ -234,9 +238,9 @@ async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, opera
     expect(await operator.reschedule("m-1", later, NOW), "rescheduling a pending message is true")
     expect_equal(ids(await store.claim_due(later, 10)), [], "claims before the later due time")
     expect(await operator.reschedule("m-1", earlier, NOW), "rescheduling again is true")
-    found = (await claim_one(store, earlier + MICROSECOND)).message
-    expect_equal(found.due, earlier, "due time")
-    expect_equal(found.headers, {"own": "1", Headers.DELIVER_AT: format_timestamp(earlier)}, "headers")
+    claimed = (await claim_one(store, earlier + MICROSECOND)).message
+    expect_equal(claimed.due, earlier, "due time")
+    expect_equal(claimed.headers, {"own": "1", Headers.DELIVER_AT: format_timestamp(earlier)}, "headers")
     await store.store(message("m-2", headers={Headers.DELIVER_AT: "mine"}), NOW)
     await operator.reschedule("m-2", earlier, NOW)
     expect_equal((await claim_one(store, earlier + MICROSECOND)).message.headers[Headers.DELIVER_AT], "mine", "own")
@@ -244,7 +248,7 @@ async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, opera
     expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def rescheduling_earlier_wakes(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A message rescheduled before all others wakes listeners."""
     await store.store_many([message("a", NOW + 100 * SECOND), message("b", NOW + 200 * SECOND)], NOW)
@@ -255,7 +259,7 @@ async def rescheduling_earlier_wakes(store: ClaimingStore, operator: Administrab
     expect(bool(woken), "a message moved to the front wakes")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A due time after the expiry raises InvalidMessage and changes nothing."""
     await store.store(message(expires_at=NOW + 10 * SECOND), NOW)
@@ -264,7 +268,7 @@ async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator:
     expect_equal((await claim_one(store)).message.due, NOW, "due time")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def what_is_rescheduled_follows_the_clocks_that_are_given(
     store: ClaimingStore, operator: AdministrableStore
 ) -> None:
@@ -275,16 +279,18 @@ async def what_is_rescheduled_follows_the_clocks_that_are_given(
         id_ = f"m-{number}"
         for headers in ({name: wall, **before}, {**before, name: wall}, before):
             await store.store(replace(message(id_), headers=headers), NOW)
-            for given in (None, other, wall, None):
-                await operator.reschedule(id_, NOW + SECOND, NOW, given)
-                expected = {**before, name: given} if given is not None else before
-                found = await operator.get(id_)
-                expect_equal(None if found is None else dict(found.headers), expected, f"headers after {given!r}")
+            for wall_time in (None, other, wall, None):
+                await operator.reschedule(id_, NOW + SECOND, NOW, wall_time)
+                expected = {**before, name: wall_time} if wall_time is not None else before
+                changed = await operator.get(id_)
+                expect_equal(
+                    None if changed is None else dict(changed.headers), expected, f"headers after {wall_time!r}"
+                )
             await operator.cancel(id_, NOW)
             id_ += "~"
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def pending_messages_are_listed(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
     await store.store_many([message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)], NOW)
@@ -312,15 +318,15 @@ async def _pages(operator: AdministrableStore, where: MessageFilter, limit: int)
         after = page.after
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def a_herd_is_listed_page_by_page(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Of many that are due at one instant every page has its own, also of those that are claimed or failing."""
     herd = [message(f"h-{n:02d}", NOW + SECOND, destination="ab"[n % 2]) for n in range(20)]
     await store.store_many([message("before", NOW - SECOND), *herd, message("behind", NOW + 2 * SECOND)], NOW)
     (first,) = await store.claim_due(NOW, 10)
     expect_equal(first.message.message_id, "before", "the oldest message")
-    claimed, failing, *others = await store.claim_due(NOW + SECOND + MICROSECOND, 5)
-    await store.release(others, None)
+    claimed, failing, *more = await store.claim_due(NOW + SECOND + MICROSECOND, 5)
+    await store.release(more, None)
     await store.retry_later(failing, NOW + SECOND + MICROSECOND, NOW, "why")
     everything = ids(await operator.list_pending(MessageFilter(), 100))
     expect_equal(sorted(everything), sorted(["before", *ids(herd), "behind"]), "all")
@@ -328,14 +334,14 @@ async def a_herd_is_listed_page_by_page(store: ClaimingStore, operator: Administ
         pages = await _pages(operator, MessageFilter(), limit)
         expect_equal([each for page in pages for each in page], everything, f"in pages of {limit}")
     since = MessageFilter(destination="b", due_from=NOW + SECOND, due_to=NOW + 2 * SECOND)
-    found = [each for page in await _pages(operator, since, 3) for each in page]
+    listed = [each for page in await _pages(operator, since, 3) for each in page]
     expect_equal(
-        found, [each for each in everything if each.startswith("h") and int(each[2:]) % 2], "a filter, in pages"
+        listed, [each for each in everything if each.startswith("h") and int(each[2:]) % 2], "a filter, in pages"
     )
     await store.finish([claimed], Outcome.DELIVERED, NOW)
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A list goes on behind the cursor of a message that was cancelled, delivered or moved; others have no cursor."""
     await store.store_many([message(f"{n}", NOW + SECOND) for n in range(8)], NOW)
@@ -345,11 +351,11 @@ async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, oper
     expect(await operator.reschedule(moved.message_id, NOW + 9 * SECOND, NOW), "moved")
     await store.remove(delivered.message_id, NOW)
     waiting = [each for each in ids(every) if await operator.get(each) is not None and each != moved.message_id]
-    for gone in (cancelled, moved, delivered):
-        behind = [each for each in waiting if ids(every).index(each) > every.index(gone)]
-        found = await operator.list_pending(MessageFilter(after=gone.cursor), 100)
-        expect_equal(ids(found), [*behind, moved.message_id], f"behind {gone.message_id}")
-    expect_equal(found[-1].cursor, (await operator.list_pending(MessageFilter(), 100))[-1].cursor, "the same cursor")
+    for removed in (cancelled, moved, delivered):
+        behind = [each for each in waiting if ids(every).index(each) > every.index(removed)]
+        listed = await operator.list_pending(MessageFilter(after=removed.cursor), 100)
+        expect_equal(ids(listed), [*behind, moved.message_id], f"behind {removed.message_id}")
+    expect_equal(listed[-1].cursor, (await operator.list_pending(MessageFilter(), 100))[-1].cursor, "the same cursor")
     late = MessageFilter(due_from=NOW + 2 * SECOND, after=cancelled.cursor)
     expect_equal(ids(await operator.list_pending(late, 100)), [moved.message_id], "behind both bounds")
     for wrong in (
@@ -370,7 +376,7 @@ async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, oper
             await operator.read_pending(MessageFilter(after=wrong), 10)  # type: ignore[arg-type]
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def a_pending_message_is_found_by_id(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Get returns a pending message, also while it is claimed, and none for one that is gone or unknown."""
     stored = message()
@@ -383,7 +389,7 @@ async def a_pending_message_is_found_by_id(store: ClaimingStore, operator: Admin
     expect_equal(await operator.get("unknown"), None, "an unknown id")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def statistics_agree_with_the_messages(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Pending, overdue, claimed and failing are counted, and the earliest due time is theirs."""
     empty = await operator.statistics(NOW)
@@ -393,13 +399,13 @@ async def statistics_agree_with_the_messages(store: ClaimingStore, operator: Adm
     claimed, failing = await store.claim_due(NOW - 2 * SECOND, 10)
     expect_equal(claimed.message.message_id, "claimed", "the oldest message")
     await store.retry_later(failing, NOW + 60 * SECOND, NOW, "why")
-    found = await operator.statistics(NOW)
-    counts = (found.pending, found.overdue, found.claimed, found.failing)
+    statistics = await operator.statistics(NOW)
+    counts = (statistics.pending, statistics.overdue, statistics.claimed, statistics.failing)
     expect_equal(counts, (5, 2, 1, 1), "pending, overdue, claimed, failing")
-    expect_equal(found.next_due, NOW - 4 * SECOND, "next due")
+    expect_equal(statistics.next_due, NOW - 4 * SECOND, "next due")
 
 
-@administration.given(operated)
+@administration.with_fixtures(operated)
 async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Each message counts once, where it is due (from inclusive, to exclusive): waiting, claimed or after a failure."""
     start = NOW.replace(microsecond=0)
@@ -430,10 +436,10 @@ async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -
         names = [outcome.value for outcome in outcomes]
         await store.store_many([message(name) for name in (*names, "cancelled", "failing")], NOW)
         await store.cancel("cancelled", NOW)
-        held = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
+        claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
         for outcome in outcomes:
-            await store.finish([held[outcome.value]], outcome, NOW + SECOND, "detail")
-        await store.retry_later(held["failing"], NOW, NOW + SECOND, "reason")
+            await store.finish([claims[outcome.value]], outcome, NOW + SECOND, "detail")
+        await store.retry_later(claims["failing"], NOW, NOW + SECOND, "reason")
         for name in (*names, "cancelled"):
             await expect_history(store, name, "SCHEDULED", name.upper())
         await expect_history(store, "failing", "SCHEDULED", *(["RETRIED"] if level is Recording.ALL else []))
@@ -451,7 +457,7 @@ async def outcomes_leaves_out_retries(subject: StoreSubject) -> None:
     await _live_one_life_of_each_kind(subject, Recording.OUTCOMES)
 
 
-@recording.given(operated)
+@recording.with_fixtures(operated)
 async def a_record_says_what_when_and_why(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""
     await store.store(message(), NOW - SECOND)

@@ -69,7 +69,7 @@ async def no_role_is_half_there(subject: StoreSubject) -> None:
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
-@capabilities.given_one(claiming)
+@capabilities.with_fixture(claiming)
 async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None:
     """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
     if store.capabilities.has_clock:
@@ -126,7 +126,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
             await close(transport)
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a message stored in a transaction of the queues is there after its commit, not after a rollback."""
     work = store.storing([message("rolled-back")], NOW)
@@ -138,7 +138,7 @@ async def storing_is_part_of_the_transaction(store: MovingStore, transport: Tran
     expect_equal((await claim_one(store)).message, stored, "the message after the commit")
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Transport) -> None:
     """Enlisting: an id that waits, was delivered or stands there twice undoes all; what had failed comes back."""
 
@@ -158,7 +158,7 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
     expect_equal(len(await transport.receiver(QUEUE).receive(10)), 2, "messages sent with what was stored")
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
     finishing = store.finishing([await hold_one(store)], Outcome.DELIVERED, NOW)
@@ -173,7 +173,7 @@ async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Tr
     expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
     """Moving: due messages go to their queues, oldest first; expired ones are recorded; others are left behind."""
     expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
@@ -193,15 +193,15 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
     received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
     expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
     moved = received[1]
-    found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
-    expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
+    content = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
+    expect_equal(content, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
     expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
     if isinstance(store, AdministrableStore):
         ends = {name: (await store.history(name))[-1].kind for name in ("first", "expired")}
         expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
     """Moving: a batch is as large as asked for, and messages that others hold are not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
@@ -212,7 +212,7 @@ async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Tra
     expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
 
 
-@capabilities.given(beside_queues)
+@capabilities.with_fixtures(beside_queues)
 async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) -> None:
     """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
     first, second = NOW - 3 * SECOND, NOW - 2 * SECOND

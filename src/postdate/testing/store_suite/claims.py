@@ -33,7 +33,7 @@ _LOOKS = 12
 claims: Topic[StoreSubject] = Topic("claims")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
     await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in (5, 1, 4, 2, 3)], NOW)
@@ -42,7 +42,7 @@ async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def due_is_compared_strictly(store: ClaimingStore) -> None:
     """Nothing is claimed at or before its due time, not even by a microsecond."""
     await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
@@ -51,7 +51,7 @@ async def due_is_compared_strictly(store: ClaimingStore) -> None:
         expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     """A claimed message cannot be claimed or fetched again, however late it gets."""
     await hold_one(store)
@@ -59,7 +59,7 @@ async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     """Ten tasks that claim at once get every message, each of them once (row 56, within a process)."""
     await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
@@ -75,18 +75,18 @@ async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def finish_removes(store: ClaimingStore) -> None:
     """Finished messages are gone; finish says how many were still held."""
     await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
-    held = await store.claim_due(NOW + SECOND, 10)
-    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 2, "finished")
-    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 0, "finished a second time")
+    claimed = await store.claim_due(NOW + SECOND, 10)
+    expect_equal(await store.finish(claimed, Outcome.DELIVERED, NOW), 2, "finished")
+    expect_equal(await store.finish(claimed, Outcome.DELIVERED, NOW), 0, "finished a second time")
     expect_equal(await store.next_due(), NOW + 100 * SECOND, "next due")
     expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def retry_later_waits(store: ClaimingStore) -> None:
     """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
     claim = await hold_one(store)
@@ -98,7 +98,7 @@ async def retry_later_waits(store: ClaimingStore) -> None:
     expect_equal(again.message.due, NOW, "the due time stays what it was")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def failures_add_up(store: ClaimingStore) -> None:
     """Every failure counts: after three the count is three."""
     await store.store(message(), NOW)
@@ -107,7 +107,7 @@ async def failures_add_up(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     """Giving back a finished claim says false and brings nothing back."""
     claim = await hold_one(store)
@@ -116,7 +116,7 @@ async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     expect_equal(await store.next_attempt(), None, "next attempt")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
     old = await hold_one(store)
@@ -130,7 +130,7 @@ async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     """A claim of a message that went to the error queue and came back holds nothing of its new life."""
     old = await hold_one(store)
@@ -143,16 +143,16 @@ async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     """A released message can be claimed at once, failed before or not; no failure is counted or recorded."""
     await store.store_many([message("failed"), message("new")], NOW)
     failed = next(c for c in await store.claim_due(NOW + SECOND, 10) if c.message.message_id == "failed")
     await store.retry_later(failed, NOW + 60 * SECOND, NOW, "why")
     later = NOW + 61 * SECOND
-    held = await store.claim_due(later, 10)
-    expect_equal(ids(held), ["failed"], "claims of what is free")
-    expect_equal(await store.release(held, None), 1, "released")
+    claimed = await store.claim_due(later, 10)
+    expect_equal(ids(claimed), ["failed"], "claims of what is free")
+    expect_equal(await store.release(claimed, None), 1, "released")
     again = await store.claim_due(later, 10)
     expect_equal(ids(again), ["failed"], "claims after the release")
     expect_equal(again[0].message.number_of_failures, 1, "number of failures")
@@ -160,20 +160,20 @@ async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     """A batch that is released until some time cannot be claimed before it, and is a batch again after it."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
-    held, until = await store.claim_due(NOW + SECOND, 100), NOW + 10 * SECOND
-    expect_equal(await store.release(held, until), 20, "released")
+    claimed, until = await store.claim_due(NOW + SECOND, 100), NOW + 10 * SECOND
+    expect_equal(await store.release(claimed, until), 20, "released")
     expect_equal(ids(await store.claim_due(until, 100)), [], "claims before the time given")
     expect_equal(await store.next_attempt(), until, "next attempt")
     again = await store.claim_due(until + MICROSECOND, 100)
-    expect_equal(sorted(ids(again)), sorted(ids(held)), "claims after it")
-    expect_equal({each.message.due for each in again}, {each.message.due for each in held}, "due times")
+    expect_equal(sorted(ids(again)), sorted(ids(claimed)), "claims after it")
+    expect_equal({each.message.due for each in again}, {each.message.due for each in claimed}, "due times")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_released_claim_is_void(store: ClaimingStore) -> None:
     """A claim that was released finishes nothing, fails nothing and releases nothing, claimed anew or not."""
     await store.store_many([message("a"), message("b")], NOW)
@@ -189,7 +189,7 @@ async def a_released_claim_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     """The earliest instant at which an unclaimed message may be attempted; none without any."""
     expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
@@ -203,7 +203,7 @@ async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     """A message due before all others wakes listeners; one due later does not, nor any after listening has ended."""
     woken: list[str] = []
@@ -240,20 +240,20 @@ async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datet
             for seconds in (2, 0, 1):
                 tasks.start_soon(store.store, message(f"during-{number}-{seconds}", NOW + seconds * SECOND), NOW)
         again_at = answers.pop()
-        is_known = bool(woken) or (again_at is not None and again_at <= NOW)
-        expect(is_known, f"a message stored during a look wakes or is in its answer, which is {again_at}")
+        is_announced = bool(woken) or (again_at is not None and again_at <= NOW)
+        expect(is_announced, f"a message stored during a look wakes or is in its answer, which is {again_at}")
         await store.finish(await store.claim_due(NOW + 4 * SECOND, 10), Outcome.DELIVERED, NOW)
         await store.next_attempt()
     stop()
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def what_is_stored_during_a_look_is_not_slept_over(store: ClaimingStore) -> None:
     """A message stored while the next attempt is asked for, due after what was claimed, wakes or is in the answer."""
     await _store_during(store, store.next_attempt)
 
 
-@claims.given(beside_queues)
+@claims.with_fixtures(beside_queues)
 async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, transport: Transport) -> None:
     """Moving: a message stored while a move is under way, due after what it moves, wakes or is in its answer."""
 
@@ -263,15 +263,15 @@ async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, tra
     await _store_during(store, look)
 
 
-@claims.given_one(claiming)
+@claims.with_fixture(claiming)
 async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
     """A look after a wake-up finds the message: the wake-up never comes before it can be claimed."""
     alarm = Alarm()
-    found: list[datetime | None] = []
+    attempts: list[datetime | None] = []
 
     async def look() -> None:
         await alarm.wait()
-        found.append(await store.next_attempt())
+        attempts.append(await store.next_attempt())
 
     stop = await store.listen(alarm.ring)
     with in_time("a wake-up", wakes=True):
@@ -279,21 +279,21 @@ async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
             tasks.start_soon(look)
             await store.store(message(), NOW)
     stop()
-    expect_equal(found, [NOW], "what the woken one finds")
+    expect_equal(attempts, [NOW], "what the woken one finds")
 
 
 @claims
 async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
     """Shared: messages that one process holds no other process claims, finishes or gives back (row 24)."""
     async with claiming(subject) as store:
-        held = await hold_one(store)
+        claim = await hold_one(store)
         if not store.capabilities.shared:
             return
         async with prepared(claims_of(subject.open_elsewhere())) as other:
             expect_equal(ids(await other.claim_due(NOW + SECOND, 10)), [], "claims by another process")
-            expect_equal(await other.finish([held], Outcome.DELIVERED, NOW), 0, "finished by another process")
-            expect(not await other.retry_later(held, NOW, NOW, "foreign"), "another process cannot give it back")
-            expect_equal(await store.finish([held], Outcome.DELIVERED, NOW), 1, "finished by the holder")
+            expect_equal(await other.finish([claim], Outcome.DELIVERED, NOW), 0, "finished by another process")
+            expect(not await other.retry_later(claim, NOW, NOW, "foreign"), "another process cannot give it back")
+            expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
 
 
 @claims
@@ -304,9 +304,9 @@ async def claims_end_with_their_process(subject: StoreSubject) -> None:
             return
         await store.store(message(), NOW)
         async with prepared(claims_of(subject.open_elsewhere())) as other:
-            held = await claim_one(other)
+            claim = await claim_one(other)
         again = await claim_one(store)
-        expect_equal(again.message, held.message, "the message after its holder ended")
+        expect_equal(again.message, claim.message, "the message after its holder ended")
         expect_equal(await store.finish([again], Outcome.DELIVERED, NOW), 1, "finished by the one that took over")
 
 

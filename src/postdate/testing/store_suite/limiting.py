@@ -28,51 +28,51 @@ limiting: Topic[StoreSubject] = Topic("limiting")
 limited = having(LimitingStore)
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def limits_are_kept(store: ClaimingStore, limits: LimitingStore) -> None:
     """Those of each destination, whose name is taken as it is, with a lane of its own."""
     names = ("q", "Q", "q ", "ключ'\"%s")
     for number, name in enumerate(names):
         expect(await limits.keep_limits(name, f"{number}", NOW + number * SECOND), "the first limits are kept")
-    found = await limits.kept_limits()
-    said = {each.destination: (each.limits, each.free_at) for each in found}
-    expect_equal(said, {name: (f"{n}", NOW + n * SECOND) for n, name in enumerate(names)}, "what is kept")
-    expect_equal(len({each.lane for each in found}), len(names), "lanes")
-    expect(all(each.lane > 0 for each in found), "lanes are numbered from 1")
+    stored = await limits.kept_limits()
+    values = {each.destination: (each.limits, each.free_at) for each in stored}
+    expect_equal(values, {name: (f"{n}", NOW + n * SECOND) for n, name in enumerate(names)}, "what is kept")
+    expect_equal(len({each.lane for each in stored}), len(names), "lanes")
+    expect(all(each.lane > 0 for each in stored), "lanes are numbered from 1")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def limits_are_read_by_destination(store: ClaimingStore, limits: LimitingStore) -> None:
     """Those of many destinations at once; the others are left out, and names without limits have none."""
     names = ["first", *(f"q-{number}" for number in range(120))]
     for name in [*names, "other", "Q-7", "q-7 "]:
         await limits.keep_limits(name, "limits", NOW)
-    found = await limits.kept_limits([*names, "none", "ключ'\"%s"])
-    expect_equal(sorted(each.destination for each in found), sorted(names), "whose limits are read")
+    stored = await limits.kept_limits([*names, "none", "ключ'\"%s"])
+    expect_equal(sorted(each.destination for each in stored), sorted(names), "whose limits are read")
     expect_equal(list(await limits.kept_limits([])), [], "the limits of no destination")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def lanes_with_messages_are_in_use(store: ClaimingStore, limits: LimitingStore) -> None:
     """In force or lifted; empty lanes, and what is due in the far years of the lanes by itself, are not."""
     expect_equal(await limits.limits_in_use(), LimitsInUse(any=False), "the limits in use before there are any")
     for number in range(12):
         await limits.keep_limits(f"q-{number}", "limits", NOW)
-    kept = {each.destination: each for each in await limits.kept_limits()}
+    stored = {each.destination: each for each in await limits.kept_limits()}
     in_use = await limits.limits_in_use()
     expect_equal(
         (in_use.any, list(in_use.held)), (True, list[KeptLimits]()), "the limits in use while no lane has messages"
     )
-    last = max(kept.values(), key=lambda each: each.lane)
+    last = max(stored.values(), key=lambda each: each.lane)
     far = [message("far", last.end + SECOND), message("farther", LATEST)]
-    chosen = [*sorted(kept)[2:5], last.destination]
+    chosen = [*sorted(stored)[2:5], last.destination]
     await store.store_many([*far, *(message(f"m-{each}", NOW, destination=each) for each in chosen)], NOW)
     for claim in await store.claim_due(NOW + SECOND, 20):
-        await store.release([claim], kept[claim.message.destination].place(claim.message.due))
+        await store.release([claim], stored[claim.message.destination].place(claim.message.due))
     in_use = await limits.limits_in_use()
     expect_equal({each.destination for each in in_use.held}, set(chosen), "destinations with held messages")
-    expect(all(each == kept[each.destination] for each in in_use.held), "what is in use is what is kept")
-    for each in kept:
+    expect(all(each == stored[each.destination] for each in in_use.held), "what is in use is what is kept")
+    for each in stored:
         await limits.keep_limits(each, "", NOW, "limits")
     in_use = await limits.limits_in_use()
     expect(not in_use.any, "no limits are in force once all are lifted")
@@ -80,17 +80,17 @@ async def lanes_with_messages_are_in_use(store: ClaimingStore, limits: LimitingS
     expect_equal({each.destination for each in in_use.held}, set(chosen), "destinations with held messages, then")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def limits_of_before_are_changed_once(store: ClaimingStore, limits: LimitingStore) -> None:
     """Who has seen what a destination had changes it; who has seen what it had before that does not."""
-    told = [await limits.keep_limits("q", each, NOW) for each in ("1", "2")]
-    told += [await limits.keep_limits("q", each, NOW, "1") for each in ("3", "4")]
-    told += [await limits.keep_limits("other", "5", NOW, "1")]
-    expect_equal(told, [True, False, True, False, False], "whether limits were kept")
+    answers = [await limits.keep_limits("q", each, NOW) for each in ("1", "2")]
+    answers += [await limits.keep_limits("q", each, NOW, "1") for each in ("3", "4")]
+    answers += [await limits.keep_limits("other", "5", NOW, "1")]
+    expect_equal(answers, [True, False, True, False, False], "whether limits were kept")
     expect_equal([each.limits for each in await limits.kept_limits()], ["3"], "what is kept")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def lifted_limits_are_kept_as_lifted(store: ClaimingStore, limits: LimitingStore) -> None:
     """Empty, with the lane that they had: something may be held there still."""
     await limits.keep_limits("q", "limits", NOW)
@@ -100,68 +100,70 @@ async def lifted_limits_are_kept_as_lifted(store: ClaimingStore, limits: Limitin
     expect(await limits.keep_limits("q", "again", NOW), "limits are kept instead of none")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def one_of_many_takes_a_turn(store: ClaimingStore, limits: LimitingStore) -> None:
     """Who has seen what is kept moves its time on; who has seen what was kept before does not."""
     await limits.keep_limits("q", "limits", NOW)
-    (kept,) = await limits.kept_limits()
-    expect_equal([await limits.take_turns(kept, NOW + n * MICROSECOND) for n in (1, 2)], [True, False], "turns")
-    (kept,) = await limits.kept_limits()
-    expect_equal(kept.free_at, NOW + MICROSECOND, "the time of the next")
+    (stored,) = await limits.kept_limits()
+    expect_equal([await limits.take_turns(stored, NOW + n * MICROSECOND) for n in (1, 2)], [True, False], "turns")
+    (stored,) = await limits.kept_limits()
+    expect_equal(stored.free_at, NOW + MICROSECOND, "the time of the next")
     await limits.keep_limits("q", "others", NOW + MICROSECOND, "limits")
-    expect(not await limits.take_turns(kept, NOW + SECOND), "no turn is taken by limits of before")
+    expect(not await limits.take_turns(stored, NOW + SECOND), "no turn is taken by limits of before")
 
 
-@limiting.given(limited)
+@limiting.with_fixtures(limited)
 async def what_is_held_is_claimed_by_its_lane_alone(store: ClaimingStore, limits: LimitingStore) -> None:
     """The first due first, whatever the order of storing, by one claim each; others do not see it, but for counts."""
     for name in ("q", "other"):
         await limits.keep_limits(name, "limits", NOW)
-    kept = {each.destination: each for each in await limits.kept_limits()}
+    stored = {each.destination: each for each in await limits.kept_limits()}
     dues = {"m-1": NOW, "m-2": NOW - timedelta(days=1), "m-3": NOW - timedelta(days=9)}
     await store.store_many([message(id_, due, destination="q") for id_, due in dues.items()], NOW)
     for claim in await store.claim_due(NOW + SECOND, 10):
-        await store.release([claim], kept["q"].place(claim.message.due))
+        await store.release([claim], stored["q"].place(claim.message.due))
     expect_equal(ids(await store.claim_due(NOW + timedelta(days=365_000), 10)), [], "claims of what is due")
-    expect_equal(ids(await limits.claim_held(kept["other"], NOW, 10)), [], "claims of another lane")
+    expect_equal(ids(await limits.claim_held(stored["other"], NOW, 10)), [], "claims of another lane")
     if isinstance(store, AdministrableStore):
-        said = await store.statistics(NOW + SECOND)
-        expect_equal((said.overdue, said.next_due), (3, min(dues.values())), "how many are overdue, and the first")
+        statistics = await store.statistics(NOW + SECOND)
+        expect_equal(
+            (statistics.overdue, statistics.next_due), (3, min(dues.values())), "how many are overdue, and the first"
+        )
         days = [NOW.replace(microsecond=0) + timedelta(days=n) for n in (-10, -5, 1)]
         expect_equal(list(await store.due_counts(days)), [1, 2], "how many are due by interval")
-    held = await limits.claim_held(kept["q"], NOW, 2)
-    expect_equal(sorted(ids(held)), ["m-2", "m-3"], "claims of the first two")
-    expect_equal(ids(await limits.claim_held(kept["q"], NOW, 10)), ["m-1"], "claims of the rest")
-    await store.release([each for each in held if each.message.message_id == "m-3"], NOW)
+    claimed = await limits.claim_held(stored["q"], NOW, 2)
+    expect_equal(sorted(ids(claimed)), ["m-2", "m-3"], "claims of the first two")
+    expect_equal(ids(await limits.claim_held(stored["q"], NOW, 10)), ["m-1"], "claims of the rest")
+    await store.release([each for each in claimed if each.message.message_id == "m-3"], NOW)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), ["m-3"], "claims of what was let go")
-    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 1, "how many are still held")
+    expect_equal(await store.finish(claimed, Outcome.DELIVERED, NOW), 1, "how many are still held")
 
 
 @asynccontextmanager
 async def _damaged(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, LimitingStore, Rows] | None]:
-    async with damaging(subject) as found:
-        yield (found[0], found[0], found[1]) if found is not None and isinstance(found[0], LimitingStore) else None
+    async with damaging(subject) as place:
+        yield (place[0], place[0], place[1]) if place is not None and isinstance(place[0], LimitingStore) else None
 
 
-@limiting.given(_damaged)
+@limiting.with_fixtures(_damaged)
 async def what_is_held_and_cannot_be_read_keeps_its_due_time(
     store: ClaimingStore, limits: LimitingStore, rows: Rows
 ) -> None:
     """It is marked at the time of the look, and recorded with its due time, not with that of its lane."""
     await limits.keep_limits(QUEUE, "limits", NOW)
-    (kept,) = await limits.kept_limits()
+    (stored,) = await limits.kept_limits()
     due, id_ = NOW - timedelta(days=1), bad(Damage.HEADERS)
     await store.store(message(id_, due), NOW)
-    await store.release(await store.claim_due(NOW, 1), kept.place(due))
+    await store.release(await store.claim_due(NOW, 1), stored.place(due))
     rows.damage(id_, Damage.HEADERS)
-    expect_equal(ids(await limits.claim_held(kept, NOW, 10)), [], "claims of a damaged message")
+    expect_equal(ids(await limits.claim_held(stored, NOW, 10)), [], "claims of a damaged message")
     if isinstance(store, AdministrableStore):
         record = (await store.history(id_))[-1]
         expect_equal((record.kind, record.at, record.due), (RecordKind.FAILED, NOW, due), "the record of that")
     expect_equal((await rows.row(Damage.HEADERS)).at, NOW, "when it was marked")
 
 
-@limiting.given(beside_queues)
+@limiting.with_fixtures(beside_queues)
 async def no_move_takes_what_is_limited(store: MovingStore, transport: Transport) -> None:
     """It is left behind, to be claimed; when the limits are lifted it moves."""
     if not isinstance(store, LimitingStore):
@@ -171,8 +173,8 @@ async def no_move_takes_what_is_limited(store: MovingStore, transport: Transport
     report = await store.move_due(NOW + SECOND, 10)
     expect_equal((report.delivered, report.left_behind), (0, True), "moved, and whether something is left behind")
     (claim,) = await store.claim_due(NOW + SECOND, 1)
-    (kept,) = await store.kept_limits()
-    await store.release([claim], kept.place(NOW))
+    (stored,) = await store.kept_limits()
+    await store.release([claim], stored.place(NOW))
     await store.keep_limits(QUEUE, "", NOW, "limits")
     expect_equal((await store.move_due(NOW + SECOND, 10)).delivered, 1, "moved of what was not held")
-    expect_equal(ids(await store.claim_held(kept, NOW, 10)), ["m-1"], "what is held still")
+    expect_equal(ids(await store.claim_held(stored, NOW, 10)), ["m-1"], "what is held still")

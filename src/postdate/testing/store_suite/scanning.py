@@ -35,7 +35,7 @@ def _rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[
 
 
 @asynccontextmanager
-async def _held(store: ScannableStore) -> AsyncGenerator[str | None]:
+async def _snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
     """Hold a snapshot; the calls that do it block."""
     snapshot = store.snapshot()
     name = await to_thread.run_sync(snapshot.__enter__)
@@ -45,19 +45,19 @@ async def _held(store: ScannableStore) -> AsyncGenerator[str | None]:
         await to_thread.run_sync(snapshot.__exit__, None, None, None)
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Whatever the number of parts, together they hold every pending message exactly once, gaps or not."""
     await store.store_many([message(f"m-{n}", NOW + (n % 5) * SECOND) for n in range(100)], NOW)
-    gone = await store.claim_due(NOW + 2 * SECOND, 30)
-    await store.finish(gone, Outcome.DELIVERED, NOW)
-    expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in gone})
+    finished = await store.claim_due(NOW + 2 * SECOND, 30)
+    await store.finish(finished, Outcome.DELIVERED, NOW)
+    expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in finished})
     for parts in (1, 2, 3, 7, 200):
         rows = await to_thread.run_sync(_read, scanned, "pending", parts, ["message_id"])
         expect_equal(Counter(row[0] for row in rows), expected, f"rows in {parts} parts")
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Rows hold the columns asked for, in that order; times are microseconds since 1970."""
     await store.store(message(expires_at=NOW + SECOND, body=b"\0body"), NOW)
@@ -75,14 +75,14 @@ async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStor
     expect_equal(tuple(record), (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None), "record")
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def an_empty_store_has_no_rows(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Nothing pending, no records, nothing queued: no rows."""
     for what in ("pending", "records", "queued"):
         expect_equal(await to_thread.run_sync(_read, scanned, what, 4, ["message_id"]), [], f"rows of {what}")
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: ScannableStore) -> None:
     """An unknown relation or column raises PipelineError."""
     with expect_error(PipelineError, "an unknown relation"):
@@ -132,7 +132,7 @@ def _fulfils(row: dict[str, Any], where: ScanFilter) -> bool:
     )
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: ScannableStore) -> None:
     """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
     await _store_various(store)
@@ -142,18 +142,18 @@ async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: Scannabl
         expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
         for name, where in _FILTERS.items():
             scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
-            found = await to_thread.run_sync(_rows, scanned, scan, parts)
+            rows = await to_thread.run_sync(_rows, scanned, scan, parts)
             expected = [row for row in every if _fulfils(dict(zip(columns, row, strict=True)), where)]
-            expect_equal(Counter(found), Counter(expected), f"{what}: {name}")
+            expect_equal(Counter(rows), Counter(expected), f"{what}: {name}")
             nothing = await to_thread.run_sync(_rows, scanned, Scan(what, (), where), parts)
             expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
 
 
-@scanning.given(scannable)
+@scanning.with_fixtures(scannable)
 async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Changes made while a snapshot is held are not seen with it; a store may have no snapshots."""
     await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
-    async with _held(scanned) as snapshot:
+    async with _snapshot(scanned) as snapshot:
         parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
         await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
         await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
@@ -168,23 +168,23 @@ async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStor
         await to_thread.run_sync(_rows, scanned, scan, parts["records"])
 
 
-@scanning.given(columnar)
+@scanning.with_fixtures(columnar)
 async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableStore) -> None:
     """A scan of columns has the values, order and filters of one of rows; no columns at all may be asked for."""
     from postdate.testing.store_suite.columns import rows_of_columns
 
     await _store_various(store)
-    async with _held(columns) as snapshot:
-        for what, known in SCANNED.items():
+    async with _snapshot(columns) as snapshot:
+        for what, all_columns in SCANNED.items():
             shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
             for name, where in _FILTERS.items():
-                rows = await to_thread.run_sync(_rows, columns, Scan(what, known, where, snapshot), shares)
-                for wanted in (known, known[::-1], known[:1], ()):
-                    parts = shares if wanted == known else whole  # each part may cost a store a connection
-                    scan = Scan(what, wanted, where, snapshot)
-                    found = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
-                    expected = Counter(tuple(row[known.index(column)] for column in wanted) for row in rows)
-                    expect_equal(Counter(found), expected, f"{what}: {name}, columns {wanted}")
+                rows = await to_thread.run_sync(_rows, columns, Scan(what, all_columns, where, snapshot), shares)
+                for chosen in (all_columns, all_columns[::-1], all_columns[:1], ()):
+                    parts = shares if chosen == all_columns else whole  # each part may cost a store a connection
+                    scan = Scan(what, chosen, where, snapshot)
+                    columns_read = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
+                    expected = Counter(tuple(row[all_columns.index(column)] for column in chosen) for row in rows)
+                    expect_equal(Counter(columns_read), expected, f"{what}: {name}, columns {chosen}")
     with expect_error(PipelineError, "an unknown column"):
         list(columns.scan_columns(Scan("pending", ("colour",)), ScanPart(0, 1)))
     if snapshot is not None:

@@ -37,25 +37,25 @@ storing: Topic[StoreSubject] = Topic("storing")
 async def _comes_back(store: ClaimingStore, stored: DelayedMessage, *, is_there: bool = False) -> None:
     if not is_there:
         await store.store(stored, NOW)
-    found = (await claim_one(store, stored.due + MICROSECOND)).message
+    claimed = (await claim_one(store, stored.due + MICROSECOND)).message
     for field in fields(stored):
-        expect_equal(getattr(found, field.name), getattr(stored, field.name), f"{field.name} of a stored message")
+        expect_equal(getattr(claimed, field.name), getattr(stored, field.name), f"{field.name} of a stored message")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_message_is_unchanged(store: ClaimingStore) -> None:
     """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
     await _comes_back(store, message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND))
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def failures_start_at_zero(store: ClaimingStore) -> None:
     """A message arrives with the failures of its former life; in the store it begins with none."""
     await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
     expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def unicode_survives(store: ClaimingStore) -> None:
     """Ids, destinations and headers in any script, emoji included, come back unchanged (row 10)."""
     stored = message(
@@ -66,34 +66,34 @@ async def unicode_survives(store: ClaimingStore) -> None:
     await _comes_back(store, stored)
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
     """An empty body comes back empty, and no headers as none."""
     await _comes_back(store, DelayedMessage("m-1", NOW, "queue", {}, b""))
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_large_body_survives(store: ClaimingStore) -> None:
     """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
     room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
     await _comes_back(store, message(body=(bytes(range(256)) * 4096)[:room]))
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def microseconds_survive(store: ClaimingStore) -> None:
     """Due times and expiries are kept to the declared precision and never rounded to an earlier instant."""
     precision = store.capabilities.time_precision
     stored = message(due=NOW + MICROSECOND, expires_at=NOW + 3 * MICROSECOND)
     await store.store(stored, NOW)
-    found = (await claim_one(store, stored.due + precision)).message
-    expect(stored.due <= found.due < stored.due + precision, f"{stored.due} came back as {found.due}")
+    claimed = (await claim_one(store, stored.due + precision)).message
+    expect(stored.due <= claimed.due < stored.due + precision, f"{stored.due} came back as {claimed.due}")
     assert stored.expires_at is not None
-    expect(found.expires_at is not None, "the expiry comes back")
-    assert found.expires_at is not None
-    expect(stored.expires_at <= found.expires_at < stored.expires_at + precision, f"expiry {found.expires_at}")
+    expect(claimed.expires_at is not None, "the expiry comes back")
+    assert claimed.expires_at is not None
+    expect(stored.expires_at <= claimed.expires_at < stored.expires_at + precision, f"expiry {claimed.expires_at}")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def far_due_times_survive(store: ClaimingStore) -> None:
     """Due times of other centuries are kept as they are."""
     years = (1900, 1969, 1970, 2100, 9998)
@@ -103,34 +103,34 @@ async def far_due_times_survive(store: ClaimingStore) -> None:
     expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def due_times_are_instants(store: ClaimingStore) -> None:
     """A due time given in another time zone is the same instant and comes back in UTC."""
     await store.store(message(due=NOW.astimezone(timezone(timedelta(hours=13, minutes=45)))), NOW)
-    found = (await claim_one(store)).message.due
-    expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
+    due = (await claim_one(store)).message.due
+    expect_equal((due, due.utcoffset()), (NOW, timedelta(0)), "due time and offset")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     """Of messages that many tasks store at a time, one of each id is stored, and all others are duplicates (row 17)."""
-    told = list[str]()
+    duplicates = list[str]()
 
     async def keep(id_: str) -> None:
         try:
             await store.store(message(id_), NOW)
         except DuplicateMessage:
-            told.append(id_)
+            duplicates.append(id_)
 
     async with anyio.create_task_group() as tasks:
         for n in range(30):
             tasks.start_soon(keep, f"m-{n % 20}")
-    expect_equal(sorted(told), sorted(f"m-{n}" for n in range(10)), "ids that were there already")
+    expect_equal(sorted(duplicates), sorted(f"m-{n}" for n in range(10)), "ids that were there already")
     claims = await store.claim_due(NOW + SECOND, 100)
     expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
     first = message(body=b"first")
@@ -140,7 +140,7 @@ async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     await _comes_back(store, first, is_there=True)
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
     await store.finish([await hold_one(store)], Outcome.DELIVERED, NOW)
@@ -175,7 +175,7 @@ def _again(since: datetime) -> DelayedMessage:
     return message(due=NOW + SECOND, headers={Headers.MAY_REPEAT_SINCE: format_timestamp(since)})
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     """A message that went to the error queue may be stored again under its id; one that was delivered may not."""
     for number in range(3):
@@ -191,7 +191,7 @@ async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     await expect_history(store, "m-1", "SCHEDULED", *["FAILED", "RESCHEDULED"] * 2, "DELIVERED")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
     won: list[int] = []
@@ -210,7 +210,7 @@ async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     """Storing a batch again stores new messages, reports the rest in order, and changes nothing that was there."""
     report = await store.store_many([message(f"m-{number}", body=b"first") for number in range(3)], NOW)
@@ -221,7 +221,7 @@ async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     """The first of two messages with one id in one batch is stored, the second is reported."""
     report = await store.store_many([message("a", body=b"first"), message("b"), message("a", body=b"second")], NOW)
@@ -230,7 +230,7 @@ async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
 
 
-@storing.given_one(claiming)
+@storing.with_fixture(claiming)
 async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     """An empty batch is stored without effect."""
     report = await store.store_many([], NOW)
@@ -238,7 +238,7 @@ async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     expect_equal(await store.next_due(), None, "next due")
 
 
-@storing.given_one(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
 async def too_large_is_refused(store: ClaimingStore) -> None:
     """A message over the declared limit raises MessageTooLarge and nothing is stored; one at the limit is stored."""
     headers = {"h": "value"}
@@ -250,14 +250,14 @@ async def too_large_is_refused(store: ClaimingStore) -> None:
     await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
 
 
-@storing.given_one(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
 async def the_limit_counts_bytes(store: ClaimingStore) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
     with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
         await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
 
 
-@storing.given_one(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
 async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> None:
     """One message over the limit, and nothing of its batch is stored."""
     batch = [message("fits"), message("large", body=b"x" * 1_000)]
@@ -294,7 +294,7 @@ async def what_is_stored_survives_closing(subject: StoreSubject) -> None:
         expect_equal(ids(claims), ["m-1"] if durable else [], f"messages after reopening (durable={durable})")
 
 
-@storing.given(columnar)
+@storing.with_fixtures(columnar)
 async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: ScannableStore) -> None:
     """A batch of columns is stored as the same messages are: once, unchanged, with the record, and others may claim."""
     from postdate.testing.store_suite.columns import message_batch
@@ -314,8 +314,8 @@ async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: Scan
         ]
         batch = [first[0], message("m-0", body=b"again"), *first[1:], message(f"a-{attempt}", body=b"again")]
         expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
-        known = tuple(each.message_id for each in batch)
-        expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
+        batch_ids = tuple(each.message_id for each in batch)
+        expect_equal(await store_all(batch), (0, batch_ids), "report of a batch that was stored before")
         for each in first:
             if isinstance(store, AdministrableStore):
                 (record,) = await store.history(each.message_id)
@@ -326,5 +326,5 @@ async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: Scan
         if not attempt:
             expect_equal(claims["m-0"].message.body, b"first", "body of what was there")
         await store.finish(list(claims.values()), Outcome.DELIVERED, NOW)
-        expect_equal(await store_all(batch), (0, known), "report of a batch that was delivered")
+        expect_equal(await store_all(batch), (0, batch_ids), "report of a batch that was delivered")
     expect_equal(await store.next_due(), NOW + 2 * SECOND, "next due")

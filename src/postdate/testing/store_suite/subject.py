@@ -152,8 +152,8 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
 async def expect_history(store: object, message_id: str, *kinds: str) -> None:
     """Fail unless the records of a message are of these kinds, where an operator can ask for them."""
     if isinstance(store, AdministrableStore):
-        found = [record.kind.name for record in await store.history(message_id)]
-        expect_equal(found, list(kinds), f"history of {message_id}")
+        recorded = [record.kind.name for record in await store.history(message_id)]
+        expect_equal(recorded, list(kinds), f"history of {message_id}")
 
 
 def moving(store: DelayedMessageStore) -> MovingStore | None:

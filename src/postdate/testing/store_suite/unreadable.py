@@ -44,12 +44,12 @@ async def _opened(subject: StoreSubject) -> AsyncGenerator[DamagedPlace | None]:
             await store.store_many([message(*each, body=BODY) for each in zip(message_ids, dues, strict=True)], NOW)
 
         async def take() -> list[str]:
-            taken = list[str]()
+            claimed = list[str]()
             while claims := await store.claim_due(NOW + SECOND, _AT_ONCE):  # empty only when nothing is left
-                taken += ids(claims)
+                claimed += ids(claims)
                 expect_equal(await store.finish(claims, Outcome.DELIVERED, NOW), len(claims), "finished")
             expect_equal(await store.next_attempt(), None, "next attempt with nothing left that can be read")
-            return taken
+            return claimed
 
         yield DamagedPlace(rows, "", put, take)
 
@@ -68,12 +68,12 @@ async def _store_damaged(store: ClaimingStore, rows: Rows) -> None:
 
 @asynccontextmanager
 async def _moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport, Rows] | None]:
-    async with beside_queues(subject) as found:
-        rows = found and rows_of(found[0], subject.damages())
-        yield found and rows and (*found, rows)
+    async with beside_queues(subject) as place:
+        rows = place and rows_of(place[0], subject.damages())
+        yield place and rows and (*place, rows)
 
 
-@unreadable.given(_moving)
+@unreadable.with_fixtures(_moving)
 async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
     """Moving: the others arrive in their order, and each damaged message is marked, here or in its queue."""
     await _store_damaged(store, rows)
@@ -94,7 +94,7 @@ async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport:
     expect_equal(await store.next_attempt(), None, "next attempt with nothing left")
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Rows) -> None:
     """One is asked for, and the oldest cannot be read: the next one is fetched."""
     await _store_damaged(store, rows)
@@ -102,7 +102,7 @@ async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Row
     expect_equal(fetched and fetched.message_id, GOOD[0], "fetched beside damaged messages")
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
     """Questions about pending messages are answered as if the damaged ones were not there."""
     if not isinstance(store, AdministrableStore):
@@ -118,23 +118,23 @@ async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
     expect_equal(one and one.message_id, GOOD[0], "a good message, asked for by its id")
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows) -> None:
     """In pages of one, the first of which has none that can be read."""
     if not isinstance(store, AdministrableStore):
         return
     await _store_damaged(store, rows)
-    found, where = list[str](), MessageFilter()
+    listed, where = list[str](), MessageFilter()
     for _ in range(len(GOOD) + len(rows.damages) + 1):
         page = await store.read_pending(where, 1)
-        found += ids(page.messages)
+        listed += ids(page.messages)
         where = replace(where, after=page.after)
         if page.after is None:
             break
-    expect_equal(found, GOOD, "good messages, in pages of one")
+    expect_equal(listed, GOOD, "good messages, in pages of one")
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) -> None:
     """It is recorded as failed, and neither cancelled, rescheduled, removed nor stored again, until it is discarded."""
     for damage in rows.damages:
@@ -157,7 +157,7 @@ async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) 
         await expect_history(store, id_, "SCHEDULED", "FAILED", "DISCARDED")
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def unreadable_messages_are_counted_alone(store: ClaimingStore, rows: Rows) -> None:
     """Beside the others, in every count of what waits, and by when it is due."""
     if not isinstance(store, AdministrableStore):
@@ -203,14 +203,14 @@ async def what_no_queue_takes_is_marked(subject: StoreSubject) -> None:
 @unreadable
 async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) -> None:
     """Messages stored under wider limits are claimed and listed unchanged: only new ones are checked."""
-    kept = message("a-long-id" * 20, destination="a-long-destination" * 5, body=b"b" * 5_000)
+    stored = message("a-long-id" * 20, destination="a-long-destination" * 5, body=b"b" * 5_000)
     async with claiming(subject) as store:
-        await store.store(kept, NOW)
+        await store.store(stored, NOW)
     with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
         async with claiming(subject, largest_message_bytes=1_000) as store:
             if not store.capabilities.durable:
                 return
             if isinstance(store, AdministrableStore):
-                expect_equal(await store.list_pending(MessageFilter(), 10), [kept], "pending messages")
-                expect_equal(await store.get(kept.message_id), kept, "the message by its id")
-            expect_equal((await claim_one(store)).message, kept, "the message as it is claimed")
+                expect_equal(await store.list_pending(MessageFilter(), 10), [stored], "pending messages")
+                expect_equal(await store.get(stored.message_id), stored, "the message by its id")
+            expect_equal((await claim_one(store)).message, stored, "the message as it is claimed")

@@ -21,8 +21,8 @@ from postdate.testing.transport_suite.subject import (
     closing,
     envelope,
     ids,
+    ids_in,
     is_empty,
-    left_in,
     let_tasks_run,
     queues,
     receive,
@@ -35,19 +35,19 @@ from postdate.testing.transport_suite.subject import (
 receiving: Topic[TransportSubject] = Topic("receiving")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) -> None:
     """Receiving takes the oldest messages, no more than asked for, and never none."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-    found = list[str]()
-    while len(found) < 5:  # a broker that pushes may have less at hand than it has in the queue
+    received = list[str]()
+    while len(received) < 5:  # a broker that pushes may have less at hand than it has in the queue
         batch = ids(await receive(receiver, 2))
         expect(0 < len(batch) <= 2, f"one or two messages, got {batch}")
-        found += batch
-    expect_equal(found, ["0", "1", "2", "3", "4"], "messages in order")
+        received += batch
+    expect_equal(received, ["0", "1", "2", "3", "4"], "messages in order")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver) -> None:
     """Receiving from an empty queue waits; a message sent then is received."""
     with in_time("receiving a message sent later"):
@@ -57,7 +57,7 @@ async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver
     expect_equal(received, ["e-1"], "received")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def an_empty_queue_need_not_be_waited_for(transport: Transport, receiver: Receiver) -> None:
     """Without waiting, a queue answers at once, be it empty; what comes later is received."""
     with in_time("an answer of an empty queue"):
@@ -80,35 +80,35 @@ async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
         yield received
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def several_end_at_once(transport: Transport) -> None:
     """Settling: all messages leave the queue, and what is sent with each arrives."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
     ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
     async with receiver_of(transport) as receiver:
-        held = await receive_all(receiver, 5)
-        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+        messages = await receive_all(receiver, 5)
+        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
         expect_equal(list(errors), [None] * 5, "what settling says")
-        expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
+        expect_equal(sorted(await ids_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
     expect(await is_empty(transport, IN), "all have left the queue")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, receiver: Receiver) -> None:
     """Settling: a lost hold and a missing queue are errors of their own messages; all others leave the queue."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-    held = await receive_all(receiver, 5)
-    await receiver.commit(held[1], NOW)
+    messages = await receive_all(receiver, 5)
+    await receiver.commit(messages[1], NOW)
     ends = [End(), End(), End(outgoing=[envelope("bad", "missing")]), End(outgoing=[envelope("good", OUT)]), End()]
-    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
     kinds = [None, ClaimLost, QueueNotFound, None, None]
     expect_equal([error and type(error) for error in errors], kinds, "what settling says")
-    expect_equal(await left_in(transport, OUT, 1), ["good"], "sent messages")
-    await receiver.roll_back(held[2])
+    expect_equal(await ids_in(transport, OUT, 1), ["good"], "sent messages")
+    await receiver.roll_back(messages[2])
     expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def a_missing_queue_raises(transport: Transport) -> None:
     """Receiving from a queue that does not exist raises QueueNotFound."""
     async with receiver_of(transport, "missing") as receiver:
@@ -116,7 +116,7 @@ async def a_missing_queue_raises(transport: Transport) -> None:
             await receive(receiver)
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def a_message_is_taken_by_its_id(transport: Transport) -> None:
     """Taking: the message asked for is held, whatever is before it; none if it is held already or not there."""
     await transport.send([envelope("first"), envelope("second")], NOW)
@@ -125,20 +125,20 @@ async def a_message_is_taken_by_its_id(transport: Transport) -> None:
         with expect_error(NotSupported, "taking from a queue that gives messages in their order only"):
             await receiver.take("second")
         return
-    taken = await receiver.take("second")
-    expect(taken is not None and taken.envelope.message_id == "second", "the message asked for is taken")
+    received = await receiver.take("second")
+    expect(received is not None and received.envelope.message_id == "second", "the message asked for is taken")
     expect(await receiver.take("second") is None, "a held message is not taken")
     expect(await receiver.take("unknown") is None, "a message that is not there is not taken")
     expect_equal(ids(await receive(receiver)), ["first"], "received beside the one taken")
     with expect_error(QueueNotFound, "taking from a missing queue"):
         await transport.receiver("missing").take("first")
-    assert taken is not None
-    await receiver.commit(taken, NOW)
+    assert received is not None
+    await receiver.commit(received, NOW)
     await receiver.close()
-    expect_equal(await left_in(transport, IN, 1), ["first"], "what is left")
+    expect_equal(await ids_in(transport, IN, 1), ["first"], "what is left")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def a_held_message_is_hidden(transport: Transport) -> None:
     """A message that one receiver holds is received by no other."""
     await transport.send([envelope("held"), envelope("free")], NOW)
@@ -147,7 +147,7 @@ async def a_held_message_is_hidden(transport: Transport) -> None:
         expect_equal(ids(await receive(other)), ["free"], "received by the other")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def competing_receivers_share_the_messages(transport: Transport) -> None:
     """Four receivers that compete receive every message, each of them once."""
     await transport.send([envelope(f"{n}") for n in range(60)], NOW)
@@ -172,7 +172,7 @@ async def competing_receivers_share_the_messages(transport: Transport) -> None:
     expect(await is_empty(transport, IN), "nothing is left in the queue")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def a_committed_message_is_gone(transport: Transport) -> None:
     """After a commit the message is not received again."""
     await transport.send([envelope()], NOW)
@@ -180,7 +180,7 @@ async def a_committed_message_is_gone(transport: Transport) -> None:
     expect(await is_empty(transport, IN), "the queue is empty after the commit")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def a_message_rolled_back_is_received_again(transport: Transport, receiver: Receiver) -> None:
     """After a rollback the message is received again, unchanged, with one failure more, or none if told so."""
     await transport.send([envelope(headers={"é": "🕰"}, body=b"\0body")], NOW)
@@ -195,19 +195,19 @@ async def a_message_rolled_back_is_received_again(transport: Transport, receiver
     expect_equal(failures, [0, 1, 2, 2], "failures")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
     """A message that one receiver gives back is received by another one that waits."""
     await transport.send([envelope()], NOW)
     async with receiver_of(transport) as one, receiver_of(transport) as other:
-        held = await receive_one(one)
+        first = await receive_one(one)
         with in_time("receiving what another receiver gave back"):
             async with _waiting(other) as received:
-                await one.roll_back(held)
+                await one.roll_back(first)
         expect_equal(received, ["e-1"], "received by the other")
 
 
-@receiving.given_one(queues)
+@receiving.with_fixture(queues)
 async def closing_gives_back_what_is_held(transport: Transport) -> None:
     """A receiver that is closed gives everything back it holds, without counting failures."""
     await transport.send([envelope(f"{n}") for n in range(3)], NOW)
@@ -226,33 +226,33 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
         await transport.send([envelope(f"{n}") for n in range(4)], NOW)
         other = subject.open_elsewhere() if transport.capabilities.durable else transport
         async with closing(other), receiver_of(transport) as stopped, receiver_of(other) as elsewhere:
-            committed, given_back = await receive_all(stopped, 2)
+            committed, returned = await receive_all(stopped, 2)
             stopped.stop()
             await stopped.commit(committed, NOW)
-            await stopped.roll_back(given_back)
+            await stopped.roll_back(returned)
             failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
             expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
             expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> None:
     """Committing a message that was committed or given back raises ClaimLost, received again meanwhile or not."""
     await transport.send([envelope("committed"), envelope("given-back")], NOW)
-    committed, given_back = await receive_all(receiver, 2)
+    committed, returned = await receive_all(receiver, 2)
     await receiver.commit(committed, NOW)
-    await receiver.roll_back(given_back)
-    for received in (committed, given_back):
+    await receiver.roll_back(returned)
+    for received in (committed, returned):
         with expect_error(ClaimLost, f"committing a message that was {received.envelope.message_id}"):
             await receiver.commit(received, NOW)
     again = await receive_one(receiver)
     expect_equal(again.envelope.message_id, "given-back", "received again")
     with expect_error(ClaimLost, "committing with the hold of before"):
-        await receiver.commit(given_back, NOW)
+        await receiver.commit(returned, NOW)
     await receiver.commit(again, NOW)
 
 
-@receiving.given(a_receiver)
+@receiving.with_fixtures(a_receiver)
 async def a_cancelled_receive_loses_nothing(transport: Transport, receiver: Receiver) -> None:
     """Receiving may be cancelled at any moment: every message is still received, once."""
     received: Counter[str] = Counter()

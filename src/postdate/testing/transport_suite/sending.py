@@ -21,8 +21,8 @@ from postdate.testing.transport_suite.subject import (
     TransportSubject,
     a_receiver,
     envelope,
+    ids_in,
     is_empty,
-    left_in,
     queues,
     receive_one,
     receiver_of,
@@ -92,23 +92,23 @@ async def expiry_and_due_time_are_carried(subject: TransportSubject) -> None:
     await _arrives(subject, envelope(expires_at=NOW.replace(year=2100) + MICROSECOND, due=NOW - SECOND - MICROSECOND))
 
 
-@sending.given_one(queues)
+@sending.with_fixture(queues)
 async def order_is_kept(transport: Transport) -> None:
     """Messages of one sender arrive in the order in which they were sent, within a send and between sends."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
     await transport.send([envelope(f"{n}") for n in range(5, 8)], NOW)
-    expect_equal(await left_in(transport, IN, 8), [f"{n}" for n in range(8)], "order of arrival")
+    expect_equal(await ids_in(transport, IN, 8), [f"{n}" for n in range(8)], "order of arrival")
 
 
-@sending.given_one(queues)
+@sending.with_fixture(queues)
 async def a_missing_queue_is_a_value(transport: Transport) -> None:
     """A message without a queue is answered with QueueNotFound in its place; the others are sent (row 38)."""
     answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
     expect_equal([type(answer) for answer in answers], [type(None), QueueNotFound, type(None)], "answers")
-    expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
+    expect_equal(await ids_in(transport, IN, 2), ["a", "c"], "sent messages")
 
 
-@sending.given(a_receiver)
+@sending.with_fixtures(a_receiver)
 async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transport, receiver: Receiver) -> None:
     """Where headers have a limit of their own, a message at it is sent, and so is it with what an error copy adds."""
     limit = transport.capabilities.largest_headers_bytes
@@ -116,8 +116,8 @@ async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transpor
         return
     headers = {"kind": "check", "é": '"', "big": ""}
     headers["big"] = "x" * (limit - len(encode_headers(headers).encode()))
-    told = {Headers.FAILED_QUEUE: IN, Headers.EXCEPTION_MESSAGE: "y" * 4_096}
-    largest = [envelope("m-1", headers=headers), envelope("m-2", headers={**headers, **told})]
+    added = {Headers.FAILED_QUEUE: IN, Headers.EXCEPTION_MESSAGE: "y" * 4_096}
+    largest = [envelope("m-1", headers=headers), envelope("m-2", headers={**headers, **added})]
     expect_equal(list(await transport.send(largest, NOW)), [None, None], "answers")
     for sent in largest:
         received = await receive_one(receiver)
@@ -125,7 +125,7 @@ async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transpor
         await receiver.commit(received, NOW)
 
 
-@sending.given_one(partial(queues, largest_message_bytes=1_000))
+@sending.with_fixture(partial(queues, largest_message_bytes=1_000))
 async def too_large_is_a_value(transport: Transport) -> None:
     """A message over the declared limit is answered with MessageTooLarge; one at the limit and the others are sent."""
     headers = {"h": "value"}
@@ -137,29 +137,29 @@ async def too_large_is_a_value(transport: Transport) -> None:
     ]
     kinds = [type(answer) for answer in await transport.send(batch, NOW)]
     expect_equal(kinds, [MessageTooLarge, type(None), type(None)], "answers")
-    expect_equal(await left_in(transport, IN, 2), ["at", "under"], "sent messages")
+    expect_equal(await ids_in(transport, IN, 2), ["at", "under"], "sent messages")
 
 
-@sending.given_one(partial(queues, largest_message_bytes=1_000))
+@sending.with_fixture(partial(queues, largest_message_bytes=1_000))
 async def the_limit_counts_bytes(transport: Transport) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
     answers = await transport.send([envelope(headers={"h": "🕰" * 300}, body=b"")], NOW)
     expect_equal([type(answer) for answer in answers], [MessageTooLarge], "answers")
 
 
-@sending.given_one(queues)
+@sending.with_fixture(queues)
 async def sending_nothing_is_nothing(transport: Transport) -> None:
     """An empty send has an empty answer and sends nothing."""
     expect_equal(list(await transport.send([], NOW)), [], "answers")
     expect(await is_empty(transport, IN), "the queue is empty")
 
 
-@sending.given_one(queues)
+@sending.with_fixture(queues)
 async def creating_a_queue_again_keeps_its_messages(transport: Transport) -> None:
     """Creating queues is idempotent."""
     await transport.send([envelope()], NOW)
     await transport.create_queues([IN, "another"])
-    expect_equal(await left_in(transport, IN, 1), ["e-1"], "messages")
+    expect_equal(await ids_in(transport, IN, 1), ["e-1"], "messages")
     expect_equal(list(await transport.send([envelope("e-2", "another")], NOW)), [None], "answers")
 
 
@@ -189,11 +189,11 @@ def _lasting(message_id: str, span: timedelta | None, destination: str = IN) -> 
     return Envelope(destination, message_id, {"kind": "check"}, b"body", time_to_be_received=span)
 
 
-@expiry.given_one(queues)
+@expiry.with_fixture(queues)
 async def within_its_time_a_message_is_received(transport: Transport) -> None:
     """A message with a time to be received arrives before that has run out (row 66)."""
     expect_equal(list(await transport.send([_lasting("lives", _LONG)], NOW)), [None], "what send returns")
-    expect_equal(await left_in(transport, IN, 1), ["lives"], "received")
+    expect_equal(await ids_in(transport, IN, 1), ["lives"], "received")
 
 
 @expiry
@@ -203,7 +203,7 @@ async def past_its_time_a_message_is_never_received(subject: TransportSubject) -
         await transport.send([_lasting("gone", _SHORT), _lasting("lives", _LONG), envelope("endless")], NOW)
         await _runs_out(subject, transport)
         expected = ["lives", "endless"] if transport.capabilities.expires_messages else ["gone", "lives", "endless"]
-        expect_equal(await left_in(transport, IN, len(expected)), expected, "received")
+        expect_equal(await ids_in(transport, IN, len(expected)), expected, "received")
 
 
 @expiry
@@ -216,7 +216,7 @@ async def the_clock_of_the_sender_does_not_count(subject: TransportSubject) -> N
             sent = [_lasting(f"gone {year}", _SHORT), _lasting(f"lives {year}", _LONG)]
             await transport.send(sent, NOW.replace(year=year))
         await _runs_out(subject, transport)
-        expect_equal(await left_in(transport, IN, 2), ["lives 2000", "lives 2100"], "received")
+        expect_equal(await ids_in(transport, IN, 2), ["lives 2000", "lives 2100"], "received")
 
 
 @expiry
@@ -237,10 +237,10 @@ async def a_received_message_is_no_longer_subject_to_it(subject: TransportSubjec
     """A message that is held when its time runs out can be committed (specification 2.5)."""
     async with queues(subject) as transport:
         async with receiver_of(transport) as receiver:
-            held, span = await _received_in_its_time(transport, receiver)
+            received, span = await _received_in_its_time(transport, receiver)
             await _runs_out(subject, transport, span)
-            await receiver.commit(held, NOW, End(outgoing=[envelope("out", OUT)]))
-        expect_equal(await left_in(transport, OUT, 1), ["out"], "sent with the commit")
+            await receiver.commit(received, NOW, End(outgoing=[envelope("out", OUT)]))
+        expect_equal(await ids_in(transport, OUT, 1), ["out"], "sent with the commit")
 
 
 async def _received_in_its_time(transport: Transport, receiver: Receiver) -> tuple[Received, timedelta]:
@@ -264,11 +264,11 @@ async def in_a_transaction_each_has_its_own_or_all_is_refused(subject: Transport
         can = transport.capabilities
         expect_equal(refused, not can.time_to_be_received_in_transactions, "the commit is refused")
         if refused:
-            expect_equal(await left_in(transport, IN, 1), ["in"], "the incoming message is still there")
+            expect_equal(await ids_in(transport, IN, 1), ["in"], "the incoming message is still there")
         else:
             await _runs_out(subject, transport)
             expected = ["lives", "endless"] if can.expires_messages else ["gone", "lives", "endless"]
-            expect_equal(await left_in(transport, OUT, len(expected)), expected, "sent with the commit")
+            expect_equal(await ids_in(transport, OUT, len(expected)), expected, "sent with the commit")
 
 
 async def _commit(transport: Transport, outgoing: list[Envelope]) -> bool:

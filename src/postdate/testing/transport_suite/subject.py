@@ -116,19 +116,19 @@ async def take_one(transport: Transport) -> Envelope:
 
 async def receive_all(receiver: Receiver, count: int) -> list[Received]:
     """Receive so many messages, however many come at a time."""
-    found: list[Received] = []
-    while len(found) < count:
-        found += await receive(receiver, count - len(found))
-    return found
+    messages: list[Received] = []
+    while len(messages) < count:
+        messages += await receive(receiver, count - len(messages))
+    return messages
 
 
-async def left_in(transport: Transport, queue: str, count: int) -> list[str]:
+async def ids_in(transport: Transport, queue: str, count: int) -> list[str]:
     """Return the ids of the next ``count`` messages of a queue; fails when there are fewer. They go back."""
-    found: list[str] = []
+    message_ids: list[str] = []
     async with receiver_of(transport, queue) as receiver:
-        while len(found) < count:
-            found += ids(await receive(receiver))
-    return found
+        while len(message_ids) < count:
+            message_ids += ids(await receive(receiver))
+    return message_ids
 
 
 async def is_empty(transport: Transport, queue: str) -> bool:

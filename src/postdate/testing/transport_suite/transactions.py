@@ -21,8 +21,8 @@ from postdate.testing.transport_suite.subject import (
     closing,
     envelope,
     ids,
+    ids_in,
     is_empty,
-    left_in,
     queues,
     receive,
     receive_all,
@@ -38,47 +38,47 @@ def _is_atomic(transport: Transport) -> bool:
     return TransactionMode.SENDS_ATOMIC_WITH_RECEIVE in transport.capabilities.transaction_modes
 
 
-@transactions.given(a_receiver)
+@transactions.with_fixtures(a_receiver)
 async def outgoing_messages_leave_with_the_commit(transport: Transport, receiver: Receiver) -> None:
     """Messages sent with a commit arrive, in order, and the received message is gone."""
     await transport.send([envelope()], NOW)
     end = End(outgoing=[envelope("a", OUT), envelope("b", OUT), envelope("c", IN)])
     await receiver.commit(await receive_one(receiver), NOW, end)
-    expect_equal(await left_in(transport, OUT, 2), ["a", "b"], "sent messages")
+    expect_equal(await ids_in(transport, OUT, 2), ["a", "b"], "sent messages")
     expect_equal(ids(await receive(receiver)), ["c"], "messages in the queue received from")
 
 
-@transactions.given(partial(a_receiver, largest_message_bytes=1_000))
+@transactions.with_fixtures(partial(a_receiver, largest_message_bytes=1_000))
 async def one_bad_outgoing_message_undoes_the_commit(transport: Transport, receiver: Receiver) -> None:
     """Sends atomic with receive: a missing queue or too large a message is raised, nothing sent, the hold remains."""
     if not _is_atomic(transport):
         return
     await transport.send([envelope()], NOW)
-    held = await receive_one(receiver)
+    received = await receive_one(receiver)
     good = envelope("good", OUT)
     with expect_error(QueueNotFound, "committing with a missing queue among the outgoing messages"):
-        await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", "missing"), good]))
+        await receiver.commit(received, NOW, End(outgoing=[good, envelope("bad", "missing"), good]))
     with expect_error(MessageTooLarge, "committing with a message too large among the outgoing messages"):
-        await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", OUT, body=b"x" * 1_001)]))
+        await receiver.commit(received, NOW, End(outgoing=[good, envelope("bad", OUT, body=b"x" * 1_001)]))
     expect(await is_empty(transport, OUT), "nothing was sent")
-    await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)]))
-    expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
+    await receiver.commit(received, NOW, End(outgoing=[envelope("sent", OUT)]))
+    expect_equal(await ids_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
 
 
-@transactions.given(a_receiver)
+@transactions.with_fixtures(a_receiver)
 async def a_lost_hold_sends_nothing(transport: Transport, receiver: Receiver) -> None:
     """Sends atomic with receive: a commit that comes too late raises ClaimLost and sends nothing."""
     if not _is_atomic(transport):
         return
     await transport.send([envelope()], NOW)
-    held = await receive_one(receiver)
-    await receiver.commit(held, NOW)
+    received = await receive_one(receiver)
+    await receiver.commit(received, NOW)
     with expect_error(ClaimLost, "committing a second time"):
-        await receiver.commit(held, NOW, End(outgoing=[envelope("twice", OUT)]))
+        await receiver.commit(received, NOW, End(outgoing=[envelope("twice", OUT)]))
     expect(await is_empty(transport, OUT), "nothing was sent")
 
 
-@capabilities.given_one(queues)
+@capabilities.with_fixture(queues)
 async def declared_modes_are_accepted_and_others_refused(transport: Transport) -> None:
     """A declared transaction mode is accepted; any other is refused at start-up, by name."""
     for mode in TransactionMode:
@@ -97,7 +97,7 @@ async def a_durable_queue_keeps_its_messages(subject: TransportSubject) -> None:
         await transport.send([envelope()], NOW)
     async with queues(subject) as transport:
         if durable:
-            expect_equal(await left_in(transport, IN, 1), ["e-1"], "messages after reopening")
+            expect_equal(await ids_in(transport, IN, 1), ["e-1"], "messages after reopening")
         else:
             expect(await is_empty(transport, IN), "a transport that is not durable has forgotten its messages")
 
@@ -111,10 +111,10 @@ async def other_processes_share_the_queues(subject: TransportSubject) -> None:
         await transport.send([envelope("a"), envelope("b")], NOW)
         async with receiver_of(transport) as receiver:
             async with closing(subject.open_elsewhere()) as other:
-                held = await receive_one(other.receiver(IN))
+                received = await receive_one(other.receiver(IN))
                 expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
                 with expect_error(ClaimLost, "committing what another process holds"):
-                    await receiver.commit(held, NOW)
+                    await receiver.commit(received, NOW)
             expect_equal(ids(await receive(receiver)), ["a"], "received after the other process ended")
 
 
@@ -135,17 +135,17 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
     async with queues(subject) as transport:
         await transport.send([envelope()], NOW)
         receiver = transport.receiver(IN)
-        held = await receive_one(receiver)
+        received = await receive_one(receiver)
         if transport.capabilities.database is None:
             with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
                 await transport.send([envelope("x", OUT)], NOW, work=[_fail])
             with expect_error(UnsupportedTransactionMode, "committing with work"):
-                await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
+                await receiver.commit(received, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
             expect(await is_empty(transport, OUT), "nothing was sent")
-            await receiver.commit(held, NOW)
+            await receiver.commit(received, NOW)
             return
         with expect_error(ClaimLost, "committing with work that fails"):
-            await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
+            await receiver.commit(received, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
         with expect_error(ClaimLost, "sending with work that fails"):
             await transport.send([envelope("x", OUT)], NOW, work=[_fail])
         expect(await is_empty(transport, OUT), "nothing was sent with work that failed")
@@ -155,12 +155,12 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
             work = store.storing([DelayedMessage("stored", NOW, OUT)], NOW)
             twice = End(outgoing=[envelope("x", OUT)], work=[work, work])
             with expect_error(DuplicateMessage, "committing with work that stores an id twice"):
-                await receiver.commit(held, NOW, twice)
-            (error,) = await receiver.settle([Ending(held, NOW, twice)])
+                await receiver.commit(received, NOW, twice)
+            (error,) = await receiver.settle([Ending(received, NOW, twice)])
             expect(isinstance(error, DuplicateMessage), f"settling with it is refused for that, too, not {error!r}")
             expect(await is_empty(transport, OUT), "nothing was sent with a message under a known id")
-            await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)], work=[work]))
-            expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the work")
+            await receiver.commit(received, NOW, End(outgoing=[envelope("sent", OUT)], work=[work]))
+            expect_equal(await ids_in(transport, OUT, 1), ["sent"], "sent with the work")
             claims = await store.claim_due(NOW + SECOND, 10)
             expect_equal([claim.message.message_id for claim in claims], ["stored"], "stored with the commit")
         finally:
@@ -172,7 +172,7 @@ def _fail(transaction: NativeTransaction) -> None:
     raise ClaimLost("the work of this check fails on purpose")
 
 
-@capabilities.given(a_receiver)
+@capabilities.with_fixtures(a_receiver)
 async def expired_messages_are_discarded_or_left_to_the_receiver(transport: Transport, receiver: Receiver) -> None:
     """A transport that says so discards expired messages; any other delivers them, for the endpoint to discard."""
     await transport.send([envelope("lapsed", expires_at=NOW.replace(year=2000)), envelope("fresh")], NOW)

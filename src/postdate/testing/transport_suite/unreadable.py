@@ -38,16 +38,16 @@ async def _opened(subject: TransportSubject) -> AsyncGenerator[DamagedPlace | No
             await transport.send([envelope(each, body=BODY, due=NOW) for each in message_ids], NOW)
 
         async def take() -> list[str]:
-            taken = list[str]()
+            received = list[str]()
             async with receiver_of(transport) as receiver:
                 while batch := await receiver.receive(_AT_ONCE, wait=False):
-                    taken += ids(batch)
+                    received += ids(batch)
                     for each in batch:
                         await receiver.commit(each, NOW)
             expect(await is_empty(transport, IN), "nothing else can be received")
             lengths = await transport.lengths_of([IN])
             expect_equal(dict(lengths or {}).get(IN, 0), 0, "length of a queue with unreadable messages alone")
-            return taken
+            return received
 
         yield DamagedPlace(rows, IN, put, take)
 
@@ -55,7 +55,7 @@ async def _opened(subject: TransportSubject) -> AsyncGenerator[DamagedPlace | No
 unreadable = unreadable_topic(_opened)
 
 
-@unreadable.given(damaging)
+@unreadable.with_fixtures(damaging)
 async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, rows: Rows) -> None:
     """Messages sent under wider limits are received unchanged, where the queues are rows of a database."""
     sent = envelope("a-long-id" * 20, body=b"b" * 5_000)

@@ -77,7 +77,7 @@ class LockedBatch:
         self.session: Any | None = session
         self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = forks.lock()
-        self.heard_at = steady_seconds()
+        self.answered_at = steady_seconds()
 
 
 class HeldMessage:
@@ -101,7 +101,7 @@ class Claims(forks.ForkAware):
 
     def __init__(self, pool: ClaimConnections, tables: LeasingTables, holder: Callable[[], int]) -> None:
         self._pool, self._tables, self._holder = pool, tables, holder
-        self._held: dict[int, HeldMessage] = {}
+        self._tokens: dict[int, HeldMessage] = {}
         self._abandoned: dict[int, int] = {}
         self._lock = forks.lock()
         forks.register(self)
@@ -109,14 +109,14 @@ class Claims(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Hold nothing: what the parent holds must neither be settled nor given back here."""
-        forks.keep_for_ever(self._held)
-        self._held, self._abandoned = {}, {}
+        forks.keep_for_ever(self._tokens)
+        self._tokens, self._abandoned = {}, {}
 
     def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
         """Hold the messages that the open transaction of ``session`` has locked; rows: number, next attempt."""
         batch = LockedBatch(session, rows)
         with self._lock:
-            self._held.update((token.number, token) for token in batch.tokens)
+            self._tokens.update((token.number, token) for token in batch.tokens)
             for token in batch.tokens:  # it was free, so it is not what was abandoned any more
                 self._abandoned.pop(token.number, None)
         return batch.tokens
@@ -124,19 +124,19 @@ class Claims(forks.ForkAware):
     def locked(self) -> list[int]:
         """Return the numbers to leave out of a look for the next attempt, as they are locked here."""
         with self._lock:
-            return [token.number for token in self._held.values() if token.holder is None]
+            return [token.number for token in self._tokens.values() if token.holder is None]
 
     def holders(self) -> set[int]:
         """Return the numbers of this process under which messages are leased."""
         with self._lock:
-            return {token.holder for token in self._held.values() if token.holder is not None}
+            return {token.holder for token in self._tokens.values() if token.holder is not None}
 
     def holds(self, claim: Claim) -> bool:
         """Return whether a claim is in force: it also ends when another part of its batch cannot be settled."""
         token = claim.token
-        return isinstance(token, HeldMessage) and self._held.get(token.number) is token
+        return isinstance(token, HeldMessage) and self._tokens.get(token.number) is token
 
-    def held(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
+    def tokens_of(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
         """Return the tokens of the claims still in force."""
         return [token for _, tokens in self._by_batch(claims) for token in tokens]
 
@@ -159,17 +159,17 @@ class Claims(forks.ForkAware):
     def _abandon(self, tokens: Sequence[HeldMessage]) -> None:
         with self._lock:
             for token in tokens:
-                if self._held.get(token.number) is token and token.holder is not None:
-                    del self._held[token.number]
+                if self._tokens.get(token.number) is token and token.holder is not None:
+                    del self._tokens[token.number]
                     self._abandoned[token.number] = token.holder
 
     def abandoned(self) -> Mapping[int, list[int]]:
         """Return by holder the numbers of leases that no caller received, to be freed as soon as possible."""
-        found = dict[int, list[int]]()
+        numbers = dict[int, list[int]]()
         with self._lock:
             for number, holder in sorted(self._abandoned.items()):
-                found.setdefault(holder, []).append(number)
-        return found
+                numbers.setdefault(holder, []).append(number)
+        return numbers
 
     def freed(self, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -179,8 +179,8 @@ class Claims(forks.ForkAware):
     def silent(self, after_seconds: float) -> Sequence[LockedBatch]:
         """Return the batches whose connections have sent nothing for so long."""
         with self._lock:
-            batches = {token.batch for token in self._held.values()}
-        return [each for each in batches if each.session and steady_seconds() - each.heard_at >= after_seconds]
+            batches = {token.batch for token in self._tokens.values()}
+        return [each for each in batches if each.session and steady_seconds() - each.answered_at >= after_seconds]
 
     def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
         """Ping each connection that holds one of these batches, so that the server keeps its transaction; blocking.
@@ -201,9 +201,9 @@ class Claims(forks.ForkAware):
         if not batch.lock.acquire(blocking=False):  # it is being settled just now
             return 0
         try:
-            left = ends_after_seconds - (steady_seconds() - batch.heard_at)
-            if batch.session is None or batch.session.is_alive(max(left, _ASKED_FOR_SECONDS)):
-                batch.heard_at = steady_seconds()
+            seconds = ends_after_seconds - (steady_seconds() - batch.answered_at)
+            if batch.session is None or batch.session.is_alive(max(seconds, _ASKED_FOR_SECONDS)):
+                batch.answered_at = steady_seconds()
                 return 0
             self._pool.drop(batch.session)
             self._unlocked(batch, batch.tokens, None)
@@ -213,14 +213,14 @@ class Claims(forks.ForkAware):
 
     def forget(self, number: int) -> None:
         with self._lock:
-            self._held.pop(number, None)
+            self._tokens.pop(number, None)
 
     def _by_batch(self, claims: Iterable[Claim]) -> list[tuple[LockedBatch, list[HeldMessage]]]:
         batches: dict[LockedBatch, list[HeldMessage]] = {}
         with self._lock:
             for claim in claims:
                 token = claim.token
-                if isinstance(token, HeldMessage) and self._held.get(token.number) is token:
+                if isinstance(token, HeldMessage) and self._tokens.get(token.number) is token:
                     batches.setdefault(token.batch, []).append(token)
         return list(batches.items())
 
@@ -246,13 +246,13 @@ class Claims(forks.ForkAware):
         self, batch: LockedBatch, session: Any, tokens: Sequence[HeldMessage], step: SettlingStep
     ) -> int:
         settled = {token.number for token in tokens}
-        rest = [token for token in batch.tokens if token.number not in settled]
+        others_of_batch = [token for token in batch.tokens if token.number not in settled]
         holder, is_in_doubt = None, False
         try:
             done = step(session, sorted(settled), None) if tokens else 0
-            if rest:
+            if others_of_batch:
                 holder = self._holder()
-                self._tables.lease(session, sorted(token.number for token in rest), holder)
+                self._tables.lease(session, sorted(token.number for token in others_of_batch), holder)
             is_in_doubt = True
             session.commit()
         except BaseException:  # the locks are gone with the transaction, or go now
@@ -263,40 +263,40 @@ class Claims(forks.ForkAware):
         self._pool.put(session)
         return done
 
-    def _unlocked(self, batch: LockedBatch, gone: Iterable[HeldMessage], holder: int | None) -> None:
-        """The transaction of a batch has ended: the messages of ``gone`` are no longer held, the rest is leased."""
+    def _unlocked(self, batch: LockedBatch, settled: Iterable[HeldMessage], holder: int | None) -> None:
+        """The transaction of a batch has ended: the messages of ``settled`` are no longer held, the rest is leased."""
         batch.session = None
-        self._forget(gone)
+        self._forget(settled)
         for token in batch.tokens:
             token.holder = holder
 
     def _settle_leased(self, tokens: Sequence[HeldMessage], step: SettlingStep) -> int:
         with self._lock:
-            held = [token for token in tokens if self._held.get(token.number) is token]
+            claimed = [token for token in tokens if self._tokens.get(token.number) is token]
         done = 0
-        for holder in {token.holder for token in held}:
-            numbers = sorted(token.number for token in held if token.holder == holder)
+        for holder in {token.holder for token in claimed}:
+            numbers = sorted(token.number for token in claimed if token.holder == holder)
             done += self._pool.transaction_blocking(lambda session, n=numbers, h=holder: step(session, n, h))
-            self._forget(token for token in held if token.holder == holder)
+            self._forget(token for token in claimed if token.holder == holder)
         return done
 
     def _forget(self, tokens: Iterable[HeldMessage]) -> None:
         with self._lock:
             for token in tokens:
-                if self._held.get(token.number) is token:
-                    del self._held[token.number]
+                if self._tokens.get(token.number) is token:
+                    del self._tokens[token.number]
 
     def give_up(self) -> None:
         """Release all messages, abandoned ones included."""
         with self._lock:
-            held, self._held = list(self._held.values()), {}
+            tokens, self._tokens = list(self._tokens.values()), {}
             leased, self._abandoned = self._abandoned, {}
-        for batch in {token.batch for token in held}:
+        for batch in {token.batch for token in tokens}:
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
                 self._pool.end(session)  # one that just ends keeps its locks for another moment
-        leased |= {token.number: token.holder for token in held if token.holder is not None}
+        leased |= {token.number: token.holder for token in tokens if token.holder is not None}
         if leased:
             holders, numbers = sorted(set(leased.values())), sorted(leased)
             self._pool.transaction_blocking(lambda session: self._tables.free(session, holders, numbers))

@@ -56,22 +56,22 @@ def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> S
     example = f"{schemes[0]}://user:password@host:port/database"
     try:
         parts = urlsplit(url)
-        host, found_port = parts.hostname or "localhost", parts.port or port
+        host, actual_port = parts.hostname or "localhost", parts.port or port
     except ValueError:  # its text may have a piece of a password that is not escaped
         raise ConfigurationError(f"the address of the {product} database cannot be read; write {example}") from None
     if parts.scheme not in schemes:
         raise ConfigurationError(f"the address of a {product} database is {example}")
     name, user, password = unquote(parts.path.lstrip("/")), unquote(parts.username or ""), unquote(parts.password or "")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    return ServerAddress(product, host, found_port, name, user, password, options)
+    return ServerAddress(product, host, actual_port, name, user, password, options)
 
 
-def check_options(address: ServerAddress, known: frozenset[str]) -> None:
-    """Raise `ConfigurationError` for an option of the URL that is not ``known``."""
-    if unknown := sorted(set(address.options) - known):
+def check_options(address: ServerAddress, allowed: frozenset[str]) -> None:
+    """Raise `ConfigurationError` for an option of the URL that is not ``allowed``."""
+    if unknown := sorted(set(address.options) - allowed):
         raise ConfigurationError(
             f"the address of a {address.product} database does not know {unknown[0]!r}; it may have "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(allowed))}"
         )
 
 

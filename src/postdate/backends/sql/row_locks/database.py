@@ -113,15 +113,15 @@ class KeptOnServer(Scripted):
         self._database = self.made_from.of(url, schema, answers_within=answers_within)
         self._pool = Pool(self._database.connections)
         self._names = self._database.names_of(self._database.schema, self.table)
-        self._wanted = part_steps(self._names, self.part)
+        self._required_steps = part_steps(self._names, self.part)
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        return self._database.tables.script(self._names, self._wanted)
+        return self._database.tables.script(self._names, self._required_steps)
 
     async def setup(self) -> None:
         migrate = self._database.tables.migrate
-        await self._pool.run(lambda session: migrate(session, self._names, self._wanted), patiently=True)
+        await self._pool.run(lambda session: migrate(session, self._names, self._required_steps), patiently=True)
 
     async def close(self) -> None:
         await in_thread(self._pool.close)

@@ -145,12 +145,12 @@ class Liveness(forks.ForkAware):
             self._holder = None
 
     def _failed(self, error: Exception) -> None:
-        is_ours = isinstance(error, PostdateError)
-        self._failure = error if is_ours else StoreUnreachable(f"{self._server.where}: {error!r}")
+        is_translated = isinstance(error, PostdateError)
+        self._failure = error if is_translated else StoreUnreachable(f"{self._server.where}: {error!r}")
         if self._failures:  # the one before did not work, either
             self._ready.set()
         else:
-            log.warning("lost the connection that holds messages: %s", error, exc_info=None if is_ours else error)
+            log.warning("lost the connection that holds messages: %s", error, exc_info=None if is_translated else error)
         pauses = _CONNECT_AGAIN_AFTER_SECONDS
         self._stop.wait(pauses[min(self._failures, len(pauses) - 1)])
         self._failures += 1
@@ -205,7 +205,7 @@ class Liveness(forks.ForkAware):
         if self._next_due.is_listened_to and self._claims is not None:
             first = self._tables.next_attempt(session, self._claims.locked())
             if first is not None:
-                self._next_due.heard(first)
+                self._next_due.announce(first)
 
     def _free_what_was_abandoned(self, session: Any) -> None:
         if self._claims is None:

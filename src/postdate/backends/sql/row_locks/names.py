@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 from postdate.backends.sql.migrations import Step, bare, filled_in, migrations, run
 from postdate.errors import ConfigurationError
 
-_OURS: Final = "postdate_"
+_PREFIX: Final = "postdate_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Spelling:
     check: Callable[[str, str], object]
 
 
-def check_not_ours(name: str, what: str) -> str:
+def check_not_reserved(name: str, what: str) -> str:
     """Return ``name``; raise `ConfigurationError` for a table whose name begins as those of Postdate."""
-    if what == "table" and name.lower().startswith(_OURS):
-        raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_OURS!r} are taken")
+    if what == "table" and name.lower().startswith(_PREFIX):
+        raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_PREFIX!r} are taken")
     return name
 
 
@@ -63,7 +63,7 @@ class RowLockNames:
 
     def of(self, name: str) -> str:
         """Return one of Postdate's own names, for a statement with parameters."""
-        return self.plain(_OURS + name).replace("%", "%%")
+        return self.plain(_PREFIX + name).replace("%", "%%")
 
     @property
     def pending(self) -> str:
@@ -72,11 +72,11 @@ class RowLockNames:
 
     @property
     def in_statements(self) -> Mapping[str, str]:
-        ours = ("record", "store", "holder")
+        shared_tables = ("record", "store", "holder")
         return {
             "{pending}": self.pending,
             "{limits}": self.of("destination_limit"),
-            **{f"{{{name}}}": self.of(name) for name in ours},
+            **{f"{{{name}}}": self.of(name) for name in shared_tables},
         }
 
     @property
@@ -140,9 +140,9 @@ def newest_mark(names: RowLockNames, subject: str) -> str:
     return f"(SELECT MAX(version) FROM {marks} WHERE subject = {names.spelling.literal(subject)})"
 
 
-def migrate(session: Any, names: RowLockNames, wanted: Sequence[Step], where: str, insert: str = "INSERT") -> None:
-    """Apply the missing migrations of ``wanted``; the caller keeps others out. Raises as `migrations.missing` does."""
-    run(wanted, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
+def migrate(session: Any, names: RowLockNames, required: Sequence[Step], where: str, insert: str = "INSERT") -> None:
+    """Apply the missing migrations of ``required``; the caller keeps others out. Raises like `migrations.missing`."""
+    run(required, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
 
 
 def rights_needed(names: RowLockNames, where: str) -> str:

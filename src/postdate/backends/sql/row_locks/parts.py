@@ -134,13 +134,13 @@ class SessionSource(Protocol):
 
 def filter_values(where: ScanFilter) -> dict[str, Any]:
     """Return the given conditions by name; times as in rows."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "message_ids": where.message_ids,
         "destinations": where.destinations,
         "due_from": None if where.due_from is None else to_microseconds(where.due_from),
         "due_to": None if where.due_to is None else to_microseconds(where.due_to),
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
@@ -191,7 +191,7 @@ Meaning = type[PostdateError]
 Meanings = Mapping[Meaning, Collection[int | str]]
 """Our error for each number or class of a server's errors; a number goes before its class."""
 
-_SAID: Final[Mapping[Meaning, str]] = {
+_TEXTS: Final[Mapping[Meaning, str]] = {
     StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
     StoreFull: "{where} has no room ({said}); nothing was written; make room and go on",
     StoreNotWritable: "{where} refuses ({said}); check user, password and grants",
@@ -201,11 +201,11 @@ _SAID: Final[Mapping[Meaning, str]] = {
 }
 
 
-def told(meaning: Meaning, said: str, where: str) -> PostdateError:
+def error_of(meaning: Meaning, text: str, where: str) -> PostdateError:
     """Return the error for a meaning, with the server's own text; ``where``: the address without the password."""
-    return meaning(_SAID.get(meaning, "{where}: {said}").format(where=where, said=said))
+    return meaning(_TEXTS.get(meaning, "{where}: {said}").format(where=where, said=text))
 
 
 def meaning_of(keys: Iterable[int | str], meanings: Meanings) -> Meaning | None:
     """Return the meaning of the first known key; ``None``: all are unknown."""
-    return next((meaning for key in keys for meaning, known in meanings.items() if key in known), None)
+    return next((meaning for key in keys for meaning, codes in meanings.items() if key in codes), None)

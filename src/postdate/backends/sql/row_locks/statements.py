@@ -120,26 +120,26 @@ class RowLockStatements:
     """Conditions that a message is in a list: by ``destinations``, and ``pending`` and ``records`` by id."""
 
     def __init__(self, names: RowLockNames) -> None:
-        known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "limits")}
+        placeholders = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "limits")}
         for name, text in {**_FRAGMENTS, **self.fragments}.items():
-            known[f"{{{name}}}"] = filled_in(text, known)
+            placeholders[f"{{{name}}}"] = filled_in(text, placeholders)
         tables = names.in_statements
         self.limits_table = tables["{limits}"]
         for name in dir(type(self)):
             template: Any = None if name.startswith("__") else getattr(type(self), name)
             if isinstance(template, str):
-                setattr(self, name, filled_in(filled_in(template, known), tables))
+                setattr(self, name, filled_in(filled_in(template, placeholders), tables))
         for name in ("bounds", "_shares", "_listed"):
             pieces: Mapping[str, str] = getattr(type(self), name)
-            setattr(self, name, {key: filled_in(filled_in(each, known), tables) for key, each in pieces.items()})
+            setattr(self, name, {key: filled_in(filled_in(each, placeholders), tables) for key, each in pieces.items()})
 
-    def scanned(self, scan: Scan, given: Mapping[str, Any]) -> str:
-        """Return the statement of a scan; ``given`` has its conditions by name."""
-        wanted = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
-        known = {**self._dues, **self._listed, "message_ids": self._listed[scan.what]}
+    def scanned(self, scan: Scan, values: Mapping[str, Any]) -> str:
+        """Return the statement of a scan; ``values`` has its conditions by name."""
+        columns = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
+        texts = {**self._dues, **self._listed, "message_ids": self._listed[scan.what]}
         # An empty list is no valid SQL everywhere.
-        conditions = [known[name] if value != () else "1 = 0" for name, value in given.items()]
-        return " AND ".join([f"SELECT {wanted or '1'} {self._shares[scan.what]}", *conditions])
+        conditions = [texts[name] if value != () else "1 = 0" for name, value in values.items()]
+        return " AND ".join([f"SELECT {columns or '1'} {self._shares[scan.what]}", *conditions])
 
 
 class ServerSqlDialect(SqlDialect):

@@ -195,7 +195,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             # Another transaction: INSERTs that found the id share a lock on it, and would deadlock here.
             if not await self._pool.transaction(lambda session: self._tables.come_back(session, row, back)):
                 raise DuplicateMessage.of(message.message_id)
-        self._next_due.heard(row.due)
+        self._next_due.announce(row.due)
 
     def _stored(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
         unique = {row.message_id: row for row, _ in reversed(works)}
@@ -203,11 +203,11 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         fresh = set(
             self._pool.transaction_blocking(lambda session: self._tables.insert(session, list(unique.values()), at))
         )
-        found = list[bool]()
+        are_new = list[bool]()
         for row, _ in works:
-            found.append(row.message_id in fresh)
+            are_new.append(row.message_id in fresh)
             fresh.discard(row.message_id)
-        return found
+        return are_new
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -220,10 +220,10 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         if not rows:
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
-        wanted = list(reversed(unique.values()))  # the first of each id, in the order given
-        fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, wanted, at)))
+        ordered = list(reversed(unique.values()))  # the first of each id, in the order given
+        fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, ordered, at)))
         if fresh:
-            self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
+            self._next_due.announce(min(row.due for row in ordered if row.message_id in fresh))
         return StoreReport.of((row.message_id for row in rows), fresh)
 
     # --- the simple contract ------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
+            self._claims.lease(self._claims.tokens_of(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -241,24 +241,24 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def remove(self, message_id: str, now: datetime) -> bool:
         ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
         return await self._ended(
-            message_id, lambda session, found: self._tables.finish(session, [found.number], found.holder, ending)
+            message_id, lambda session, row: self._tables.finish(session, [row.number], row.holder, ending)
         )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
         return await self._ended(
-            message_id, lambda session, found: self._tables.retry(session, found.number, found.holder, None, note)
+            message_id, lambda session, row: self._tables.retry(session, row.number, row.holder, None, note)
         )
 
     async def _ended(self, message_id: str, change: Callable[[Any, WaitingRow], int]) -> bool:
         """Change a message that is free or held here, whose claim ends with that; return whether it was changed."""
 
         def end(session: Any) -> int | None:
-            found = self._tables.lock(session, message_id)
-            if found is None or (found.holder is not None and found.holder not in self._claims.holders()):
+            row = self._tables.lock(session, message_id)
+            if row is None or (row.holder is not None and row.holder not in self._claims.holders()):
                 return None
-            return found.number if change(session, found) else None
+            return row.number if change(session, row) else None
 
         if (number := await self._pool.transaction(end)) is not None:
             self._claims.forget(number)
@@ -281,18 +281,18 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         with closing_on_error(session):  # what was locked is free
             while True:
                 session.begin()
-                found = self._tables.claim(session, end, limit, begin)
-                messages, bad = decoded((number, row) for number, _, row in found)
+                rows = self._tables.claim(session, end, limit, begin)
+                messages, bad = decoded((number, row) for number, _, row in rows)
                 if not bad:
                     break
                 self._mark(session, bad, at)
                 session.commit()  # for all to see, before anything is held
-            if not found:
+            if not rows:
                 session.rollback()
-        if not found:
+        if not rows:
             self._pool.put(session)
             return []
-        tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
+        tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in rows])
         self._liveness.start(self._claims)  # which keeps the connection alive
         return [Claim(messages[token.number], token) for token in tokens]
 
@@ -318,16 +318,16 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
 
         if done := await in_thread(self._claims.settle, [claim], count):
-            self._next_due.heard(then)
+            self._next_due.announce(then)
         return bool(done)
 
     @override
     async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
         def mark(session: Any, numbers: Sequence[int], holder: int | None) -> int:
-            found = self._tables.lock(session, claim.message.message_id)
-            if found is None or found.number not in numbers or found.holder != holder:
+            row = self._tables.lock(session, claim.message.message_id)
+            if row is None or row.number not in numbers or row.holder != holder:
                 return 0
-            self._tables.mark_unreadable(session, {found.number: reason}, to_microseconds(now))
+            self._tables.mark_unreadable(session, {row.number: reason}, to_microseconds(now))
             return 1
 
         return bool(await in_thread(self._claims.settle, [claim], mark))
@@ -343,7 +343,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
         done = await in_thread(partial(self._claims.settle, as_it_was=then is None), claims, give_back)
         if done and then is not None:
-            self._next_due.heard(then)
+            self._next_due.announce(then)
         elif done:
             self._next_due.forget()
         return done
@@ -375,11 +375,11 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         ending = RecordNote(to_microseconds(now), int(RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
-            found = self._tables.lock(session, message_id)
+            row = self._tables.lock(session, message_id)
             return (
-                found is not None
-                and found.holder is None
-                and bool(self._tables.finish(session, [found.number], None, ending))
+                row is not None
+                and row.holder is None
+                and bool(self._tables.finish(session, [row.number], None, ending))
             )
 
         return await self._pool.transaction(cancel)
@@ -389,15 +389,15 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(session: Any) -> bool:
-            found = self._tables.lock(session, message_id)
-            if found is None or found.holder is not None:
+            row = self._tables.lock(session, message_id)
+            if row is None or row.holder is not None:
                 return False
-            check_reschedule(message_id, due, self._dialect.instant(found.expires_at))
-            self._tables.reschedule(session, found, new_due, wall_time, at)
+            check_reschedule(message_id, due, self._dialect.instant(row.expires_at))
+            self._tables.reschedule(session, row, new_due, wall_time, at)
             return True
 
         if done := await self._pool.transaction(reschedule):
-            self._next_due.heard(new_due)
+            self._next_due.announce(new_due)
         return done
 
     @property
@@ -445,8 +445,8 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        found = await self._pool.run(self._tables.reported_clocks)
-        return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
+        rows = await self._pool.run(self._tables.reported_clocks)
+        return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in rows}
 
     # --- scans --------------------------------------------------------------------------------------------------
 

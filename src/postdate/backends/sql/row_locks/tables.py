@@ -55,12 +55,12 @@ class RowLockTables(ABC):
                 f"{setup_command(self.names.table)}"
             )
             try:
-                found = session.rows(self.sql.find_store, {"name": self.names.table})
+                rows = session.rows(self.sql.find_store, {"name": self.names.table})
             except StoreNotSetUp as error:
                 raise StoreNotSetUp(missing) from error
-            if not found:
+            if not rows:
                 raise StoreNotSetUp(missing)
-            self._store_id = int(found[0][0])
+            self._store_id = int(rows[0][0])
         return self._store_id
 
     # --- storing ------------------------------------------------------------------------------------------------
@@ -74,9 +74,9 @@ class RowLockTables(ABC):
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
         """Write a message under its old number if it went to the error queue last; return whether it did."""
         of_id = {"id": row.message_id, "store": self.store_id(session)}
-        if not (found := session.rows(self.sql.lock_scheduled, of_id)):
+        if not (rows := session.rows(self.sql.lock_scheduled, of_id)):
             return False
-        number = found[0][0]
+        number = rows[0][0]
         last = session.rows(self.sql.last_kind, {**of_id, "number": number})
         if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
             return False
@@ -102,13 +102,13 @@ class RowLockTables(ABC):
         begin = self._beginning(session) if begin is None else begin
         if begin is None or begin >= at - 1:
             return []
-        found = session.rows(self.sql.claim, {"from": begin, "at": at, "limit": limit})
-        return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in found]
+        rows = session.rows(self.sql.claim, {"from": begin, "at": at, "limit": limit})
+        return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in rows]
 
     def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
         """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
-        held = {"numbers": self._listed(numbers), "holder": holder}
-        return self._remove_recorded(session, held, self._note(session, ending))
+        values = {"numbers": self._listed(numbers), "holder": holder}
+        return self._remove_recorded(session, values, self._note(session, ending))
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
         if not session.rows(self.sql.keep_holder, {"holder": holder}):
@@ -130,16 +130,16 @@ class RowLockTables(ABC):
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; ``None``: there is none, or another transaction has it locked."""
-        found = session.rows(self.sql.lock, {"id": message_id, "store": self.store_id(session)})
-        return WaitingRow(*found[0]) if found else None
+        rows = session.rows(self.sql.lock, {"id": message_id, "store": self.store_id(session)})
+        return WaitingRow(*rows[0]) if rows else None
 
-    def reschedule(self, session: Any, found: WaitingRow, due: int, wall_time: str | None, at: int) -> None:
+    def reschedule(self, session: Any, waiting: WaitingRow, due: int, wall_time: str | None, at: int) -> None:
         """Change the due time of a locked message, also in its headers."""
-        ((headers,),) = session.rows(self.sql.headers_of, {"number": found.number})
-        changed = rescheduled_text(headers, nearest_instant(found.due), nearest_instant(due), wall_time)
-        values = {"number": found.number, "due": due, "headers": headers if changed is None else changed}
+        ((headers,),) = session.rows(self.sql.headers_of, {"number": waiting.number})
+        changed = rescheduled_text(headers, nearest_instant(waiting.due), nearest_instant(due), wall_time)
+        values = {"number": waiting.number, "due": due, "headers": headers if changed is None else changed}
         session.change(self.sql.reschedule, values)
-        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
+        self._record_one(session, waiting.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class RowLockTables(ABC):
 
     def facts(self, session: Any) -> ServerFacts:
         """Return facts about the server; works without tables."""
-        version, now, settings = self._said(session)
+        version, now, settings = self._server_facts(session)
         try:
             done = marks(session, self.names)
         except StoreNotSetUp:
@@ -249,10 +249,10 @@ class RowLockTables(ABC):
 
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Yield pages of a share, read by one statement; the columns are checked already."""
-        given = filter_values(scan.where)
-        lists = {name: self._listed(given[name]) for name in ("message_ids", "destinations") if name in given}
-        values = {**given, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
-        return session.pages(self.sql.scanned(scan, given), values, page)
+        values = filter_values(scan.where)
+        lists = {name: self._listed(values[name]) for name in ("message_ids", "destinations") if name in values}
+        parameters = {**values, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
+        return session.pages(self.sql.scanned(scan, values), parameters, page)
 
     # --- what a dialect gives ------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class RowLockTables(ABC):
     def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None: ...
 
     @abstractmethod
-    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         """Remove those of ``numbers`` that ``holder`` holds, with a record of each; return how many."""
 
     @abstractmethod
@@ -275,7 +275,7 @@ class RowLockTables(ABC):
         """Take the server lock of that name for the life of the connection."""
 
     @abstractmethod
-    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+    def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:
         """Return the server's version, its time, and settings that matter to operators."""
 
     def _listed(self, values: Sequence[Any]) -> Any:

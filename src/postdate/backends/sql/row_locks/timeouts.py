@@ -73,24 +73,24 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     async def setup(self) -> None:
-        await self._pool.run(self._known.setup, patiently=True)
+        await self._pool.run(self._checked_table.setup, patiently=True)
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        table, wanted = self._known, normal_id(timeout_id)
-        return None if wanted is None else await in_thread(self._claim, table, wanted)
+        table, normal = self._checked_table, normal_id(timeout_id)
+        return None if normal is None else await in_thread(self._claim, table, normal)
 
     def _claim(self, table: RowLockTimeoutTable, timeout_id: str) -> TimeoutClaim | None:
         session = self._pool.take()
         with closing_on_error(session):
             session.begin()
-            found = self._read(table.claim(session, timeout_id))
-        if found is None:
+            timeout = self._read(table.claim(session, timeout_id))
+        if timeout is None:
             self._pool.roll_back(session)
             return None
-        claim = _SessionClaim(self._pool, session, table, found, self._claims)
+        claim = _SessionClaim(self._pool, session, table, timeout, self._claims)
         self._claims.add(claim)
-        return TimeoutClaim(found, claim.remove, claim.release)
+        return TimeoutClaim(timeout, claim.remove, claim.release)
 
     @override
     async def close(self) -> None:

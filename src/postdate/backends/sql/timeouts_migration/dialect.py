@@ -284,8 +284,8 @@ class Dialect(ABC):
 
     def holds_a_store(self, session: Session) -> bool:
         """Return whether a Postdate store is where a timeout manager's tables were looked for."""
-        found = set(self.tables(session))
-        return any(tables <= found for tables in _STORES)
+        names = set(self.tables(session))
+        return any(tables <= names for tables in _STORES)
 
     # --- moving --------------------------------------------------------------------------------------------------
 
@@ -298,10 +298,10 @@ class Dialect(ABC):
             StoreUnavailable: gave up, or somebody else changed the table; to be rolled back.
         """
         moved = session.change(self._copying(hiding), {"floor": self.floor(floor)})
-        taken = session.change(self._removing(hiding), {}) if moved else 0
-        if taken != moved:
+        removed = session.change(self._removing(hiding), {}) if moved else 0
+        if removed != moved:
             raise StoreUnavailable(
-                f"{self.where}: {moved} timeouts were copied out of {hiding.live} and {taken} taken out; try again"
+                f"{self.where}: {moved} timeouts were copied out of {hiding.live} and {removed} taken out; try again"
             )
         return moved
 
@@ -313,10 +313,10 @@ class Dialect(ABC):
             f"SELECT {columns}, {number} FROM ({self._earliest(hiding, columns)}) AS earliest"
         )
 
-    def _earliest(self, hiding: Hiding, wanted: str) -> str:
-        """Return the query for what is to be hidden, which locks it; ``wanted``: what it selects."""
+    def _earliest(self, hiding: Hiding, selected: str) -> str:
+        """Return the query for what is to be hidden, which locks it; ``selected``: what it selects."""
         return (
-            f"SELECT {wanted} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"SELECT {selected} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
             f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}{self.skipping}"
         )
 
@@ -334,11 +334,11 @@ class Dialect(ABC):
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
-        wanted, own = self.list_of(columns), self.quoted(ID)
+        copied, own = self.list_of(columns), self.quoted(ID)
         table, hidden = self.table(live), self.table(staging_table(run_id))
         batch = f"FROM {hidden} WHERE {self.quoted(NUMBER)} = {number}"
         absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{own} = {hidden}.{own})"
-        put = session.change(f"INSERT INTO {table} ({wanted}) SELECT {wanted} {batch} AND {absent}", {})
+        put = session.change(f"INSERT INTO {table} ({copied}) SELECT {copied} {batch} AND {absent}", {})
         return put, session.change(f"DELETE {batch}", {})
 
 
@@ -364,14 +364,14 @@ class MigrationState:
         Raises:
             MigrationConflict: the table of runs is not Postdate's.
         """
-        found = self._sql.columns(session, STATE_TABLE)
-        missing = [column for column in STATE_COLUMNS if column not in found]
-        if found and missing:
+        columns = self._sql.columns(session, STATE_TABLE)
+        missing = [column for column in STATE_COLUMNS if column not in columns]
+        if columns and missing:
             raise MigrationConflict(
                 f"{self._sql.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool made "
                 f"it. See that no migration of that tool is on its way, then give its table another name"
             )
-        return bool(found)
+        return bool(columns)
 
     def history(self, session: Session) -> list[MigrationRun]:
         """Return all runs, the oldest first."""
@@ -413,10 +413,10 @@ class MigrationState:
         rows = session.rows(sql, {"run": run.run_id})
         if not rows:
             raise MigrationConflict(f"migration {run.run_id} never began in {self._sql.where}")
-        found = _run(rows[0])
-        if found.status in OVER:
-            raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {found.status.name}")
-        return found, str(rows[0][STATE_COLUMNS.index(LIVE_TABLE)])
+        stored = _run(rows[0])
+        if stored.status in OVER:
+            raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {stored.status.name}")
+        return stored, str(rows[0][STATE_COLUMNS.index(LIVE_TABLE)])
 
     def status(self, session: Session, run: MigrationRun) -> MigrationStatus | None:
         """Return how far a run is; ``None``: it never began."""
@@ -440,13 +440,13 @@ class MigrationState:
     def add_staged(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
         """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
         name, number = self._sql.quoted, self._sql.quoted(NUMBER)
-        found = (
+        staged = (
             f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({name(TIME)}) AS earliest "
             f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}"
         )
         session.change(
             f"INSERT INTO {self._batches} ({self._sql.list_of(BATCH_COLUMNS)}) "
-            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({found}) AS found",
+            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({staged}) AS found",
             {},
         )
         last = f"SELECT MAX({number}) FROM {self._batches} WHERE {self._of_run}"
@@ -457,8 +457,8 @@ class MigrationState:
         )
 
     def batches(self, session: Session, run: MigrationRun, first: int = 1) -> list[MigrationBatch]:
-        wanted, number = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST)), self._sql.quoted(NUMBER)
-        sql = f"SELECT {wanted} FROM {self._batches} WHERE {self._of_run} AND {number} >= {first} ORDER BY {number}"
+        columns, number = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST)), self._sql.quoted(NUMBER)
+        sql = f"SELECT {columns} FROM {self._batches} WHERE {self._of_run} AND {number} >= {first} ORDER BY {number}"
         rows = session.rows(sql, {"run": run.run_id})
         return [MigrationBatch(each, BatchStatus(status), count, read_time(due)) for each, status, count, due in rows]
 
@@ -467,25 +467,25 @@ class MigrationState:
     ) -> bool:
         """Write down how far a batch is, if it is as far as ``before`` says."""
         name = self._sql.quoted
-        found = session.change(
+        changed = session.change(
             f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s "
             f"WHERE {self._of_run} AND {name(NUMBER)} = %(number)s AND {name(STATUS)} = %(before)s",
             {"run": run.run_id, "number": number, "before": int(before), "after": int(after)},
         )
-        return found > 0
+        return changed > 0
 
 
 def _run(row: Sequence[Any]) -> MigrationRun:
-    kept = dict(zip(STATE_COLUMNS, row, strict=True))
-    completed = kept[COMPLETED]
+    values = dict(zip(STATE_COLUMNS, row, strict=True))
+    completed = values[COMPLETED]
     return MigrationRun(
-        str(kept[RUN_ID]),
-        kept[ENDPOINT],
-        MigrationStatus(kept[STATUS]),
-        {str(key): str(value) for key, value in json.loads(kept[PARAMETERS]).items()},
-        read_time(kept[CUTOFF]),
-        read_time(kept[STARTED]),
+        str(values[RUN_ID]),
+        values[ENDPOINT],
+        MigrationStatus(values[STATUS]),
+        {str(key): str(value) for key, value in json.loads(values[PARAMETERS]).items()},
+        read_time(values[CUTOFF]),
+        read_time(values[STARTED]),
         None if completed is None else read_time(completed),
-        int(kept[BATCHES]),
-        int(kept[TIMEOUTS]),
+        int(values[BATCHES]),
+        int(values[TIMEOUTS]),
     )

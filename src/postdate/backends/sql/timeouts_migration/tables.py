@@ -95,9 +95,9 @@ class Looking:
         for timeout_id, destination, time, headers, body_bytes in rows:
             self.count += 1
             self._due(timeout_id, time)
-            found = self._headers(timeout_id, headers)
-            self._destination(timeout_id, destination, found)
-            self._size(timeout_id, headers, found, body_bytes or 0)
+            read_headers = self._headers(timeout_id, headers)
+            self._destination(timeout_id, destination, read_headers)
+            self._size(timeout_id, headers, read_headers, body_bytes or 0)
             # The pattern is what nearly all ids look like, and ten times as quick.
             if _ID.fullmatch(str(timeout_id)) is None and normal_id(timeout_id) is None:
                 self._problem("an id that is no UUID", timeout_id)
@@ -113,13 +113,13 @@ class Looking:
 
     def _headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
         try:
-            found = row_headers(str(timeout_id), headers)
+            read = row_headers(str(timeout_id), headers)
         except InvalidHeaders:
-            found = None
-        if found is None or "" in found:  # beyond that, whatever JSON can say is a header
+            read = None
+        if read is None or "" in read:  # beyond that, whatever JSON can say is a header
             self._problem("headers that are no JSON object of texts with names", timeout_id)
             return {}
-        return found
+        return read
 
     def _destination(self, timeout_id: object, stored: str | None, headers: Mapping[str, str]) -> None:
         if (destination := destination_of(stored, headers)) not in self.destinations:
@@ -151,11 +151,11 @@ class Looking:
             for what, ids in self._problems.items()
         ]
 
-    def preview(self, endpoint: str, left: int) -> MigrationPreview:
+    def preview(self, endpoint: str, later: int) -> MigrationPreview:
         return MigrationPreview(
             endpoint,
             self.count,
-            left,
+            later,
             self.earliest,
             self.latest,
             dict(self.destinations),
@@ -197,13 +197,13 @@ class MigrationSource:
         Without a given prefix, an endpoint is called as its table is: points are underscores.
         """
         with self._session() as session:
-            found = self._tables(session)
-            if not found and self._sql.holds_a_store(session):
+            tables = self._tables(session)
+            if not tables and self._sql.holds_a_store(session):
                 raise ConfigurationError(
                     f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store: move its "
                     f"messages with `postdate move --from ADDRESS --to ADDRESS`"
                 )
-            return sorted(found)
+            return sorted(tables)
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
         """Look, and change nothing.
@@ -211,18 +211,18 @@ class MigrationSource:
         Raises:
             ConfigurationError: no table of timeouts has that name, or it is none.
         """
-        looking, wanted = Looking(), (ID, DESTINATION, TIME, HEADERS)
+        looking, columns = Looking(), (ID, DESTINATION, TIME, HEADERS)
         with self._session() as session:
             live = self._table_of(session, endpoint)
             self._columns(session, live)
             table, values = self._sql.table(live), {"floor": self._sql.floor(cutoff)}
-            columns = ", ".join([*map(self._sql.readable, wanted), self._sql.size_of(STATE)])
+            selected = ", ".join([*map(self._sql.readable, columns), self._sql.size_of(STATE)])
             unknown = f"{self._sql.quoted(TIME)} IS NULL"
-            moving = f"SELECT {columns} FROM {table} WHERE ({self._sql.is_due_from()}) OR {unknown}"
+            moving = f"SELECT {selected} FROM {table} WHERE ({self._sql.is_due_from()}) OR {unknown}"
             for page in session.pages(moving, values, PAGE_ROWS):
                 looking.add(page)
-            ((left,),) = session.rows(f"SELECT COUNT(*) FROM {table} WHERE {self._sql.is_due_before()}", values)
-        return looking.preview(endpoint, left)
+            ((later,),) = session.rows(f"SELECT COUNT(*) FROM {table} WHERE {self._sql.is_due_before()}", values)
+        return looking.preview(endpoint, later)
 
     def history(self) -> Sequence[MigrationRun]:
         """Return all runs, the oldest first; none when there never was one. Creates nothing.
@@ -381,14 +381,14 @@ class MigrationSource:
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
             columns = self._columns(session, live)
-            given, taken = self._sql.give_back(session, run.run_id, number, live, columns)
-            if given > taken:
+            returned, removed = self._sql.give_back(session, run.run_id, number, live, columns)
+            if returned > removed:
                 raise StoreError(
-                    f"{self._sql.where}: of batch {number}, {given} timeouts were put back and {taken} taken"
+                    f"{self._sql.where}: of batch {number}, {returned} timeouts were put back and {removed} taken"
                 )
-            if given < taken:
-                log.warning("%d timeouts of batch %d were there again and stay as they are", taken - given, number)
-            return taken
+            if returned < removed:
+                log.warning("%d timeouts of batch %d were there again and stay as they are", removed - returned, number)
+            return removed
 
     def close(self) -> None:
         """Release the connection; a second time without effect."""
@@ -401,18 +401,18 @@ class MigrationSource:
     def _tables(self, session: Session) -> dict[str, str]:
         """Return the tables of timeouts by the names of their endpoints."""
         tables = list(self._sql.tables(session))
-        given = {
+        configured = {
             endpoint: table
             for endpoint, prefix in self._prefixes.items()
-            if (table := _found(table_name(prefix=prefix), tables)) is not None
+            if (table := _match(table_name(prefix=prefix), tables)) is not None
         }
         ending = f"_{SUFFIX}".lower()
-        others = [table for table in tables if table.lower().endswith(ending) and table not in given.values()]
-        return {table[: -len(ending)]: table for table in others if len(table) > len(ending)} | given
+        unassigned = [table for table in tables if table.lower().endswith(ending) and table not in configured.values()]
+        return {table[: -len(ending)]: table for table in unassigned if len(table) > len(ending)} | configured
 
     def _table_of(self, session: Session, endpoint: str) -> str:
         tables = self._tables(session)
-        if (name := _found(endpoint, tables) or _found(endpoint.replace(".", "_"), tables)) is not None:
+        if (name := _match(endpoint, tables) or _match(endpoint.replace(".", "_"), tables)) is not None:
             return tables[name]
         close = difflib.get_close_matches(endpoint, tables, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(tables)) or 'none'}"
@@ -454,7 +454,7 @@ def _run_all(session: Session, statements: Sequence[str]) -> None:
         session.change(statement, {})
 
 
-def _found(name: str, names: Collection[str]) -> str | None:
+def _match(name: str, names: Collection[str]) -> str | None:
     """Return the one of ``names`` that is meant: the same in any case, exactly the same if there are several.
 
     Raises:
