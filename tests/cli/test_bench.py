@@ -213,37 +213,6 @@ def test_an_interrupt_leaves_nothing(postgres_url, own_folder, number, eventuall
 # --- wrong use --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            ["drain", "--store", "oracle"],
-            "must be one of sqlite, postgresql, mariadb, mssql, azure-table, redis, or an address, not 'oracle'",
-        ),
-        (
-            ["drain", "--transport", "carrier-pigeon"],
-            "--transport must be one of local, postgresql, amqp, azure-queues",
-        ),
-        (["drain", "--queue-type", "stack"], "--queue-type must be one of quorum, classic, not 'stack'"),
-        (["drain", "--synchronous", "off"], "--synchronous must be one of full, normal, not 'off'"),
-        (["drain", "--recording", "some"], "--recording must be one of all, outcomes, not 'some'"),
-        (["drain", "--folder", "nowhere"], "there is no folder nowhere"),
-        (["drain", "--store", "postgres"], "set POSTDATE_POSTGRES_URL, or name one with --store"),
-        (["drain", "--transport", "rabbitmq"], "set POSTDATE_RABBITMQ_URL, or name one with --transport"),
-        (["drain", "--store", "azure-table"], "set POSTDATE_AZURITE_CONNECTION, or name one with --store"),
-        (["drain", "--store", "memory:"], "--store memory: keeps nothing from one step of a run to the next"),
-        (["drain", "--store", "sqlite:///nowhere/a.db"], "there is no folder nowhere"),
-        (["drain", "--store", "zzz:///a"], "no store has the address 'zzz:///a'"),
-        (["drain", "--n", "0"], "Invalid value for '--n'"),
-        (["handle"], "No such command 'handle'; see `postdate bench --help`"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(cli, arguments, text):
-    ran = cli("bench", *arguments)
-    assert ran.status == 2
-    assert text in ran.err
-
-
 def test_the_help_names_the_place_of_all_other_measurements(cli):
     assert "python -m benchmarks" in " ".join(cli.ok("bench", "--help").out.split())
 

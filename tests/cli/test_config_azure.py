@@ -10,7 +10,7 @@ from postdate.backends.azure.pages import Polling
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.config import load_settings
-from postdate.errors import ConfigurationError, UnknownSetting
+from postdate.errors import ConfigurationError
 from postdate.ports import TransportCapabilities
 from postdate.wiring import open_store, open_transport, own_queues, store_settings, transport_settings
 
@@ -39,41 +39,6 @@ def test_where_failures_go_comes_from_the_file_and_its_queues_are_the_endpoints_
 def test_yes_and_no_come_from_the_environment_too(text: str, meant: bool) -> None:
     settings = load_settings(None, {"POSTDATE_DELAYED_DELIVERY__DRAIN_TIMEOUT_MANAGER": text})
     assert settings.delayed_delivery.drain_timeout_manager is meant
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[store]\npage_size = 0", "store.page_size must be a whole number, 1 to 1,000, not 0"),
-        ('[store]\nlongest_wait_when_idle = "2m"', "longest_wait_when_idle must be a duration of 100ms to 1m, not"),
-        ("[transport]\nhold_for = 1.5", "hold_for must be a duration of 1s to 7d, in steps of 1s, not 1.5"),
-        ("[transport]\nconcurrent_sends = 0", "concurrent_sends must be a whole number, 1 or more, not 0"),
-        ('[transport]\nsanitizer = "dash"', "must be one of dashes, strict, legacy (did you mean 'dashes'?)"),
-        ('[delayed_delivery]\nerrors_return_to = "error"', "must be one of timeouts_queue, destination"),
-        ('[delayed_delivery]\npoison_queue = ""', "delayed_delivery.poison_queue must be the name of a queue"),
-        ('[delayed_delivery]\ndrain_timeout_manager = "yes"', "drain_timeout_manager must be true or false"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_with_its_place(own_folder: Path, text: str, said: str) -> None:
-    (own_folder / "postdate.toml").write_text(text)
-    with pytest.raises(ConfigurationError) as caught:
-        load_settings(None, {})
-    assert said in str(caught.value)
-    assert "postdate.toml:2" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ('[delayed_delivery]\npoison_que = "x"', "delayed_delivery.poison_queue"),
-        ("[store]\npage_sise = 4", "store.page_size"),
-        ('[transport]\nsanitiser = "legacy"', "transport.sanitizer"),
-    ],
-)
-def test_a_name_that_is_almost_right_is_answered_with_the_right_one(own_folder: Path, text: str, meant: str) -> None:
-    (own_folder / "postdate.toml").write_text(text)
-    with pytest.raises(UnknownSetting, match=f"did you mean {meant}"):
-        load_settings(None, {})
 
 
 def test_the_defaults_are_those_of_the_adapters() -> None:

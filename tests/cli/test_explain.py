@@ -1,5 +1,6 @@
 """Why has this message not arrived? One test for each place where a message can be."""
 
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -8,13 +9,14 @@ import pytest
 from anyio import to_thread
 
 from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore
+from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.config import load_settings
 from postdate.core.limits import change_limits, limited
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.operations import Explanation, MessageState, explain, show_message
-from postdate.ports import End, Outcome, RecordKind, Scan
+from postdate.ports import HANDLED, Claim, End, Outcome, Received, RecordKind, Scan
 from postdate.wiring import OpenDeployment, opened
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -33,6 +35,21 @@ class Scene:
         message = DelayedMessage("m1", due, destination, {Headers.MESSAGE_ID: "m1"}, b"{}", **fields)
         await self.sqlite.store(message, NOW - MINUTE)
         return message
+
+    async def claim(self, **fields) -> Sequence[Claim]:
+        """Store a message that is due, and claim it."""
+        await self.store(due=NOW - MINUTE, **fields)
+        return await self.sqlite.claim_due(NOW, 1)
+
+    @asynccontextmanager
+    async def received(self) -> AsyncGenerator[tuple[LocalReceiver, Received]]:
+        """Deliver a message to its queue, and receive it from there."""
+        await self.store(due=NOW - MINUTE)
+        await self.sqlite.move_due(NOW, 10)
+        receiver = self.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        yield receiver, received
+        await receiver.close()
 
     async def explain(self, message_id: str = "m1", now: datetime = NOW) -> Explanation:
         return await explain(self.deployment, message_id, now)
@@ -80,8 +97,7 @@ async def test_it_is_overdue_because_no_service_is_running():
 
 async def test_it_is_being_retried_and_the_reason_is_said():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        (claim,) = await here.sqlite.claim_due(NOW, 1)
+        (claim,) = await here.claim()
         reason = "transport_unavailable: no answer"
         await here.sqlite.retry_later(claim, NOW + timedelta(seconds=4), NOW, reason)
         found = await here.explain()
@@ -94,8 +110,7 @@ async def test_it_is_being_retried_and_the_reason_is_said():
 
 async def test_a_process_that_died_holds_it():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.claim_due(NOW, 1)
+        await here.claim()
         await here.sqlite.file.write(lambda tx: tx.execute("UPDATE delayed_message SET claimant = 4711"))
         found = await here.explain()
     assert found.state is MessageState.BEING_DELIVERED
@@ -125,12 +140,8 @@ async def test_it_is_in_its_queue_and_past_its_use():
 
 async def test_handling_it_failed_and_it_is_in_its_queue_again():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        await receiver.roll_back(received)
-        await receiver.close()
+        async with here.received() as (receiver, received):
+            await receiver.roll_back(received)
         found = await here.explain()
     assert "handling it failed 1 time so far" in found.facts
 
@@ -144,58 +155,44 @@ async def test_it_is_in_the_intake_queue():
     assert found.headline == "it is in the intake queue 'postdate.timeouts', and no service is running to store it"
 
 
-async def test_it_was_handled():
-    async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        await receiver.commit(received, NOW + timedelta(seconds=1))
-        await receiver.close()
+@pytest.mark.parametrize(
+    ("recording", "end", "state", "headline", "fact"),
+    [
+        ("all", HANDLED, "HANDLED", "it arrived: handled from queue 'orders' at 2026-01-31T12:00:00Z", ""),
+        (
+            "all",
+            End(RecordKind.DISCARDED, "expired at noon"),
+            "DISCARDED",
+            "the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: expired at noon",
+            "",
+        ),
+        (
+            "outcomes",
+            HANDLED,
+            "DELIVERED",
+            "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z and has left it",
+            "store.recording is 'outcomes'",
+        ),
+    ],
+    ids=["handled", "discarded", "without a record"],
+)
+async def test_it_has_left_its_queue(recording, end, state, headline, fact):
+    async with scene(recording) as here:
+        async with here.received() as (receiver, received):
+            await receiver.commit(received, NOW, end)
         found = await here.explain(now=NOW + MINUTE)
-    assert found.state is MessageState.HANDLED
-    assert found.headline == "it arrived: handled from queue 'orders' at 2026-01-31T12:00:01Z"
-    assert found.advice == ()
-
-
-async def test_its_consumer_discarded_it():
-    async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        await receiver.commit(received, NOW, End(RecordKind.DISCARDED, "expired at noon"))
-        await receiver.close()
-        found = await here.explain()
-    assert found.state is MessageState.DISCARDED
-    assert found.headline.endswith("discarded it at 2026-01-31T12:00:00Z: expired at noon")
-
-
-async def test_it_left_its_queue_without_a_record():
-    async with scene("outcomes") as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        await receiver.commit(received, NOW)
-        await receiver.close()
-        found = await here.explain()
-    assert found.state is MessageState.DELIVERED
-    assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z and has left it"
-    assert any("store.recording is 'outcomes'" in fact for fact in found.facts)
+    assert (found.state, found.headline) == (MessageState[state], headline)
+    assert found.advice == () or state == "DISCARDED"
+    assert fact in "".join(found.facts)
 
 
 async def test_handling_it_failed_and_it_is_retried_under_another_id():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        headers = delayed_retry_headers(received.envelope.headers, NOW)
-        retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
-        work = [here.sqlite.storing([retry], NOW)]
-        await receiver.commit(received, NOW, End(RecordKind.RETRIED, "ValueError: no stock", work=work))
-        await receiver.close()
+        async with here.received() as (receiver, received):
+            headers = delayed_retry_headers(received.envelope.headers, NOW)
+            retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
+            work = [here.sqlite.storing([retry], NOW)]
+            await receiver.commit(received, NOW, End(RecordKind.RETRIED, "ValueError: no stock", work=work))
         found = await here.explain()
         assert found.message_id == "m1"
         assert found.state is MessageState.WAITING
@@ -209,8 +206,7 @@ async def test_handling_it_failed_and_it_is_retried_under_another_id():
 
 async def test_it_is_in_the_error_queue():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        (claim,) = await here.sqlite.claim_due(NOW, 1)
+        (claim,) = await here.claim()
         headers = error_headers(claim.message.headers, QueueNotFound("no queue"), "orders", NOW, Host("postdate"))
         work = [here.sqlite.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
         await here.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
@@ -220,35 +216,24 @@ async def test_it_is_in_the_error_queue():
     assert "postdate errors return m1" in found.advice[-1]
 
 
-async def test_it_failed_and_its_copy_is_gone():
-    async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        claims = await here.sqlite.claim_due(NOW, 1)
-        await here.sqlite.finish(claims, Outcome.FAILED, NOW, str(TransportUnavailable("no answer")))
-        found = await here.explain()
-    assert found.state is MessageState.FAILED
-    assert "because of no answer" in found.headline
-
-
 @pytest.mark.parametrize(
-    ("outcome", "state", "said"),
+    ("outcome", "headline"),
     [
+        (Outcome.EXPIRED, "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z"),
+        (Outcome.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
         (
-            Outcome.EXPIRED,
-            MessageState.EXPIRED,
-            "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z",
+            Outcome.FAILED,
+            "it failed at 2026-01-31T12:00:00Z because of no answer",
         ),
-        (Outcome.CANCELLED, MessageState.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
     ],
 )
-async def test_it_ended_otherwise(outcome, state, said):
+async def test_it_ended_otherwise(outcome, headline):
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        claims = await here.sqlite.claim_due(NOW, 1)
-        await here.sqlite.finish(claims, outcome, NOW)
+        await here.sqlite.finish(await here.claim(), outcome, NOW, str(TransportUnavailable("no answer")))
         found = await here.explain()
-    assert found.state is state
-    assert found.headline == f"{said}; it was due at 2026-01-31T11:59:00Z"
+    assert found.state is MessageState[outcome.name]
+    assert found.headline.startswith(headline)
+    assert "it was due at 2026-01-31T11:59:00Z" in found.headline or outcome is Outcome.FAILED
 
 
 async def archive(store: SqliteStore, message_id: str) -> None:
@@ -269,8 +254,7 @@ async def archive(store: SqliteStore, message_id: str) -> None:
 
 async def test_its_records_were_archived():
     async with scene() as here:
-        await here.store(due=NOW - MINUTE)
-        claims = await here.sqlite.claim_due(NOW, 1)
+        claims = await here.claim()
         await here.sqlite.finish(claims, Outcome.EXPIRED, NOW)
         await here.sqlite.store(DelayedMessage("m2", NOW, "orders"), NOW)
         await archive(here.sqlite, "m1")

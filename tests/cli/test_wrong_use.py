@@ -97,6 +97,26 @@ _SEND = ("send", "orders", "x")
         ),
         (("messages", "list", "--store", "mariadb://me@host/db"), "say where they are with transport.address"),
         (("messages", "list", "--store", "env:NOWHERE"), "names the environment variable 'NOWHERE', which is not set"),
+        (
+            ("bench", "drain", "--store", "oracle"),
+            "must be one of sqlite, postgresql, mariadb, mssql, azure-table, redis, or an address, not 'oracle'",
+        ),
+        (
+            ("bench", "drain", "--transport", "carrier-pigeon"),
+            "--transport must be one of local, postgresql, amqp, azure-queues",
+        ),
+        (("bench", "drain", "--queue-type", "stack"), "--queue-type must be one of quorum, classic, not 'stack'"),
+        (("bench", "drain", "--synchronous", "off"), "--synchronous must be one of full, normal, not 'off'"),
+        (("bench", "drain", "--recording", "some"), "--recording must be one of all, outcomes, not 'some'"),
+        (("bench", "drain", "--folder", "nowhere"), "there is no folder nowhere"),
+        (("bench", "drain", "--store", "postgres"), "set POSTDATE_POSTGRES_URL, or name one with --store"),
+        (("bench", "drain", "--transport", "rabbitmq"), "set POSTDATE_RABBITMQ_URL, or name one with --transport"),
+        (("bench", "drain", "--store", "azure-table"), "set POSTDATE_AZURITE_CONNECTION, or name one with --store"),
+        (("bench", "drain", "--store", "memory:"), "--store memory: keeps nothing from one step of a run to the next"),
+        (("bench", "drain", "--store", "sqlite:///nowhere/a.db"), "there is no folder nowhere"),
+        (("bench", "drain", "--store", "zzz:///a"), "no store has the address 'zzz:///a'"),
+        (("bench", "drain", "--n", "0"), "Invalid value for '--n'"),
+        (("bench", "handle"), "No such command 'handle'; see `postdate bench --help`"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_one_line(cli, arguments, said):

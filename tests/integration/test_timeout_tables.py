@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -267,10 +267,24 @@ async def test_what_does_not_fit_into_a_packet_of_mariadb_is_too_large(
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
-async def test_times_of_sqlite_may_have_fewer_digits(tmp_path: Path) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
+@pytest.fixture
+async def sqlite(tmp_path: Path) -> AsyncGenerator[SqliteTimeouts]:
+    timeouts = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
+    await timeouts.initialize(ENDPOINT)
+    await timeouts.setup()
+    yield timeouts
+    await timeouts.close()
+
+
+def insert(path: Path, rows: Iterable[tuple[str, str]], headers: str = "{}") -> None:
+    """Write rows with these ids and times past the adapter."""
+    with closing(connect(path / "t.db")) as connection:
+        for timeout_id, time in rows:
+            row = (timeout_id, "q", NO_SAGA, None, time, headers, "1")
+            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
+
+
+async def test_times_of_sqlite_may_have_fewer_digits(sqlite: SqliteTimeouts, tmp_path: Path) -> None:
     times = {
         1: "2026-01-31 12:00:05",
         2: "2026-01-31 12:00:05.0",
@@ -279,26 +293,19 @@ async def test_times_of_sqlite_may_have_fewer_digits(tmp_path: Path) -> None:
         5: "2026-01-31 12:00:05.500001",
         6: "2026-01-31 12:00:06.000",
     }
-    with closing(connect(tmp_path / "t.db")) as connection:
-        for number, time in times.items():
-            row = (str(uuid.UUID(int=number)), "q", NO_SAGA, None, time, "{}", "1")
-            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
+    insert(tmp_path, [(str(uuid.UUID(int=number)), time) for number, time in times.items()])
     half = NOW + timedelta(milliseconds=500)
     for limit in (1, 2, 3, 4, 5, 6):
-        chunk = await persister.next_chunk(NOW - SECOND, half, limit)
+        chunk = await sqlite.next_chunk(NOW - SECOND, half, limit)
         expected = [1, 2, 3] if limit <= 3 else [1, 2, 3, 4]
         assert [each.timeout_id for each in chunk.due] == [str(uuid.UUID(int=number)) for number in expected]
         assert chunk.next_query == (half if limit <= 3 else half + timedelta(microseconds=1))
-    chunk = await persister.next_chunk(NOW, NOW + SECOND, 10)
+    chunk = await sqlite.next_chunk(NOW, NOW + SECOND, 10)
     assert [uuid.UUID(each.timeout_id).int for each in chunk.due] == [4, 5, 6]
-    await persister.close()
 
 
-async def test_timeouts_go_by_their_indexes_in_sqlite(tmp_path: Path) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
-    sql = persister._checked_table.sql
+async def test_timeouts_go_by_their_indexes_in_sqlite(sqlite: SqliteTimeouts, tmp_path: Path) -> None:
+    sql = sqlite._checked_table.sql
     with closing(connect(tmp_path / "t.db")) as connection:
         for statement, index in ((sql.due, "_Time"), (sql.first, "_Time"), (sql.delete_saga, "_SagaId")):
             values: dict[str, str] = dict.fromkeys(("after", "until", "limit", "id"), "2026")
@@ -306,67 +313,40 @@ async def test_timeouts_go_by_their_indexes_in_sqlite(tmp_path: Path) -> None:
             assert f"{TABLE}{index}" in plan, plan
             assert "SCAN" not in plan, plan
             assert "TEMP" not in plan, plan
-    await persister.close()
 
 
-async def test_headers_that_are_no_object_of_texts_are_told_with_the_id(tmp_path: Path) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
-    with closing(connect(tmp_path / "t.db")) as connection:
-        for number, headers in enumerate(("[]", '{"a": 1}', "no json")):
-            row = (str(uuid.UUID(int=number)), "q", NO_SAGA, None, "2026-01-31 12:00:05", headers, "1")
-            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
+async def test_headers_that_are_no_object_of_texts_are_told_with_the_id(sqlite: SqliteTimeouts, tmp_path: Path) -> None:
+    for number, headers in enumerate(("[]", '{"a": 1}', "no json")):
+        insert(tmp_path, [(str(uuid.UUID(int=number)), "2026-01-31 12:00:05")], headers)
     for number in range(3):
         with pytest.raises(InvalidHeaders, match=str(uuid.UUID(int=number))):
-            await persister.peek(str(uuid.UUID(int=number)))
-    await persister.close()
+            await sqlite.peek(str(uuid.UUID(int=number)))
 
 
-async def test_headers_may_have_nulls_which_are_empty(tmp_path: Path) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
-    with closing(connect(tmp_path / "t.db")) as connection:
-        row = (MINE.timeout_id, "q", NO_SAGA, None, "2026-01-31 12:00:05", '{"a": null, "b": "c"}', "1")
-        connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
-    found = await persister.peek(MINE.timeout_id)
+async def test_headers_may_have_nulls_which_are_empty(sqlite: SqliteTimeouts, tmp_path: Path) -> None:
+    insert(tmp_path, [(MINE.timeout_id, "2026-01-31 12:00:05")], '{"a": null, "b": "c"}')
+    found = await sqlite.peek(MINE.timeout_id)
     assert found is not None
     assert found.headers == {"a": "", "b": "c"}
-    await persister.close()
 
 
 async def test_rows_that_cannot_be_read_hold_up_nobody_and_are_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sqlite: SqliteTimeouts, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
     unreadable = [(f"no-uuid-{tmp_path.name}-{number}", "2026-01-31 12:00:04") for number in range(3)]
     good = (MINE.timeout_id, "2026-01-31 12:00:05")
-    with closing(connect(tmp_path / "t.db")) as connection:
-        for timeout_id, time in [*unreadable, good]:
-            row = (timeout_id, "q", NO_SAGA, None, time, "{}", "1")
-            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
+    insert(tmp_path, [*unreadable, good])
     for limit in (1, 2, 3, 4, 5):  # with fewer than four, nothing of the first query can be read
-        chunk = await persister.next_chunk(NOW - 5 * SECOND, NOW + SECOND, limit)
+        chunk = await sqlite.next_chunk(NOW - 5 * SECOND, NOW + SECOND, limit)
         assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
     for timeout_id, _ in unreadable:
         assert sum(timeout_id in record.getMessage() for record in caplog.records) == 1
-    await persister.close()
 
 
-async def test_a_time_that_cannot_be_read_holds_up_nothing_that_is_due(tmp_path: Path) -> None:
-    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
-    await persister.initialize(ENDPOINT)
-    await persister.setup()
-    with closing(connect(tmp_path / "t.db")) as connection:
-        for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), "never")):
-            row = (timeout_id, "q", NO_SAGA, None, time, "{}", "1")
-            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
-    chunk = await persister.next_chunk(NOW - SECOND, NOW + SECOND, 10)
+async def test_a_time_that_cannot_be_read_holds_up_nothing_that_is_due(sqlite: SqliteTimeouts, tmp_path: Path) -> None:
+    insert(tmp_path, [(MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), "never")])
+    chunk = await sqlite.next_chunk(NOW - SECOND, NOW + SECOND, 10)
     assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
-    await persister.close()
 
 
 async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(postgres_url: str) -> None:

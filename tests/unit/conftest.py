@@ -1,6 +1,7 @@
 """What unit tests share: a virtual clock, and delayed delivery put together by hand around it."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -9,6 +10,7 @@ import pytest
 
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport
 from postdate.core.due.dispatcher import Dispatcher
+from postdate.core.due.poller import Poller
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.receive.intake import Intake, from_timeouts_queue
 from postdate.core.receive.pump import MessagePump
@@ -86,6 +88,18 @@ class DeliveryBench:
         while self.clock.now() < end:
             await self.look()
             await self.clock.advance(SECOND + timedelta(microseconds=1))
+
+    @asynccontextmanager
+    async def polling(self) -> AsyncGenerator[Poller]:
+        """Poll until the end of the block."""
+        poller = Poller(
+            self.dispatcher, self.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, self.note_critical)
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(poller.run)
+            await self.clock.settle()
+            yield poller
+            poller.stop()
 
     def arrived(self, queue: str) -> list[Envelope]:
         return [envelope for envelope, _ in self.queues.queues[queue].messages]

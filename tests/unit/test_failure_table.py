@@ -5,23 +5,34 @@ message that is lost, and one that is delivered twice although its claim was hel
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
+import anyio
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, HandlerContext, MemoryStore, MemoryTransport
+from postdate import DelayedDelivery, Endpoint, HandlerContext, Headers, MemoryStore, MemoryTransport, Recoverability
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,
+    NotADatabase,
     PostdateError,
     QueueNotFound,
+    StoreError,
+    StoreFromNewerVersion,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreReadOnly,
     StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
     TransportUnreachable,
 )
+from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -39,56 +50,142 @@ class Row:
     Args:
         place: what fails.
         point: the call that fails, of the store or of the transport.
-        error: with which it fails.
+        error: with which it fails; ``None``: it is never answered.
         calls: how many of these calls fail; ``None``: all of them for a minute.
+        early: they fail from the start, and not only once the message is stored.
+        also: what else fails meanwhile, once.
+        retries: how often the message is tried again.
         copies: times that the message was handled; more than one where the queue gives it out again.
-        in_error_queue: whether it ends in the error queue.
-        critical: how many critical errors there are.
-        logged: how many lines from *warning* on there are.
+        failures: how many failures of it are recorded.
+        code: of the error for which it is in the error queue; ``None``: it is not there.
+        breakers: which circuit breakers call for a critical error.
+        says: how the first line from *warning* on begins.
+        logged: how many such lines there are.
+        ended: how many outages are said to be over.
         after: the calls take effect before they fail.
+        most: calls that are made at that point while they fail, at the most.
     """
 
     place: str
     point: str
-    error: PostdateError
+    error: Exception | None
     calls: int | None = None
+    early: bool = False
+    also: Fault | None = None
+    retries: int = 0
     copies: int = 1
-    in_error_queue: bool = False
-    critical: int = 0
-    logged: int = 0
+    failures: int = 0
+    code: str | None = None
+    breakers: str = ""
+    says: str = ""
+    logged: int = 1
+    ended: int = 1
     after: bool = False
+    most: int = 120
 
     def __str__(self) -> str:
         calls = "for a minute" if self.calls is None else f"{self.calls} times"
-        return f"{self.place} {self.point} {self.error.code} {calls}{' after its effect' if self.after else ''}"
+        error = "without an answer" if self.error is None else getattr(self.error, "code", type(self.error).__name__)
+        beside = f" beside {self.also.method}" if self.also else ""
+        when = " from the start" if self.early else ""
+        return f"{self.place} {self.point} {error} {calls}{' after its effect' if self.after else ''}{beside}{when}"
 
 
 ONE_LINE_A_MINUTE = 2
 """Lines of an outage of a minute: one at its beginning, and one when it has lasted for so long."""
 
+CLAIM, STORE, RECEIVE = (
+    "cannot take due messages",
+    "cannot store the delayed messages of sales.timeouts",
+    "cannot receive from sales",
+)
+SEND, SEND_ONE, FULL_QUEUES = (
+    "cannot send due messages",
+    "cannot send message m-1 to sales",
+    "some queues take no messages now",
+)
+WRITE, END = "cannot finish or give back due messages", "cannot end messages of sales"
+FAILED, NOT_FINISHED = "message m-1 of sales.timeouts failed, attempt 1", "message m-1 was not finished"
+
+BREAKERS = {
+    "Failed to store delayed messages: the store has refused them for too long": "Store",
+    "Failed to fetch due delayed messages from the store": "Fetch",
+    "Failed to dispatch delayed messages to their destination": "Dispatch",
+    "Failed to execute error handling for delayed messages: too many failures that could not be dealt with": (
+        "FailureHandling"
+    ),
+    "Failed to receive messages": "Receive",
+}
+"""Texts of critical errors, and the circuit breakers that call for them."""
+
+BUG, BOTH, REFUSED, CUT = OSError("a bug"), "Dispatch, FailureHandling", Fault("send", NACK), Fault("send", BROKER_AWAY)
+OF_ITSELF = [
+    StoreFull,
+    StoreReadOnly,
+    StoreTroubled,
+    StoreNotWritable,
+    StoreNotSetUp,
+    StoreFromNewerVersion,
+    NotADatabase,
+]
+
 ROWS = [
-    Row("store", "claim_due", STORE_AWAY, critical=1, logged=ONE_LINE_A_MINUTE),
-    Row("store", "next_attempt", STORE_AWAY, critical=1, logged=ONE_LINE_A_MINUTE),
+    Row("store", "claim_due", STORE_AWAY, breakers="Fetch", says=CLAIM, logged=ONE_LINE_A_MINUTE),
+    Row("store", "claim_due", None, says=f"{CLAIM}: FaultyStore did not answer within 40 s"),
+    Row("store", "next_attempt", STORE_AWAY, breakers="Fetch", says=CLAIM, logged=ONE_LINE_A_MINUTE),
     # Nothing was claimed and sent a second time: the message is only removed.
-    Row("store", "finish", STORE_AWAY, logged=1),
-    Row("store", "finish", LOCKED, logged=1),
-    Row("store", "finish", STORE_AWAY, calls=1, after=True, logged=1),
+    Row("store", "finish", STORE_AWAY, says=WRITE, most=31),
+    Row("store", "finish", LOCKED, says=WRITE, most=31),
+    Row("store", "finish", None, says=f"{WRITE}: FaultyStore did not answer within 40 s"),
+    Row("store", "finish", STORE_AWAY, calls=1, after=True, says=WRITE),
+    # Its failure waits to be written, and the message waits with it.
+    Row(
+        "store", "retry_later", STORE_AWAY, also=REFUSED, retries=5, failures=1, breakers=BOTH, says=SEND_ONE, logged=3
+    ),
+    Row("store", "retry_later", LOCKED, also=REFUSED, retries=5, failures=1, breakers=BOTH, says=SEND_ONE, logged=3),
+    Row("store", "release", STORE_AWAY, also=CUT, breakers=BOTH, says=SEND, logged=3, ended=2),
     # It stays in hand, and is not counted as failed.
-    Row("store", "store", STORE_AWAY, critical=1, logged=ONE_LINE_A_MINUTE),
-    Row("store", "store", PAGE, critical=1, logged=ONE_LINE_A_MINUTE),
+    Row("store", "store", STORE_AWAY, early=True, breakers="Store", says=STORE, logged=ONE_LINE_A_MINUTE),
+    Row("store", "store", None, early=True, says=f"{STORE}: FaultyStore did not answer within 40 s"),
+    *(Row("store", "store", of("itself"), None, True, breakers="Store", says=STORE, logged=2) for of in OF_ITSELF),
     # A refusal counts against the message, and by default one is enough. Nothing else is stored, so the breaker trips.
-    Row("store", "store", LOCKED, calls=1, copies=0, in_error_queue=True, critical=1, logged=2),
-    Row("transport", "receive", BROKER_AWAY, critical=1, logged=ONE_LINE_A_MINUTE),
-    Row("transport", "send", BROKER_AWAY, critical=1, logged=1),
-    Row("transport", "send", FULL, critical=1, logged=ONE_LINE_A_MINUTE),
-    Row("transport", "send", NACK, calls=1, copies=0, in_error_queue=True, critical=1, logged=2),
-    Row("transport", "send", MISSING, calls=1, copies=0, in_error_queue=True, logged=2),
-    Row("transport", "send", LARGE, calls=1, copies=0, in_error_queue=True, logged=2),
+    Row(
+        "store", "store", LOCKED, 1, True, copies=0, code=LOCKED.code, breakers="Store", says=FAILED, logged=2, ended=0
+    ),
+    Row(
+        "store",
+        "store",
+        BUG,
+        1,
+        True,
+        copies=0,
+        code=LOCKED.code,
+        breakers="Store",
+        says="FaultyStore",
+        logged=3,
+        ended=0,
+    ),
+    Row("store", "store", StoreError("never"), 20, True, retries=25, says=FAILED, logged=20, ended=0),
+    Row("transport", "receive", BROKER_AWAY, breakers="Receive", says=RECEIVE, logged=ONE_LINE_A_MINUTE),
+    Row("transport", "send", BROKER_AWAY, breakers="Dispatch", says=SEND, most=45),
+    Row("transport", "send", BROKER_AWAY, calls=1, says=SEND),
+    Row("transport", "send", None, breakers="Dispatch", says=f"{FULL_QUEUES}: sales did not answer within 30 s"),
+    Row("transport", "send", FULL, breakers="Dispatch", says=FULL_QUEUES, logged=ONE_LINE_A_MINUTE, most=45),
+    Row("transport", "send", NACK, 1, copies=0, code=NACK.code, breakers="Dispatch", says=SEND_ONE, logged=2, ended=0),
+    Row("transport", "send", NACK, 3, retries=3, failures=3, says=SEND_ONE, logged=3, ended=0),
+    Row("transport", "send", MISSING, 1, copies=0, code=MISSING.code, says=SEND_ONE, logged=2, ended=0),
+    Row("transport", "send", LARGE, 1, copies=0, code=LARGE.code, says=SEND_ONE, logged=2, ended=0),
     # The queue does not take the end of a handled message, so it is handled again each time.
-    Row("transport", "commit", NACK, calls=2, copies=3, logged=2),
-    Row("transport", "commit", BROKER_AWAY, calls=3, copies=4, logged=1),
+    Row("transport", "commit", NACK, calls=2, copies=3, says=NOT_FINISHED, logged=2, ended=0),
+    Row("transport", "commit", BROKER_AWAY, calls=3, copies=4, says=END),
+    Row("transport", "commit", None, calls=1, copies=2, says=f"{END}: FaultyReceiver did not answer within 40 s"),
     # The answer to a commit is lost: it is done, and an idle queue is not out of reach for that.
-    Row("transport", "commit", BROKER_AWAY, calls=1, after=True, logged=1),
+    Row("transport", "commit", BROKER_AWAY, calls=1, after=True, says=END, ended=0),
+    # Stored already, it is taken off when it comes again.
+    Row("transport", "commit", NACK, 2, True, says=NOT_FINISHED, logged=2, ended=0),
+    Row("transport", "commit", BROKER_AWAY, 2, True, says="cannot end messages of sales.timeouts"),
+    Row("handler", "handle", ValueError("no"), calls=1, copies=2, logged=0, ended=0),
+    Row("handler", "handle", ValueError("no"), copies=6, code="", says="message m-1 moved to error queue", ended=0),
 ]
 
 
@@ -97,9 +194,26 @@ class Life:
     """What became of the message of one row."""
 
     handled: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    codes: list[str | None] = field(default_factory=list)
     critical: list[str] = field(default_factory=list)
+    failures: int = 0
     waiting: int = 0
+    calls: int = 0
+
+
+class Silence:
+    """Calls of one method that are not answered."""
+
+    def __init__(self, target: FaultyStore | FaultyTransport, row: Row) -> None:
+        self.answers, self.calls, self.row = anyio.Event(), 0, row
+        self._run, target.faults.run = target.faults.run, self.run  # type: ignore[method-assign]
+
+    async def run(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        if method == self.row.point and not self.answers.is_set():
+            self.calls += 1
+            if self.row.calls is None or self.calls <= self.row.calls:
+                await self.answers.wait()
+        return await self._run(method, call)
 
 
 async def live(row: Row, clock: VirtualClock) -> Life:
@@ -109,7 +223,8 @@ async def live(row: Row, clock: VirtualClock) -> Life:
     endpoint = Endpoint(
         "sales",
         transport=transport,
-        delayed_delivery=DelayedDelivery(store),
+        delayed_delivery=DelayedDelivery(store, number_of_retries=row.retries),
+        recoverability=Recoverability(delayed_retries=0),
         clock=clock,
         critical_error=lambda text, error: life.critical.append(text),
     )
@@ -117,37 +232,57 @@ async def live(row: Row, clock: VirtualClock) -> Life:
     @endpoint.handler(bytes)
     async def handle(message: bytes, context: HandlerContext) -> None:
         life.handled.append(context.message_id)
+        if row.place == "handler" and (row.calls is None or len(life.handled) <= row.calls):
+            assert row.error is not None
+            raise row.error
 
     target = store if row.place == "store" else transport
-    calls = None if row.calls is None else range(1, row.calls + 1)
-    is_stored = row.point != "store"
+
+    def begin() -> Silence | None:
+        if row.also:
+            made = transport.faults.calls[row.also.method]
+            transport.faults.add(Fault(row.also.method, row.also.error, [made + 1]))
+        if row.error is None:
+            return Silence(target, row)
+        made = target.faults.calls[row.point]
+        calls = None if row.calls is None else range(made + 1, made + row.calls + 1)
+        target.faults.add(Fault(row.point, row.error, calls, row.after))
+        return None
+
     async with endpoint:
-        if not is_stored:
-            target.faults.add(Fault(row.point, row.error, calls, row.after))
+        silence = begin() if row.early else None
         await endpoint.send(b"", destination="sales", delay=5 * SECOND, message_id="m-1")
         await clock.advance(SECOND)
-        if is_stored:
-            done = target.faults.calls[row.point]
-            calls = None if row.calls is None else range(done + 1, done + row.calls + 1)
-            target.faults.add(Fault(row.point, row.error, calls, row.after))
+        silence = silence if row.early else begin()
+        before = target.faults.calls[row.point]
         await clock.advance(5 * SECOND + OUTAGE)
-        target.faults.clear()
+        life.calls = target.faults.calls[row.point] - before
+        for each in (store, transport):
+            each.faults.clear()
+        if silence:
+            silence.answers.set()
         await clock.advance(AFTERWARDS)
         life.waiting = (await memory.statistics(clock.now())).pending
-        life.errors = [each.message_id for each, _ in queues.queues["error"].messages]
+        life.failures = sum(each.kind is RecordKind.RETRIED for each in await memory.history("m-1"))
+        life.codes = [each.headers.get(Headers.ERROR_CODE, "") for each, _ in queues.queues["error"].messages]
     return life
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 async def test_what_becomes_of_a_message(row: Row, clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "postdate")
+    caplog.set_level(logging.INFO, "postdate")
     life = await live(row, clock)
-    logged = [record.getMessage() for record in caplog.records]
+    texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    ended = [record.getMessage() for record in caplog.records if "reachable again" in record.getMessage()]
     assert life.handled == ["m-1"] * row.copies
-    assert life.errors == ["m-1"] * row.in_error_queue
+    assert life.codes == ([] if row.code is None else [row.code])
     assert life.waiting == 0
-    assert len(life.critical) == row.critical
-    assert len(logged) == row.logged, logged
+    assert life.failures == row.failures
+    assert ", ".join(BREAKERS[text] for text in life.critical) == row.breakers
+    assert len(texts) == row.logged, texts
+    assert "".join(texts).startswith(row.says)
+    assert len(ended) == row.ended, ended
+    assert life.calls <= row.most
 
 
 async def test_a_transport_without_an_answer_for_a_message_has_not_sent_it(clock: VirtualClock) -> None:

@@ -17,7 +17,6 @@ from postdate.clock import in_real_time
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.in_flight import BATCHES_AT_ONCE, MOST_CLAIMS, Batch, Group, InFlight
 from postdate.core.due.poller import Poller
-from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind, Work
 from postdate.telemetry.metrics import OpenTelemetryMetrics
@@ -68,16 +67,6 @@ async def bench(make):
     return await make()
 
 
-@asynccontextmanager
-async def polling(bench) -> AsyncGenerator[Poller]:
-    poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(poller.run)
-        await bench.clock.settle()
-        yield poller
-        poller.stop()
-
-
 def pipelined(bench) -> None:
     bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
 
@@ -106,7 +95,7 @@ async def test_batches_overlap_but_no_more_than_four(bench) -> None:
     pipelined(bench)
     bench.gates.close("billing")
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(6_000)])
-    async with polling(bench):
+    async with bench.polling():
         assert len(bench.gates.sends) == BATCHES_AT_ONCE == 4
         bench.gates.open("billing")
         await bench.clock.settle()
@@ -116,7 +105,7 @@ async def test_batches_overlap_but_no_more_than_four(bench) -> None:
 
 async def test_a_message_that_is_due_alone_leaves_at_once(bench) -> None:
     await bench.keep(bench.message(due_in=1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(SECOND + timedelta(microseconds=1))
         assert bench.ids("billing") == ["m-1"]
 
@@ -127,7 +116,7 @@ async def test_a_message_that_is_due_alone_leaves_at_once(bench) -> None:
 async def test_a_slow_destination_does_not_hold_up_another(bench) -> None:
     bench.gates.close("slow")
     await bench.keep(bench.message("slow", -2, "slow"), bench.message("quick", -1, "billing"))
-    async with polling(bench):
+    async with bench.polling():
         assert bench.ids("billing") == ["quick"]
         assert await bench.memory.get("quick") is not None  # not removed yet: the rest has a moment to answer
         await bench.clock.advance(250 * MILLISECOND)
@@ -146,7 +135,7 @@ async def test_a_slow_destination_does_not_hold_up_another(bench) -> None:
 async def test_what_answers_late_is_removed_by_itself(bench) -> None:
     bench.gates.close("slow")
     await bench.keep(bench.message("late", -2, "slow"), bench.message("quick", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(10 * SECOND)
         bench.gates.open("slow")
         await bench.clock.settle()
@@ -161,7 +150,7 @@ async def test_thousands_for_a_destination_that_hangs_hold_up_others_for_no_more
     bench.gates.close("slow")
     await bench.keep(*[bench.message(f"s-{n}", -2, "slow") for n in range(12_000)], bench.message("quick", -1))
     held: list[int] = []
-    async with polling(bench):
+    async with bench.polling():
         for _ in range(20):
             await bench.clock.advance(100 * MILLISECOND)
             held.append((await bench.memory.statistics(bench.clock.now())).claimed)
@@ -178,7 +167,7 @@ async def test_thousands_for_a_destination_that_hangs_hold_up_others_for_no_more
 async def test_a_destination_gets_four_sends_at_once_and_no_more(bench) -> None:
     bench.gates.close("slow")
     await bench.keep(*[bench.message(f"s-{n}", -2, "slow") for n in range(6_000)])
-    async with polling(bench):
+    async with bench.polling():
         assert [each["slow"] for each in bench.gates.sends] == [1_000] * 4
         bench.gates.open("slow")
         await bench.clock.settle()
@@ -195,7 +184,7 @@ async def test_what_waits_long_for_its_turn_has_as_long_for_its_answer_as_what_w
 
     bench.queues.send = take_20_seconds
     await bench.keep(*[bench.message(f"s-{n}", -2, "slow") for n in range(6_000)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(41 * SECOND)
         assert sorted(bench.ids("slow")) == sorted(f"s-{n}" for n in range(6_000))
         assert await bench.waiting() is None
@@ -224,7 +213,7 @@ async def test_what_never_had_a_turn_waits_no_longer_than_30_seconds_and_was_not
 async def test_an_error_queue_that_hangs_gives_up_after_30_seconds_and_the_message_stays_row_41(bench) -> None:
     bench.gates.close("error")
     await bench.keep(bench.message("bad", -2, "nowhere"), bench.message("good", -1))
-    async with polling(bench):
+    async with bench.polling():
         assert bench.ids("billing") == ["good"]
         await bench.clock.advance(30 * SECOND)
         bad = await bench.memory.get("bad")
@@ -238,7 +227,7 @@ async def test_an_error_queue_that_hangs_gives_up_after_30_seconds_and_the_messa
 async def test_an_error_queue_that_hangs_is_asked_once_for_a_batch(bench) -> None:
     bench.gates.close("error")
     await bench.keep(*[bench.message(f"m-{n}", -2, "nowhere") for n in range(500)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(30 * SECOND)
         assert [each for each in bench.gates.sends if each["error"]] == [Counter(error=1)]
         counts = await bench.memory.statistics(bench.clock.now())
@@ -266,7 +255,7 @@ async def test_a_retry_is_made_although_the_poller_had_gone_to_sleep_before_the_
     bench.gates.close("slow")
     await bench.keep(bench.message(due_in=-1, destination="slow"))
     bench.transport.faults.add(Fault("send", DOWN, calls=[1], after=True))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(20 * SECOND)
         bench.gates.open("slow")
         await bench.clock.advance(2 * SECOND)
@@ -278,7 +267,7 @@ async def test_a_claim_that_cannot_be_given_back_is_so_within_a_second_of_the_st
     bench.transport.faults.add(Fault("send", DOWN, calls=[1]))
     bench.store.faults.add(Fault("retry_later", StoreUnavailable("down")))
     await bench.keep(bench.message(due_in=-1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(10 * SECOND)
         assert bench.dispatcher.finisher.unwritten
         bench.store.faults.clear()
@@ -336,7 +325,7 @@ async def test_metrics_tell_of_the_claims_that_all_dispatchers_of_a_process_hold
 async def test_stopping_waits_for_what_is_in_flight_row_55(bench) -> None:
     bench.gates.close("billing")
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_500)])
-    async with anyio.create_task_group() as tasks, polling(bench) as poller:
+    async with anyio.create_task_group() as tasks, bench.polling() as poller:
         poller.stop()
         tasks.start_soon(let_through, bench)
     assert len(bench.ids("billing")) == 1_500
@@ -347,7 +336,7 @@ async def test_stopping_claims_no_more_row_55(bench) -> None:
     bench.gates.close("billing")
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(9_000)])
     pipelined(bench)
-    async with anyio.create_task_group() as tasks, polling(bench) as poller:
+    async with anyio.create_task_group() as tasks, bench.polling() as poller:
         poller.stop()
         tasks.start_soon(let_through, bench)
     assert len(bench.ids("billing")) % 1_000 == 0

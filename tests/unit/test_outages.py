@@ -4,8 +4,7 @@ Source: specification 1.6, 1.10; rows 37 and 42 are about failures that a server
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -15,8 +14,6 @@ import pytest
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.due.dispatcher import Dispatcher
-from postdate.core.due.poller import Poller
-from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import (
     DestinationUnavailable,
@@ -40,16 +37,6 @@ async def bench(make_bench):
     bench = make_bench()
     await bench.create_queues("billing")
     return bench
-
-
-@asynccontextmanager
-async def polling(bench) -> AsyncGenerator[None]:
-    poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(poller.run)
-        await bench.clock.settle()
-        yield
-        poller.stop()
 
 
 async def arrive(bench, message: DelayedMessage) -> Received:
@@ -109,7 +96,7 @@ async def test_while_the_broker_is_away_for_a_minute_nothing_is_recorded_and_lit
     """3,000 were due: 26,251 records of retries, and 28 seconds of processor time."""
     bench.transport.faults.add(Fault("send", BROKER_GONE))
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(3_000)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(60 * SECOND)
         calls = bench.store.faults.calls
         assert calls["retry_later"] == calls["finish"] == 0
@@ -126,7 +113,7 @@ async def test_while_the_broker_is_away_for_a_minute_nothing_is_recorded_and_lit
 async def test_wake_ups_while_the_broker_is_away_ask_the_store_nothing(bench) -> None:
     bench.transport.faults.add(Fault("send", BROKER_GONE))
     await bench.keep(bench.message("m-1", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(30 * SECOND)
         calls = bench.store.faults.calls["claim_due"]
         for n in range(1_000):
@@ -147,7 +134,7 @@ async def test_a_full_queue_holds_up_only_what_is_meant_for_it(bench) -> None:
     bench.queues.send = refuse
     bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
     await bench.keep(*[bench.message(f"f-{n}", -1, "full") for n in range(120)])
-    async with polling(bench):
+    async with bench.polling():
         for n in range(60):
             await bench.memory.store(bench.message(f"m-{n}", n + 0.5), bench.start)
             await bench.clock.advance(SECOND)
@@ -192,7 +179,7 @@ async def test_a_full_queue_with_thousands_due_is_asked_with_one_and_few_of_the_
     """They were all claimed, sent and given back each time, so that could not be often: every ten seconds."""
     full, counts = FullQueue(bench), count_claims(bench)
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(3_000)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(5 * SECOND)
         counts.clear()
         full.refused = 0
@@ -213,7 +200,7 @@ async def test_a_queue_that_drains_slowly_is_not_asked_more_often_for_that(bench
     """Each time it takes some it looks as though it was well."""
     full, counts = FullQueue(bench), count_claims(bench)
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
-    async with polling(bench):
+    async with bench.polling():
         for _ in range(100):
             full.room += 1
             await bench.clock.advance(SECOND / 2)
@@ -235,7 +222,7 @@ async def test_a_message_that_breaks_every_connection_keeps_no_other_from_being_
     bench.queues.send = break_off
     bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=pipelines)
     await bench.keep(bench.message("poison", -10), *[bench.message(f"m-{n}", -5) for n in range(20)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(5 * SECOND)
         soon = len(bench.ids("billing"))
         for n in range(20):
@@ -249,7 +236,7 @@ async def test_a_message_that_breaks_every_connection_keeps_no_other_from_being_
 async def test_a_message_that_is_the_probe_of_many_outages_is_not_to_blame_for_them(bench) -> None:
     """The broker comes back for moments only; each message that was sent meanwhile was another."""
     await bench.keep(bench.message("m-0", -1))
-    async with polling(bench):
+    async with bench.polling():
         for n in range(1, 11):
             bench.transport.faults.add(Fault("send", BROKER_GONE))
             await bench.memory.store(bench.message(f"m-{n}", -1), bench.start)
@@ -271,7 +258,7 @@ async def test_no_answer_from_a_transport_that_pipelines_counts_against_nothing(
 
     bench.queues.send = say_nothing
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(100)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(100 * SECOND)
         silent.set()
         await bench.clock.advance(5 * SECOND)
@@ -294,7 +281,7 @@ async def test_a_process_that_stood_still_while_sending_moves_nothing_to_the_err
 
     bench.queues.send = refuse_late
     await bench.keep(bench.message("m-1", -1), bench.message("m-2", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(15 * SECOND)  # on a clock that goes on while a process is stopped
         del bench.memory._entries["m-1"]  # another has it, and has delivered it
         answered.set()
@@ -323,7 +310,7 @@ async def test_an_outage_met_by_error_copies_that_leave_later_is_not_recorded_ag
     bench.queues.send = refuse_late
     ids = [f"m-{number}" for number in range(1, count + 1)]
     await bench.keep(*(bench.message(id_, due_in=-1) for id_ in ids))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(50 * SECOND)
         assert bench.ids("error") == []
         is_out = False
@@ -351,7 +338,7 @@ async def test_error_copies_behind_a_slow_one_leave_later_and_their_messages_hav
     bench.queues.send = send_slowly
     ids = ["m-1", "m-2", "m-3"]
     await bench.keep(*(bench.message(id_, due_in=-1) for id_ in ids))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(120 * SECOND)
     assert (sorted(bench.ids("error")), refused) == (ids, 1)
     for id_ in ids:
@@ -374,7 +361,7 @@ async def test_what_is_to_leave_for_the_error_queue_is_attempted_when_it_is_not_
     bench.queues.send = refuse_late
     message = bench.message(due_in=-1)
     await bench.keep(message)
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(12.5 * SECOND)
         is_bad, entry = False, bench.memory._entries["m-1"]
         if what == "another with its id":
@@ -423,7 +410,7 @@ async def test_a_process_frozen_in_the_middle_of_error_copies_sends_none_of_the_
 
     bench.queues.send = freeze_at_the_third_copy
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(100)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(7 * SECOND)
     assert bench.ids("error") == ["m-0", "m-1", "m-2"]  # the third had left already
     assert store.faults.calls["retry_later"] == 0
@@ -443,7 +430,7 @@ async def test_a_copy_in_brief_does_not_leave_under_a_claim_that_is_over_by_then
 
     bench.queues.send = refuse
     await bench.keep(bench.message(due_in=-1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(7 * SECOND)
     assert copies == 1
     assert bench.failure_rate.deadline is None
@@ -460,7 +447,7 @@ async def test_what_waited_for_its_turn_is_not_sent_under_a_claim_that_is_over_b
         return await send(envelopes, now)
 
     bench.queues.send = be_slow
-    async with polling(bench):
+    async with bench.polling():
         for n in range(5):
             await bench.memory.store(bench.message(f"m-{n}", -1), bench.start)
             await bench.clock.advance(1.2 * SECOND if n < 3 else SECOND / 10)

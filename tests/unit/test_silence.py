@@ -6,8 +6,8 @@ task of its caller swallows cancellations, too: there a deadline comes by asynci
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -61,16 +61,6 @@ async def bench(make_bench):
     return bench
 
 
-@asynccontextmanager
-async def polling(bench) -> AsyncGenerator[Poller]:
-    poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(poller.run)
-        await bench.clock.settle()
-        yield poller
-        poller.stop()
-
-
 # --- a store that falls silent ----------------------------------------------------------------------------------------
 
 
@@ -79,7 +69,7 @@ async def test_a_look_that_is_never_answered_is_an_outage_and_what_it_claims_at_
 ) -> None:
     silent = Silent(bench.memory, "claim_due", calls=1)
     await bench.keep(bench.message("m-1", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(41 * SECOND)
         assert "cannot take due messages: FaultyStore did not answer within 40 s" in caplog.messages
         await bench.clock.advance(5 * SECOND)  # the next look is answered
@@ -98,7 +88,7 @@ async def test_what_a_late_look_has_claimed_goes_back_though_the_store_fails_at_
     """It comes late when the store has just recovered: then one failure is likely, and all of it was held for good."""
     silent = Silent(bench.memory, "claim_due", calls=1)
     await bench.keep(*[bench.message(f"m-{n}", 50) for n in range(5)])
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(41 * SECOND)
         bench.store.faults.add(Fault("release", StoreUnavailable("deadlock detected"), calls=[1]))
         for entry in bench.memory._entries.values():
@@ -119,7 +109,7 @@ async def test_a_call_that_was_left_behind_long_ago_keeps_no_other_from_being_ma
         return await send(*args, **more)
 
     bench.queues.send = be_slow
-    async with polling(bench) as poller:
+    async with bench.polling() as poller:
         await bench.clock.advance(101 * SECOND)
         poller.stop()
         await bench.clock.advance(5 * SECOND)
@@ -174,7 +164,7 @@ async def test_a_mover_that_stops_waits_for_its_silent_store_once(bench) -> None
 async def test_what_was_sent_while_removing_was_never_answered_is_removed_and_not_sent_again(bench) -> None:
     silent = Silent(bench.memory, "finish", calls=1)
     await bench.keep(bench.message("m-1", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(60 * SECOND)
         assert await bench.waiting() is None
         silent.answers.set()
@@ -204,7 +194,7 @@ async def test_a_send_that_is_never_answered_counts_nothing_and_when_it_is_answe
 ) -> None:
     silent = Silent(bench.queues, "send", calls=1)
     await bench.keep(bench.message("m-1", -1))
-    async with polling(bench):
+    async with bench.polling():
         await bench.clock.advance(35 * SECOND)
         waiting = await bench.memory.get("m-1")
         assert waiting is not None

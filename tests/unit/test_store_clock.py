@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,6 +101,16 @@ class Server(MemoryStore):
         return {}
 
 
+async def follow(clock: FollowingClock, machine: Machine, wait: Callable[[], Awaitable[object]]) -> None:
+    """Follow the store for five minutes, and wait meanwhile again and again."""
+    end = machine.seconds + 300
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.follow)
+        while machine.seconds < end:
+            await wait()
+        tasks.cancel_scope.cancel()
+
+
 def behind(clock: FollowingClock, server: Server) -> timedelta:
     return server.true_now() - clock.now()
 
@@ -182,12 +192,8 @@ async def test_who_may_not_tell_others_measures_no_more_often_for_it() -> None:
     clock = FollowingClock(machine, server)
     await clock.measure()
     assert behind(clock, server) == MILLISECOND, "what was measured counts"
-    began, asked = machine.seconds, server.asked
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(clock.follow)
-        while machine.seconds < began + 300:
-            await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()
+    asked = server.asked
+    await follow(clock, machine, anyio.lowlevel.checkpoint)
     assert server.asked - asked <= 55
 
 
@@ -197,14 +203,14 @@ async def test_while_it_is_waited_by_it_is_measured_every_second_so_that_drift_d
     server = Server(machine)
     clock = FollowingClock(machine, server)
     await clock.measure()
-    began, asked = machine.seconds, server.asked
-    furthest = timedelta(0)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(clock.follow)
-        while machine.seconds < began + 300:
-            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)  # as the poller does
-            furthest = max(furthest, behind(clock, server))
-        tasks.cancel_scope.cancel()
+    asked, furthest = server.asked, timedelta(0)
+
+    async def wait() -> None:
+        nonlocal furthest
+        await clock.wait_for(anyio.Event(), 100 * MILLISECOND)  # as the poller does
+        furthest = max(furthest, behind(clock, server))
+
+    await follow(clock, machine, wait)
     assert furthest < 1.5 * MILLISECOND, "of which one is the way back of an answer"
     assert server.asked - asked <= 1_000
     assert len(server.reported) <= 12, "others are told as rarely as before"
@@ -218,12 +224,8 @@ async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_or_doe
     server = Server(machine, there=there)
     clock = FollowingClock(machine, server, judges=judges)
     await clock.measure()
-    began, asked = machine.seconds, server.asked
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(clock.follow)
-        while machine.seconds < began + 300:
-            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)
-        tasks.cancel_scope.cancel()
+    asked = server.asked
+    await follow(clock, machine, lambda: clock.wait_for(anyio.Event(), 100 * MILLISECOND))
     assert server.asked - asked <= 55
 
 
@@ -237,12 +239,8 @@ async def test_a_store_is_asked_more_often_by_its_quickest_answer_not_by_its_las
     server = Uneven(machine)
     clock = FollowingClock(machine, server)
     await clock.measure()
-    began, asked = machine.seconds, server.asked
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(clock.follow)
-        while machine.seconds < began + 300:
-            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)
-        tasks.cancel_scope.cancel()
+    asked = server.asked
+    await follow(clock, machine, lambda: clock.wait_for(anyio.Event(), 100 * MILLISECOND))
     assert server.asked - asked > 300, "more than once a second"
 
 
