@@ -136,7 +136,8 @@ async def test_a_claim_that_cannot_be_released_is_so_later_whatever_became_of_th
 ) -> None:
     """It was lost while its message was sent, that was claimed again, and the store refused to take that back."""
     gate = Sends(bench).next(error)
-    bench.dispatcher._settings = replace(bench.dispatcher._settings, number_of_retries=5)
+    recovery = bench.dispatcher._recovery
+    recovery._settings = replace(recovery._settings, number_of_retries=5)
     await bench.keep(bench.message(due_in=-1))
     async with bench.dispatcher.running():
         await bench.look()
