@@ -694,7 +694,7 @@ class BrokenTransport(MemoryTransport):
 class IgnoresRollback(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-            self._let_go(received)
+            self._end_claim(received)
 
 
 class ForgetsFailuresOnRollback(BrokenTransport):
@@ -849,7 +849,7 @@ class LosesWhatExpiresInItsHands(BrokenTransport):
             assert isinstance(received.token, int)
             _, kept = self._claimed[received.token]
             if _has_ended(kept, to_microseconds(self._transport._clock.now())):
-                self._let_go(received)
+                self._end_claim(received)
             await super().commit(received, now, end)
 
 

@@ -82,11 +82,11 @@ async def test_every_look_goes_by_its_index_however_many_wait(
         "next_attempt": (bounds, "attempt"),
         "next_attempt_but": ({**bounds, "locked": numbers}, "attempt"),
         "find_leased": ({"holders": [1]}, "attempt"),
-        "record_held": (
+        "record_claimed": (
             {"numbers": numbers, "holder": None, "at": 1, "store": 1, "kind": 2, "detail": None},
             "PRIMARY",
         ),
-        "delete_held": ({"numbers": numbers, "holder": None}, "PRIMARY"),
+        "delete_claimed": ({"numbers": numbers, "holder": None}, "PRIMARY"),
         "lease": ({"numbers": numbers, "holder": 1}, "PRIMARY"),
         "free": ({"numbers": numbers, "holders": [1]}, "PRIMARY"),
         "next_due": ({}, "due"),

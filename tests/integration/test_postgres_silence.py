@@ -175,7 +175,7 @@ def test_who_leaves_tries_a_server_that_answers_again(postgres_url: str, link: F
     """Whatever others were told before: only who left has waited in vain, and only until somebody was answered."""
     pool = PostgresPool(through(link, postgres_url))
     stays, leaves = (Answers(timedelta(minutes=1), pool.abandoned) for _ in range(2))
-    leaves.hurry()
+    leaves.shorten_deadlines()
     link.cut()
     with pytest.raises(psycopg.OperationalError):
         pool.connect(stays)

@@ -42,7 +42,7 @@ class DeliveryBench:
         self.dispatcher = Dispatcher(
             self.store, self.transport, self.settings, self.clock, self.breaker, self.failure_rate
         )
-        self.dispatcher._in_flight.expect(0)  # as after the first look
+        self.dispatcher._in_flight.expect_message_size(0)  # as after the first look
         self.receiver = WatchedReceiver(self.transport.receiver("sales.timeouts"), self.clock)
         self.intake = self.intake_of(self.store)
         self.pump = self.pump_of(self.receiver)

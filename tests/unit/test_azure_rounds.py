@@ -184,8 +184,8 @@ def test_there_is_never_more_room_than_the_most_and_never_too_little_for_one_who
     longest: int, pieces: list[tuple[float, float]], held: int
 ) -> None:
     for stride, now in worked(longest, pieces):
-        assert 0 <= stride.room(held, now) <= longest
-        assert stride.room(0, now) >= min(longest, 16)
+        assert 0 <= stride.free_capacity(held, now) <= longest
+        assert stride.free_capacity(0, now) >= min(longest, 16)
 
 
 @given(longest=LONGEST, pieces=PIECES, held=st.integers(0, 5_000))
@@ -193,7 +193,7 @@ def test_what_was_slow_is_forgotten_so_that_nobody_waits_for_who_hangs(
     longest: int, pieces: list[tuple[float, float]], held: int
 ) -> None:
     *_, (stride, now) = worked(longest, pieces)
-    assert stride.room(held, now + 2.0) == longest
+    assert stride.free_capacity(held, now + 2.0) == longest
 
 
 @given(longest=LONGEST, slow=st.integers(1, 20))
@@ -201,16 +201,16 @@ def test_while_it_is_slow_pieces_become_shorter_and_few_are_in_hand_and_with_spe
     longest: int, slow: int
 ) -> None:
     stride = ClaimLimit(longest)
-    lengths = [stride.room(0, 0.0)]
+    lengths = [stride.free_capacity(0, 0.0)]
     for _ in range(slow):
         stride.done(0.0, 1.0)
-        lengths.append(stride.room(0, 0.0))
+        lengths.append(stride.free_capacity(0, 0.0))
     assert lengths == sorted(lengths, reverse=True)
     shortest = min(longest, 16)
     assert lengths[-1] == max(shortest, longest >> slow)
     if lengths[-1] < longest:
-        assert stride.room(4 * lengths[-1], 0.0) == 0
-        assert stride.room(4 * lengths[-1] - 1, 0.0) == 1
+        assert stride.free_capacity(4 * lengths[-1], 0.0) == 0
+        assert stride.free_capacity(4 * lengths[-1] - 1, 0.0) == 1
     for _ in range(40):
         stride.done(0.0, 0.1)
-    assert stride.room(0, 0.0) == longest
+    assert stride.free_capacity(0, 0.0) == longest

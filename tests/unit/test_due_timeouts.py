@@ -286,7 +286,7 @@ def test_what_is_not_found_any_more_is_forgotten() -> None:
     announced.add([stays, goes, later], NOW)
     announced.reconcile(NOW - SECOND, NOW + SECOND, [stays], NOW)
     assert [name in announced for name in "abc"] == [True, False, True]
-    announced.leave("a")
+    announced.stop_expecting("a")
     announced.reconcile(NOW - SECOND, NOW + SECOND, [], NOW)
     assert "a" not in announced
 
@@ -295,7 +295,7 @@ def test_the_bounds_hold_whatever_fails() -> None:
     announced = Announced(NOW - timedelta(days=1), remembered=10)
     for number in range(100):
         announced.add([DueTimeout(str(number), NOW + number * SECOND)], NOW)
-        announced.leave(str(number))
+        announced.stop_expecting(str(number))
         assert sum(str(each) in announced for each in range(100)) <= 10
     assert NOW < announced.floor < NOW + 99 * SECOND
     assert all(str(number) in announced for number in range(100) if NOW + number * SECOND > announced.floor)

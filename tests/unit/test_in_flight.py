@@ -316,7 +316,7 @@ async def test_metrics_tell_of_the_claims_that_all_dispatchers_of_a_process_hold
         assert told() == [0]
         for poller in pollers:
             poller.stop()
-    assert metrics.claims_held == 0
+    assert metrics.open_claims == 0
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ async def test_messages_of_one_full_queue_are_given_back_together(bench) -> None
     gate = Sends(bench).next(DestinationUnavailable("full"))
     gate.set()
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(500)])
-    bench.dispatcher._in_flight.expect(100)
+    bench.dispatcher._in_flight.expect_message_size(100)
     now, calls = bench.clock.now, itertools.count()
     bench.clock.now = lambda: now() + timedelta(microseconds=next(calls))  # as real clocks do, it goes on
     async with bench.dispatcher.running():

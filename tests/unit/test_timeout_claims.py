@@ -103,10 +103,10 @@ def test_what_is_held_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
     other = try_to_hold(tmp_path / "held", "b")
     assert other is not None
     for each in (held, other):
-        each.let_go()
+        each.unlock()
     again = try_to_hold(tmp_path / "held", "a")
     assert again is not None
-    again.let_go()
+    again.unlock()
     assert list((tmp_path / "held").iterdir()) == []
 
 

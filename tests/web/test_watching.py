@@ -53,7 +53,7 @@ async def test_looking_takes_a_fiftieth_of_the_time(deployment: Deployment, took
     looks = Looks(clock, took)
     async with refreshing(deployment, clock, looks) as refresher:
         for _ in range(3_600):  # somebody asks each second
-            refresher.known()
+            refresher.watched()
             await clock.advance(SECOND)
     assert most - 8 <= looks.count <= most
     assert pause_after(took) >= timedelta(seconds=min(max(49 * took, 2), 300))
@@ -65,11 +65,11 @@ async def test_nobody_watching_is_not_looked_for(deployment: Deployment) -> None
     async with refreshing(deployment, clock, looks) as refresher:
         await clock.advance(HOUR)
         assert looks.count == 0
-        assert (await refresher.last()).found == 1
+        assert (await refresher.last()).value == 1
         await clock.advance(HOUR)
         assert looks.count == 30  # for a minute after that
         look = await refresher.last()
-        assert (look.found, look.number) == (31, 31)  # not the one of an hour ago
+        assert (look.value, look.number) == (31, 31)  # not the one of an hour ago
 
 
 async def test_any_number_of_requests_look_no_more_often(deployment: Deployment) -> None:
@@ -77,7 +77,7 @@ async def test_any_number_of_requests_look_no_more_often(deployment: Deployment)
     looks, found = Looks(clock, 0.0), list[int]()
 
     async def ask(refresher: Refresher[int]) -> None:
-        found.append((await refresher.last()).found)
+        found.append((await refresher.last()).value)
 
     async with refreshing(deployment, clock, looks) as refresher, anyio.create_task_group() as tasks:
         for _ in range(1_000):
@@ -96,10 +96,10 @@ async def test_an_error_is_told_to_all_until_a_look_finds_something(deployment: 
     async with refreshing(deployment, clock, look) as refresher:
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="away"):
-                _ = (await refresher.last()).found
+                _ = (await refresher.last()).value
         outage.clear()
         await clock.advance(11 * SECOND)
-        assert (await refresher.last()).found == "there"
+        assert (await refresher.last()).value == "there"
 
 
 async def test_news_come_with_the_next_look(deployment: Deployment) -> None:

@@ -67,7 +67,7 @@ class Background(forks.ForkAware):
         self._running: _Running | None = None
         self._lock = forks.lock()
         forks.register(self)
-        _known.add(self)
+        _all_backgrounds.add(self)
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
         """Do ``work`` with the open store, in its loop."""
@@ -219,11 +219,11 @@ def _closed_meanwhile() -> StoreUnreachable:
     return StoreUnreachable("the client was closed before this call ended: it may have been done, or not")
 
 
-_known: weakref.WeakSet[Background] = weakref.WeakSet()
+_all_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    for each in list(_known):
+    for each in list(_all_backgrounds):
         with suppress(Exception):  # nobody is left to be told
             each.close()
 

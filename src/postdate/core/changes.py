@@ -182,7 +182,7 @@ class PendingPages:
     not met; a message that gets a later due time meanwhile may be met twice.
 
     Args:
-        wanted: which.
+        pending: which messages.
         limit: how many; ``None``: all.
         after: the cursor of the message behind which the list goes on.
         among: where so many were read, reading is over; ``None``: when nothing is left.

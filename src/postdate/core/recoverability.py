@@ -285,11 +285,11 @@ class RecoveryRules:
     """What may be done about failures of one kind of outcome.
 
     Args:
-        anew: after these errors its step is asked again at once: others were faster, or it knows another way.
-        stays: while its store takes nothing a message stays in hand; otherwise it goes back to its queue.
-        is_one: store and queues are one database: when the queues cannot be reached, that is the store's outage.
-        counts: transient failures count against the message, after a pause; otherwise it goes back.
-        is_taken: the message is off its queue already, so it cannot go back (transaction mode ``none``).
+        asked_again_after: errors after which the step is asked again: others were faster, or there is another way.
+        waits_in_hand: while its store takes nothing a message stays in hand; otherwise it goes back to its queue.
+        shares_database: store and queues are one database: queues that cannot be reached are an outage of the store.
+        counts_transient: transient failures count against the message, after a pause; otherwise it goes back.
+        already_off_queue: the message is off its queue already, so it cannot go back (transaction mode ``none``).
     """
 
     asked_again_after: tuple[type[PostdateError], ...] = ()
@@ -408,7 +408,7 @@ def error_headers(
 def _help_and_data_headers(error: BaseException) -> dict[str, str]:
     """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing."""
     headers: dict[str, str] = {}
-    room = DATA_LIMIT
+    free_bytes = DATA_LIMIT
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
@@ -416,11 +416,11 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
         if isinstance(content, Mapping):
             for key, value in islice(cast("Mapping[object, object]", content).items(), DATA_ENTRIES):
                 name = Headers.EXCEPTION_DATA_PREFIX + storable(str(key))[:DATA_KEY_LIMIT]
-                room -= len(name.encode())
-                if room < 0:
+                free_bytes -= len(name.encode())
+                if free_bytes < 0:
                     break
-                text = storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:room]
-                room -= len(text)
+                text = storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:free_bytes]
+                free_bytes -= len(text)
                 headers[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
         headers[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__

@@ -209,7 +209,7 @@ class SimpleStore(ClaimingStore):
         token = self._claimed[message.message_id] = next(self._tokens)
         return Claim(message, token)
 
-    def _let_go(self, claim: Claim) -> bool:
+    def _forget_claim(self, claim: Claim) -> bool:
         """Forget a claim; return whether it was held."""
         message_id = claim.message.message_id
         if self._claimed.get(message_id) != claim.token:
@@ -224,7 +224,7 @@ class SimpleStore(ClaimingStore):
         for claim in claims:
             if self._claimed.get(claim.message.message_id) == claim.token:
                 finished += await self.remove(claim.message.message_id, now)
-                self._let_go(claim)
+                self._forget_claim(claim)
                 self._attempts.pop(claim.message.message_id, None)
         return finished
 
@@ -234,7 +234,7 @@ class SimpleStore(ClaimingStore):
         if self._claimed.get(message_id) != claim.token:
             return False
         there = await self.increment_failure_count(message_id, now)
-        self._let_go(claim)
+        self._forget_claim(claim)
         self._attempts.pop(message_id, None)
         if there:
             self._attempts[message_id] = attempt_at
@@ -243,7 +243,7 @@ class SimpleStore(ClaimingStore):
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Keep them here until they are claimed again: giving them back to the store would count as a failure."""
-        messages = [claim.message for claim in claims if self._let_go(claim)]
+        messages = [claim.message for claim in claims if self._forget_claim(claim)]
         for message in messages:
             self._locked_until_next_attempt[message.message_id] = _LockedMessage(message, attempt_at or message.due)
         return len(messages)

@@ -305,7 +305,7 @@ class _Question:
         at, was_due = shown_time(last.at), f"; it was due at {shown_time(last.due)}" if last.due else ""
         match last.kind:
             case RecordKind.DELIVERED:
-                explanation = self._left_queue(last)
+                explanation = self._ended_in_queue(last)
             case RecordKind.HANDLED:
                 headline = f"it arrived: handled from queue {last.destination!r} at {at}"
                 explanation = self._say(MessageState.HANDLED, headline, self._delivery_facts())
@@ -389,7 +389,7 @@ class _Question:
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
         return self._say(MessageState.HANDLING_RETRIED, headline, facts, advice)
 
-    def _left_queue(self, delivered: Record) -> Explanation:
+    def _ended_in_queue(self, delivered: Record) -> Explanation:
         headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)}"
         if not self._sees_queues:
             return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])

@@ -44,7 +44,7 @@ class Look(Generic[T]):
     result: T | Exception
 
     @property
-    def found(self) -> T:
+    def value(self) -> T:
         """What was found. Raises the error of the look."""
         if isinstance(self.result, Exception):
             raise self.result.with_traceback(None)  # many may raise it
@@ -86,14 +86,14 @@ class Refresher(Generic[T]):
             self._news = anyio.Event()
             await self._clock.sleep(_AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun))
 
-    def known(self) -> tuple[Look[T] | None, Look[T] | None]:
+    def watched(self) -> tuple[Look[T] | None, Look[T] | None]:
         """Return the last look and that before, as far as there are any; somebody watches."""
         self._watched_at = self._clock.monotonic()
         self._watched.set()
         return self._last, self._before
 
     @property
-    def last_found(self) -> T | None:
+    def last_value(self) -> T | None:
         """What the last look has found, if it found anything and was not long ago; in any thread, and for nobody."""
         last = self._last
         if last is None or isinstance(last.result, Exception):
@@ -102,7 +102,7 @@ class Refresher(Generic[T]):
 
     async def last(self) -> Look[T]:
         """Return the last look; the first one, and one after long, is waited for."""
-        self.known()
+        self.watched()
         while (look := self._last) is None:
             await self._news.wait()
         if self._clock.monotonic() - look.ended >= _WATCHED_SECONDS:
@@ -111,7 +111,7 @@ class Refresher(Generic[T]):
 
     async def newer(self, number: int, seconds: float) -> Look[T] | None:
         """Return a look after that of the number as soon as there is one; ``None`` after so many seconds."""
-        self.known()
+        self.watched()
         with anyio.move_on_after(seconds):
             while self._last is None or self._last.number <= number:
                 await self._news.wait()

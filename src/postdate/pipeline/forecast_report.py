@@ -86,12 +86,12 @@ def load_chart(result: ForecastResult) -> str:
         bottom = [0] * len(starts)
         shares = [{share.destination: share.messages for share in each.destinations} for each in result.intervals]
         layers = [[each.get(name, 0) for each in shares] for name in names]
-        of_others = [each.others for each in result.intervals]
-        for heights, colour in [*zip(layers, _STACKED, strict=False), (of_others, _REMAINDER)]:
+        remainder = [each.others for each in result.intervals]
+        for heights, colour in [*zip(layers, _STACKED, strict=False), (remainder, _REMAINDER)]:
             axes.bar(starts, heights, days, bottom, align="edge", color=colour, linewidth=0)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
-        _room(axes, starts[0], starts[-1] + days)
+        _set_limits(axes, starts[0], starts[-1] + days)
         count_axis(axes, f"messages in {duration(result.interval_seconds)}")
     return done[0]
 
@@ -109,7 +109,7 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
         axes.annotate(f"herd {', '.join(marks)}", place, (0, 4), textcoords="offset points", ha="center", color=_MARK)
 
 
-def _room(axes: Axes, first: float, last: float) -> None:
+def _set_limits(axes: Axes, first: float, last: float) -> None:
     """Leave some room at the sides and above; time ends with the year 9999, for Matplotlib too."""
     time_axis(axes)
     room = max((last - first) / 100, _SECOND)

@@ -93,7 +93,7 @@ class CountedMetrics(Metrics):
         self._dispatchers = dict[object, Callable[[], int]]()
 
     @property
-    def claims_held(self) -> int:
+    def open_claims(self) -> int:
         """Messages that dispatchers of this process have claimed, and neither finished nor given back."""
         return sum(claims() for claims in list(self._dispatchers.values()))
 

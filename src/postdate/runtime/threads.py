@@ -94,12 +94,12 @@ class Job(Generic[W, T]):
 class _Turn(Generic[W, T]):
     """Jobs that are done together. The first waits for ``begin``, to lead; ``end`` wakes all others at once."""
 
-    __slots__ = ("begin", "end", "is_over", "jobs", "taken")
+    __slots__ = ("begin", "end", "is_over", "jobs", "lock")
 
     def __init__(self) -> None:
         self.jobs: list[Job[W, T]] = []
         self.begin, self.end = anyio.Event(), anyio.Event()
-        self.taken = threading.Lock()
+        self.lock = threading.Lock()
         """Held by the thread that does the jobs, or by a leader that was cancelled before that began."""
         self.is_over = False
         """Whether that thread has done them."""
@@ -176,7 +176,7 @@ class GroupCommit(Generic[W, T]):
             await in_thread(Context().run, partial(self._do, do, turn))
         except BaseException:
             # By asyncio's own means a task is cancelled although it waits for a thread.
-            if not turn.taken.acquire(blocking=False):
+            if not turn.lock.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
                     while not turn.is_over:
                         with suppress(anyio.get_cancelled_exc_class()):  # again, which changes nothing
@@ -190,7 +190,7 @@ class GroupCommit(Generic[W, T]):
 
     def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
         """Do the jobs in a context of its own: they belong to many callers, and to none of their traces."""
-        if not turn.taken.acquire(blocking=False):
+        if not turn.lock.acquire(blocking=False):
             return
         try:
             for start in range(0, len(turn.jobs), self._at_once):

@@ -112,7 +112,7 @@ class OpenTelemetryMetrics(CountedMetrics):
     def _of_process(self) -> Gauges:
         triggered = sum(state == "triggered" for state in list(self.breakers.values()))
         out = len(outages(steady_seconds()))
-        return {"outages": {"": out}, "breakers.triggered": {"": triggered}, "claims.held": {"": self.claims_held}}
+        return {"outages": {"": out}, "breakers.triggered": {"": triggered}, "claims.held": {"": self.open_claims}}
 
     def _messages(self, _: CallbackOptions) -> Generator[Observation]:
         for outcome in get_args(Counted):  # from 0 on, or the first ones would not be seen as an increase

@@ -19,8 +19,8 @@ def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]
 
     def ask() -> Gauges:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(looking.known)
-        last = looking.last_found
+            loop.call_soon_threadsafe(looking.watched)
+        last = looking.last_value
         gauges = {} if last is None else _of_store(last)
         if isinstance(clock, FollowingClock) and (ahead := clock.ahead) is not None:
             gauges["clock.offset"] = {"": ahead.total_seconds()}

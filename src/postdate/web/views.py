@@ -119,7 +119,7 @@ class Views:
     async def overview(self, request: Request) -> Response:
         await self._watcher.deployment()
         look = await self._watcher.overview.last()
-        state, asked, base = look.found, request.query_params.get("due"), request.scope.get("root_path", "")
+        state, asked, base = look.value, request.query_params.get("due"), request.scope.get("root_path", "")
         span = asked if asked in _SPANS else "hour"
         intervals: Sequence[Interval] = getattr(state, span)
         usual = median_high([each.count for each in intervals if each.count] or [0])
@@ -138,15 +138,15 @@ class Views:
 
     def _delivered(self) -> tuple[str, str]:
         """Return how many in all, and how many a second between the last two looks."""
-        last, before = self._watcher.records.known()
+        last, before = self._watcher.records.watched()
         if last is None:
             return "…", "being counted"
         if isinstance(last.result, Exception):  # as of a store with more than it counts in time: the rest is shown
             return "-", "could not be counted"
-        count = last.found.get("delivered", 0)
+        count = last.value.get("delivered", 0)
         if before is None or isinstance(before.result, Exception):
             return f"{count:,}", "in all, by the records"
-        rate = (count - before.found.get("delivered", 0)) / max(last.ended - before.ended, 1e-9)
+        rate = (count - before.value.get("delivered", 0)) / max(last.ended - before.ended, 1e-9)
         return f"{count:,}", f"{max(rate, 0.0):,.1f} a second lately"
 
     async def queues(self, request: Request) -> Response:
@@ -154,18 +154,18 @@ class Views:
         look = await self._watcher.overview.last()
         async with self._asking:
             limits = await limits_of(store) if isinstance(store, LimitingStore) else None
-        return self._page(request, "queues", look=look, queues=look.found.statistics.queues, limits=limits)
+        return self._page(request, "queues", look=look, queues=look.value.statistics.queues, limits=limits)
 
     async def doctor(self, request: Request) -> Response:
         await self._watcher.deployment()
         look = await self._watcher.diagnosis.last()
-        return self._page(request, "doctor", look=look, found=look.found)
+        return self._page(request, "doctor", look=look, found=look.value)
 
     async def events(self, request: Request) -> Response:
         """Say by server-sent events when there is a newer overview."""
         await self._watcher.deployment()
         look = await self._watcher.overview.last()
-        _ = look.found  # an error is an answer of its own
+        _ = look.value  # an error is an answer of its own
         return StreamingResponse(self._news(look), media_type="text/event-stream")
 
     async def _news(self, seen: Look[Overview]) -> AsyncGenerator[str]:
@@ -192,10 +192,10 @@ class Views:
                 messages = await operations.list_messages(deployment, where, LISTED, now, after, among)
         else:
             look = await self._watcher.first_messages.last()
-            messages, now = look.found, look.at
+            messages, now = look.value, look.at
         beyond = 0
         if (where.destination or where.origins != EVERYTHING.origins) and among is not None and not messages.more:
-            beyond = (await self._watcher.overview.last()).found.statistics.pending - among
+            beyond = (await self._watcher.overview.last()).value.statistics.pending - among
         asked["origin"] = origin
         further = _query({**asked, "search": search, "after": messages.cursor})
         everywhere = _query({**asked, "search": "all", "after": after}) if beyond > 0 else ""
@@ -211,7 +211,7 @@ class Views:
         if body := request.query_params.get("body") == "shown":
             self._looked(request, "body of message", id_)
         deployment = await self._watcher.deployment()
-        counted = (await self._watcher.overview.last()).found.statistics
+        counted = (await self._watcher.overview.last()).value.statistics
         asked = request.query_params.get("search") == "all"
         queued = asked or sum((counted.queues or {}).values()) <= _SEARCHED_THROUGH
         everywhere = queued and (asked or counted.pending <= _SEARCHED_THROUGH)
@@ -259,7 +259,7 @@ class Views:
         query, deployment = request.query_params, await self._watcher.deployment()
         where = operations.ErrorFilter(query.get("queue"), query.get("exception"), exact=True)
         look = await self._watcher.errors.last()
-        groups = look.found
+        groups = look.value
         async with self._asking:
             errors = await operations.list_errors(deployment, self._error_queue, LISTED)
         some = where.failed_queue is not None or where.exception is not None
@@ -334,7 +334,7 @@ async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
         with anyio.move_on_after(_WAITED_SECONDS):
             await watcher.deployment()
             look = await watcher.overview.last()
-            return look, headline_of(look.found)
+            return look, headline_of(look.value)
     except PostdateError as error:
         return None, without_secrets(str(error))
     except Exception:  # noqa: BLE001 - all others can be shown

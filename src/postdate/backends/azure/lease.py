@@ -307,7 +307,7 @@ class ClaimLimit:
         self._longest = self._length = longest
         self._measured_until = 0.0
 
-    def room(self, in_progress: int, now: float) -> int:
+    def free_capacity(self, in_progress: int, now: float) -> int:
         """Return how many more messages to claim while ``in_progress`` messages are; ``now`` by the event loop's clock.
 
         After some seconds without a finished batch, the full limit again: one hanging destination must not stop the

@@ -112,7 +112,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             has_clock=True,
         )
         self._holding, self._stride = AzureClaims(), ClaimLimit(self.polling.page_size)
-        self._waits_for_room = False
+        self._waits_for_capacity = False
         self._next_due, self._back_off = NextDue[int](), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
@@ -236,8 +236,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             if not await rooms.lease.hold():
                 return []
             rooms.keeper.start()
-            room = self._stride.room(len(self._holding), asyncio.get_running_loop().time())
-            self._waits_for_room = not room
+            room = self._stride.free_capacity(len(self._holding), asyncio.get_running_loop().time())
+            self._waits_for_capacity = not room
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
@@ -285,7 +285,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 self._holding.deferred[each.waiting.message.message_id] = attempt_at
         if claimed:
             rooms.pages.forget()
-        if attempt_at is None or self._waits_for_room:
+        if attempt_at is None or self._waits_for_capacity:
             self._next_due.forget()
         elif claimed:
             self._next_due.announce(to_microseconds(attempt_at))
@@ -300,7 +300,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if claimed:
             at = asyncio.get_running_loop().time()
             self._stride.done(at, at - min(each.since for each in claimed))
-        if self._waits_for_room:
+        if self._waits_for_capacity:
             self._next_due.forget()
         return done
 

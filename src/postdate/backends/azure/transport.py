@@ -190,7 +190,7 @@ class MessageWithReceipt:
         until: when it becomes visible again, by the loop's clock.
         expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
         received: the object handed to the endpoint.
-        given_out: number of deliveries, including this one.
+        times_received: number of deliveries, including this one.
         text: of the message.
         lost: why it is no longer held.
     """

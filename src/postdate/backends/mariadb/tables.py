@@ -61,7 +61,7 @@ class MariaDbTables(RowLockTables):
             for row in rows
         ]
         numbers, (before, behind) = dict[str, int](), self._records
-        for part in in_pieces(records, _room(session)):
+        for part in in_pieces(records, _part_bytes(session)):
             numbers |= {message_id: number for number, message_id in session.rows(before + b",".join(part) + behind)}
         return numbers
 
@@ -73,7 +73,7 @@ class MariaDbTables(RowLockTables):
             if size > limit // 4 and (size := len(text)) > limit:
                 raise larger_than_a_packet(f"message {row.message_id!r}", size, limit)
         before, behind = self._messages
-        for part in in_pieces(values, _room(session)):
+        for part in in_pieces(values, _part_bytes(session)):
             session.change(before + b",".join(part) + behind)
 
     def _beginning(self, session: Any) -> int | None:
@@ -143,5 +143,5 @@ def in_statements(numbers: Sequence[int]) -> list[Sequence[int]]:
     return [numbers[start : start + ROWS_AT_ONCE] for start in range(0, len(numbers), ROWS_AT_ONCE)]
 
 
-def _room(session: Any) -> int:
+def _part_bytes(session: Any) -> int:
     return min(STATEMENT_BYTES, room_in_packet(session))

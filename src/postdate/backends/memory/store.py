@@ -207,7 +207,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         if entry is None or entry.token is not None:
             return False
         message = rescheduled(entry.message, due, wall_time)
-        self._leave(entry)
+        self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now)
@@ -228,7 +228,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         stored = next(each.at for each in self._records if each.message_id == newest)
         message = make(newest, stored)
         self._check_size(message)
-        self._leave(entry)
+        self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
         self._enter(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
@@ -324,7 +324,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._entries[entry.message.message_id] = entry
         insort(self._list, _place_of(entry))
 
-    def _leave(self, entry: _Entry) -> None:
+    def _remove_entry(self, entry: _Entry) -> None:
         del self._entries[entry.message.message_id]
         del self._list[bisect_left(self._list, _place_of(entry))]
 
@@ -345,7 +345,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     def _end(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
         if (entry := self._entries.get(message_id)) is None:
             return False
-        self._leave(entry)
+        self._remove_entry(entry)
         self._record(kind, entry.message, now, detail)
         return True
 

@@ -186,13 +186,13 @@ class MemoryReceiver(Receiver):
         for envelope in end.outgoing:
             if (error := self._transport.why_not(envelope)) is not None:
                 raise error
-        self._let_go(received)
+        self._end_claim(received)
         for envelope in end.outgoing:
             self._transport.queues[envelope.destination].put(self._transport.ending(envelope, now))
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        self._queue.put(self._let_go(received), received.failures + int(failed), first=True)
+        self._queue.put(self._end_claim(received), received.failures + int(failed), first=True)
 
     @override
     async def close(self) -> None:
@@ -202,7 +202,7 @@ class MemoryReceiver(Receiver):
             self._queue.alarms.remove(self._alarm)
             self._alarm = None
 
-    def _let_go(self, received: Received) -> Envelope:
+    def _end_claim(self, received: Received) -> Envelope:
         entry = self._claimed.pop(received.token, None) if isinstance(received.token, int) else None
         if entry is None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._name)

@@ -304,7 +304,7 @@ class MsmqReceiver(Receiver):
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return claim
 
-    def _let_go(self, claim: _ClaimedMessage) -> None:
+    def _forget_claim(self, claim: _ClaimedMessage) -> None:
         if self._claims.pop(claim.received.token, None) is not None:
             claim.apartment.message_count -= 1
 
@@ -320,9 +320,9 @@ class MsmqReceiver(Receiver):
             await claim.apartment.do(Desk.commit, claim.hold, to_send)
         except PostdateError:
             if claim.hold.is_lost:
-                self._let_go(claim)
+                self._forget_claim(claim)
             raise
-        self._let_go(claim)
+        self._forget_claim(claim)
         transport.failures.pop((self._queue, received.envelope.message_id), None)
 
     @override
@@ -336,7 +336,7 @@ class MsmqReceiver(Receiver):
 
     async def _give_back(self, claim: _ClaimedMessage) -> None:
         await claim.apartment.do(Desk.give_back, claim.hold)
-        self._let_go(claim)
+        self._forget_claim(claim)
 
     @override
     async def close(self) -> None:

@@ -106,7 +106,7 @@ class OpenDatabase(forks.ForkAware):
     def leave(self) -> None:
         """Called by an adapter that closes: the last one stops waiting for slow answers."""
         if self._accesses == 1:
-            self._answers.hurry()
+            self._answers.shorten_deadlines()
 
     def end(self, answers: Answers, *, in_doubt: bool) -> None:
         """Take leave of an adapter; the last one closes everything, which frees all claims.
@@ -119,7 +119,7 @@ class OpenDatabase(forks.ForkAware):
             self._accesses -= 1
             if self._accesses == 0:
                 leaving, self._listener = self._listener, None
-                self._answers.hurry()
+                self._answers.shorten_deadlines()
                 self.pool.close()
             else:
                 leaving = None
@@ -134,7 +134,7 @@ class OpenDatabase(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Forget connections, thread and number, which are the parent's."""
-        self.pool.begin_anew()
+        self.pool.reset_after_fork()
         self._life = Life(mark(), self.holds_at_most)
         self._answers = Answers(self.answers_within, self.pool.abandoned)
         if self._listener is not None:
@@ -290,7 +290,7 @@ class Access:
 
     def leave(self) -> None:
         """Wait only a moment for each answer from now on, as the adapter is closing."""
-        self._answers.hurry()
+        self._answers.shorten_deadlines()
         if not self._closed:
             self.shared.leave()
 

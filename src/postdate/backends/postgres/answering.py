@@ -117,7 +117,7 @@ class Answers:
 
     Args:
         within: the longest silence; above 0, else `ConfigurationError`.
-        given_up: takes the connections that were silent for longer.
+        abandoned: takes the connections that were silent for longer.
     """
 
     def __init__(self, within: timedelta, abandoned: AbandonedSessions) -> None:
@@ -137,7 +137,7 @@ class Answers:
         """Seconds that a connection attempt may take now; ``None``: as the address says."""
         return math.ceil(_LEAVING_SECONDS) if self.leaving else None
 
-    def hurry(self) -> None:
+    def shorten_deadlines(self) -> None:
         """Wait only a moment for answers from now on, also in calls under way."""
         self.leaving = True
 

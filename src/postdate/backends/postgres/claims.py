@@ -75,7 +75,7 @@ class PostgresClaims(Claims):
         if not finished:
             return
         values = {"numbers": array(token.number for token in finished)}
-        locked = {number for (number,) in connection.execute(self._statements().still_held, values)}
+        locked = {number for (number,) in connection.execute(self._statements().still_claimed, values)}
         ended = {token for token in finished if token.number not in locked}
         self._forget(ended)
         with self._lock:

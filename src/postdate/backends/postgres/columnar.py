@@ -68,7 +68,7 @@ class Columns(forks.ForkAware):
 
     def close(self) -> None:
         with self._lock:
-            self._let_go()
+            self._close_connection()
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Columns(forks.ForkAware):
             try:
                 return self._store(batch, sql, now, notice)
             except BaseException:  # whatever it was, its transaction is not to be finished by the next batch
-                self._let_go()
+                self._close_connection()
                 raise
 
     def _store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
@@ -183,7 +183,7 @@ class Columns(forks.ForkAware):
         with self._connection.cursor() as cursor:
             yield cursor
 
-    def _let_go(self) -> None:
+    def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(adbc.Error):  # it is broken, and closed all the same

@@ -107,7 +107,7 @@ class Listener:
 
     Args:
         connect: opens its connection, with short limits on locks and answers.
-        given_up: sessions of this process that are to be ended, which it does.
+        abandoned: sessions of this process that are to be ended, which it does.
         names: of the schema.
         reaper: of expired messages, run by this thread, which lives as long as its process works.
         life: of this process.
@@ -128,7 +128,7 @@ class Listener:
         self.names, self._reaper, self._life = names, reaper, life
         self._watched = Watched()
         _HERE.add(self)
-        self._ears: list[Callback] = []
+        self._callbacks: list[Callback] = []
         self._lock = forks.lock()
         self._waking, self._wake = os.pipe()
         self._users = 2
@@ -162,9 +162,9 @@ class Listener:
             self._stopping, lost = True, self._is_lost
         os.write(self._wake, b"x")
         self._thread.join(0 if lost else _STOP_WITHIN_SECONDS)
-        self._let_go_of_pipe()
+        self._close_pipe()
 
-    def _let_go_of_pipe(self) -> None:
+    def _close_pipe(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users:
@@ -190,11 +190,11 @@ class Listener:
     def hear(self, callback: Callback) -> Callable[[], None]:
         """Call ``callback`` in the thread for each notification; return the way to stop."""
         with self._lock:
-            self._ears.append(callback)
+            self._callbacks.append(callback)
 
         def stop() -> None:
             with self._lock, suppress(ValueError):
-                self._ears.remove(callback)
+                self._callbacks.remove(callback)
 
         return stop
 
@@ -224,7 +224,7 @@ class Listener:
             self._serve()
         finally:
             self._ready.set()  # who asks for a number that is not to come does not wait for it
-            self._let_go_of_pipe()
+            self._close_pipe()
 
     def _serve(self) -> None:
         failures = 0
@@ -237,7 +237,7 @@ class Listener:
                     self._present(connection)
                     failures = 0
                     calls.succeeded(steady_seconds())
-                    self._tell("lost", 0, 0)
+                    self._notify_callbacks("lost", 0, 0)
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
                 failure = _translated(error)
@@ -343,14 +343,14 @@ class Listener:
         try:
             topic, number, value = payload.split(" ")
             notification = topic, int(number), int(value)
-            self._tell(*notification)
+            self._notify_callbacks(*notification)
         except (ValueError, OverflowError):  # anybody can notify anybody
             log.warning("a notification that is none of ours: %.80r", payload)
 
-    def _tell(self, topic: str, number: int, value: int) -> None:
+    def _notify_callbacks(self, topic: str, number: int, value: int) -> None:
         with self._lock:
-            ears = list(self._ears)
-        for callback in ears:
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
             callback(topic, number, value)
 
     def _introduce(self, connection: Connection) -> None:

@@ -180,13 +180,13 @@ class PostgresObserver(PostgresQueueObserver):
             LEFT JOIN {self._holder} AS h USING (holder)"""
 
     @property
-    def _ours(self) -> str:
+    def _in_store(self) -> str:
         return f"store_id = (SELECT store_id FROM {self._database.names.of('store')} WHERE name = %(table)s)"
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
-        one = f"{self._standing} WHERE p.unreadable IS NULL AND p.number = ({record} AND {self._ours})"
+        one = f"{self._standing} WHERE p.unreadable IS NULL AND p.number = ({record} AND {self._in_store})"
         standings = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
         return standings[0] if standings else None
 
@@ -203,7 +203,7 @@ class PostgresObserver(PostgresQueueObserver):
         first = f"SELECT ('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"  # once, not for each row
         return f"""
             SELECT at, due FROM {self._database.names.of("record")}
-            WHERE ctid >= ({first}) AND kind = 2 AND {self._ours} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
+            WHERE ctid >= ({first}) AND kind = 2 AND {self._in_store} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
 
     @override
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:

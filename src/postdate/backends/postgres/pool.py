@@ -274,13 +274,11 @@ class PostgresPool:
             self._of_applications -= 1
             self._changed.notify_all()
 
-    def begin_anew(self) -> None:
+    def reset_after_fork(self) -> None:
         """In the child of a fork: forget all connections, which the parent goes on using."""
         forks.keep_for_ever([*self._idle, *self._idle_of_applications])  # one that is garbage-collected open warns
-        self.address, self.abandoned = (
-            address_of(self._url),
-            AbandonedSessions(),
-        )  # the sessions of the child have its own mark
+        # The sessions of the child have its own mark.
+        self.address, self.abandoned = address_of(self._url), AbandonedSessions()
         self._changed = threading.Condition()
         self._idle, self._idle_of_applications = [], []
         self._open = self._of_applications = self._brief = 0

@@ -126,7 +126,7 @@ class Statements:
         self.lease = sql(
             f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number = ANY(%(numbers)s::bigint[])"
         )
-        self.still_held = sql(f"""
+        self.still_claimed = sql(f"""
             SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) <> 0""")
         # Sleeping pollers are notified: a freed message may be due before all they know.
         self.free = sql(f"""

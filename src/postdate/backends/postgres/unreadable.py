@@ -37,7 +37,7 @@ class _Table:
         name: quoted.
         fields: its columns with the parts of a message.
         release: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
-        held: condition on the rows that are marked.
+        claimed: condition on the rows that are marked.
         content: expression for the number of its content.
         queue: expression for the queue of a row; empty for a store.
         destination: expression for what is recorded.
@@ -48,7 +48,7 @@ class _Table:
     name: str
     fields: Sequence[str]
     release: str
-    held: str
+    claimed: str
     content: str
     queue: str
     destination: str
@@ -81,7 +81,7 @@ class UnreadableStatements:
         self.mark = sql(f"""
             WITH marked AS (
                 UPDATE {name} SET {table.release}, unreadable = {_REASON}, unreadable_at = {table.now}
-                WHERE {table.held} RETURNING *),
+                WHERE {table.claimed} RETURNING *),
             recorded AS ({recorded("marked", RecordKind.FAILED, table.now)})
             SELECT count(*)::integer FROM marked""")
         self.discard = sql(f"""
@@ -98,7 +98,7 @@ def in_store(names: SchemaNames, table: str) -> UnreadableStatements:
         name=names.of(table),
         fields=(*_FIELDS, "destination"),
         release="attempt_at = NULL, holder = NULL",
-        held="number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint",
+        claimed="number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint",
         content="t.number",
         queue="''",
         destination="t.destination",
@@ -119,7 +119,7 @@ def in_queues(names: SchemaNames) -> UnreadableStatements:
         name=message,
         fields=_FIELDS,
         release="queue_id = -queue_id, holder = NULL, ends_at = NULL",
-        held=f"ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s",
+        claimed=f"ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s",
         content="t.content",
         queue=f"coalesce({queue}, abs(t.queue_id)::text)",
         destination=queue,

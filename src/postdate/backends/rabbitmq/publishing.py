@@ -190,13 +190,13 @@ class PublishingChannel(Channel):
         """Publish the messages without an answer, in order, and wait for their answers."""
         count = len(sending.envelopes)
         while sending.position < count:
-            await self._room(sending, min(count - sending.position, max(1, self._window // 4)))
+            await self._wait_for_window(sending, min(count - sending.position, max(1, self._window // 4)))
             self.write_some(sending, min(count, sending.position + self._window - sending.on_the_way))
         while sending.on_the_way:
             sending.news.clear()
             await sending.news.wait()
 
-    async def _room(self, sending: Sending, enough: int) -> None:
+    async def _wait_for_window(self, sending: Sending, enough: int) -> None:
         """Wait until ``enough`` messages may be written."""
         while self.ended is None:
             await self.link.flushed()

@@ -44,7 +44,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         self.ended: PostdateError | None = None
         self.last_read_at = self.loop.time()
         self._lost: asyncio.Future[None] = self.loop.create_future()
-        self._room = memoryview(bytearray(_READ_AT_ONCE))
+        self._read_buffer = memoryview(bytearray(_READ_AT_ONCE))
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self._in, self._out, self._greeting = ssl.MemoryBIO(), ssl.MemoryBIO(), wire.PROTOCOL_HEADER
@@ -98,10 +98,10 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The same buffer each time: a new one of that size costs more than a copy."""
-        return self._room
+        return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._room[:nbytes]))
+        self.data_received(bytes(self._read_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Hand on decrypted bytes, even the last ones before TLS fails."""

@@ -187,7 +187,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             native = self._transaction(transaction)
             native.add(*head, *finish_parts(claims))
             native.ended += [claim.message for claim in claims]
-            native.afterwards.append(lambda: self._let_go(claims))
+            native.afterwards.append(lambda: self._forget_claims(claims))
 
         return work
 
@@ -230,7 +230,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         head = (self.place, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
-        self._let_go(claims)
+        self._forget_claims(claims)
         return done
 
     @override
@@ -238,7 +238,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         if not self._own([claim]):
             return False
         done = await self._retry(claim.message.message_id, str(claim.token), instant(attempt_at), now, reason)
-        self._let_go([claim])
+        self._forget_claims([claim])
         return done
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
@@ -255,14 +255,14 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         for each in self._own([claim]):
             call = (f"s{self.place}", instant(now), f"{self.place}:m:{message_id}", message_id)
             done = await self._server.run("mark_unreadable", *call, str(each.token), reason)
-        self._let_go([claim])
+        self._forget_claims([claim])
         return bool(done)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         attempt = "" if attempt_at is None else instant(attempt_at)
         freed: int = await self._server.run("release", self.place, attempt, *finish_parts(self._own(claims)))
-        self._let_go(claims)
+        self._forget_claims(claims)
         if freed:
             if attempt_at is None:
                 self._next_due.forget()
@@ -275,7 +275,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         begin = f"{self._liveness.holder_now}:"
         return [claim for claim in claims if str(claim.token).startswith(begin)]
 
-    def _let_go(self, claims: Sequence[Claim]) -> None:
+    def _forget_claims(self, claims: Sequence[Claim]) -> None:
         """Drop ended claims; a message may have been claimed anew before this is called."""
         for claim in claims:
             if self._claims.get(claim.message.message_id) is claim:
@@ -348,14 +348,14 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         claims, holder = self._claims_by_id(message_id), self._liveness.holder_now
         call = (self.place, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
-        self._let_go(claims)
+        self._forget_claims(claims)
         return done
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         claims = self._claims_by_id(message_id)
         done = await self._retry(message_id, "", "", now, "")
-        self._let_go(claims)
+        self._forget_claims(claims)
         return done
 
     @override

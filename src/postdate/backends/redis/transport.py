@@ -231,7 +231,7 @@ class RedisReceiver(Receiver):
         alarm = await self._listen()
         while True:
             alarm.reset()
-            if (messages := await self._take(limit, "")) or not wait:
+            if (messages := await self._claim(limit, "")) or not wait:
                 return messages
             with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
                 await alarm.wait()
@@ -249,10 +249,10 @@ class RedisReceiver(Receiver):
 
     @override
     async def take(self, message_id: str) -> Received | None:
-        messages = await self._take(1, message_id)
+        messages = await self._claim(1, message_id)
         return messages[0] if messages else None
 
-    async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
+    async def _claim(self, limit: int, message_id: str) -> Sequence[Received]:
         """Claim messages; unreadable ones are marked and replaced by others."""
         while True:
             token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)

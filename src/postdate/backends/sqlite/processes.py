@@ -203,12 +203,12 @@ class LockedFile:
     """A locked file; the system unlocks it when the process ends."""
 
     def __init__(self, lock: FileLock, path: Path) -> None:
-        self._lock, self._path, self.is_held = _LockOfProcess(lock, path), path, True
+        self._lock, self._path, self.is_locked = _LockOfProcess(lock, path), path, True
 
-    def let_go(self) -> None:
+    def unlock(self) -> None:
         """Unlock and remove it, once: afterwards the file may be another's. Never raises."""
-        if self.is_held and not self._lock.is_inherited:
-            self.is_held = False
+        if self.is_locked and not self._lock.is_inherited:
+            self.is_locked = False
             with suppress(OSError):
                 self._path.unlink()
             with suppress(OSError):

@@ -85,18 +85,18 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
             timeout = await self.peek(normal)
         finally:
             if timeout is None:
-                hold.let_go()
+                hold.unlock()
         if timeout is None:
             return None
 
         async def remove() -> bool:
             try:
-                return hold.is_held and await self.try_remove(timeout.timeout_id)
+                return hold.is_locked and await self.try_remove(timeout.timeout_id)
             finally:
-                hold.let_go()
+                hold.unlock()
 
         async def release() -> None:
-            hold.let_go()
+            hold.unlock()
 
         return TimeoutClaim(timeout, remove, release)
 

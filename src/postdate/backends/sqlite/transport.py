@@ -290,7 +290,7 @@ class LocalReceiver(Receiver):
             _send_and_work(tx, rows, end.work)
 
         await self._file.write(commit)
-        self._let_go(received)
+        self._forget_claim(received)
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
@@ -303,7 +303,7 @@ class LocalReceiver(Receiver):
         except Exception:  # noqa: BLE001 - told to the one whose fault it is
             return await super().settle(endings)
         for each in endings:
-            self._let_go(each.received)
+            self._forget_claim(each.received)
         return [None] * len(endings)
 
     def _settle(self, tx: Transaction, endings: Sequence[Ending], rows: Sequence[Sequence[_Row]]) -> None:
@@ -320,7 +320,7 @@ class LocalReceiver(Receiver):
     def _is_claimed(self, received: Received, tx: Transaction) -> bool:
         return self._claims.get(received.token) is received and _fence(received, tx)[1] != 0
 
-    def _let_go(self, received: Received) -> None:
+    def _forget_claim(self, received: Received) -> None:
         # It may have been received again meanwhile, under the same number.
         if self._claims.get(received.token) is received:
             del self._claims[received.token]
@@ -344,7 +344,7 @@ class LocalReceiver(Receiver):
             return
 
         await self._file.write(lambda tx: self._give_back(tx, [received], int(failed)))
-        self._let_go(received)
+        self._forget_claim(received)
 
     def _give_back(self, tx: Transaction, received: Sequence[Received], failures: int) -> None:
         tx.executemany(
@@ -359,7 +359,7 @@ class LocalReceiver(Receiver):
             with suppress(StoreReplaced):  # the file before is nobody's any more
                 await self._file.write(lambda tx: self._give_back(tx, messages, 0))
         for received in messages:
-            self._let_go(received)
+            self._forget_claim(received)
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = self._alarm = None

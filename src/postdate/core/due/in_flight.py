@@ -151,7 +151,7 @@ class InFlight:
         """Expected size of a message; goes up at once and down by degrees."""
         self._sends: defaultdict[str, SendsToDestination] = defaultdict(SendsToDestination)
         self._batches: set[Batch] = set()
-        self._room = anyio.Event()
+        self._capacity_freed = anyio.Event()
 
     @property
     def batches(self) -> int:
@@ -171,7 +171,7 @@ class InFlight:
         """Return ids whose messages are held already, by an earlier claim."""
         return {each for batch in self._batches for each in message_ids if each in batch.held}
 
-    def expect(self, body_bytes: float) -> None:
+    def expect_message_size(self, body_bytes: float) -> None:
         """Expect the next messages to be of this size; without a call only a few are claimed."""
         self._body_bytes = body_bytes
 
@@ -188,20 +188,20 @@ class InFlight:
             self.batches >= BATCHES_AT_ONCE or self.held + limit > MOST_CLAIMS or self.bytes >= self._bytes_at_most
         ):
             waited = True
-            self._room = anyio.Event()
-            await self._room.wait()
+            self._capacity_freed = anyio.Event()
+            await self._capacity_freed.wait()
         return waited
 
     def begin(self, batch: Batch) -> None:
         self._batches.add(batch)
         if batch.count:
-            self.expect(max(batch.bytes / batch.count, (self._body_bytes or 0.0) / 2))
-        batch.holds_less = self._room_again
+            self.expect_message_size(max(batch.bytes / batch.count, (self._body_bytes or 0.0) / 2))
+        batch.holds_less = self._signal_capacity
 
     def give_up_place(self, batch: Batch) -> None:
         """Let another batch take the place of one whose rest takes long."""
         batch.takes_a_place = False
-        self._room_again()
+        self._signal_capacity()
 
     def lose(self, message_ids: Collection[str]) -> None:
         for batch in self._batches:
@@ -209,10 +209,10 @@ class InFlight:
 
     def end(self, batch: Batch) -> None:
         self._batches.discard(batch)
-        self._room_again()
+        self._signal_capacity()
 
-    def _room_again(self) -> None:
-        self._room.set()
+    def _signal_capacity(self) -> None:
+        self._capacity_freed.set()
 
     @asynccontextmanager
     async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:

@@ -82,7 +82,7 @@ class MessagePump:
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
         self._is_waking = self._is_full = self._is_over = False
-        self._has_room = anyio.Event()
+        self._capacity_freed = anyio.Event()
         in_batches = prefetches and self._receiver.ends_in_batches
         self._settler = Settler(self._receiver, clock, report) if in_batches else None
         resource = resource or Resource(queue)
@@ -166,7 +166,7 @@ class MessagePump:
         receiving.cancel()
 
     async def _receive_some(self, messages: anyio.abc.TaskGroup) -> None:
-        while (room := self._room()) <= 0:
+        while (room := self._free_capacity()) <= 0:
             await self._room_made()
         try:
             received = await self._receiver.receive(room, wait=not self._receiving.is_failing)
@@ -187,7 +187,7 @@ class MessagePump:
         if received:
             self._wake_one(messages)
 
-    def _room(self) -> int:
+    def _free_capacity(self) -> int:
         """Return how many may be received now; when reading ahead, 0 instead of a few."""
         if self._reading is None:
             return self._concurrency - self._in_hand
@@ -198,19 +198,19 @@ class MessagePump:
         return room if self._in_hand < self._concurrency or room >= most // 4 else 0
 
     async def _room_made(self) -> None:
-        self._has_room, self._is_full = anyio.Event(), True
-        await self._has_room.wait()
+        self._capacity_freed, self._is_full = anyio.Event(), True
+        await self._capacity_freed.wait()
 
     def _batch_ended(self, *, has_ended: bool) -> None:
         """Note that the settler is done with a batch; ``has_ended``: with some of its messages as it was to be."""
         if has_ended:
             self._ending.succeeded(self._clock.monotonic())
-        self._made_room()
+        self._signal_capacity()
 
-    def _made_room(self) -> None:
+    def _signal_capacity(self) -> None:
         if self._is_full:
             self._is_full = False
-            self._has_room.set()
+            self._capacity_freed.set()
 
     async def _give_back_what_waits(self, reading: Prefetch) -> None:
         """Give back messages that were received ahead when handling has become too slow for that."""
@@ -299,7 +299,7 @@ class MessagePump:
             self._busy -= 1
             if self._reading is not None:
                 self._reading.handled += 1
-            self._made_room()
+            self._signal_capacity()
 
     def _with_lost_claims(self, received: Received) -> Received:
         """Count claims that a message lost here as failures, as far as its queue has not counted as many itself."""
@@ -418,7 +418,7 @@ class MessagePump:
                 await self._give_back(received, failed=not is_outage(each))
         finally:
             self._busy -= 1
-            self._made_room()
+            self._signal_capacity()
 
     async def _after_end(self, received: Received, outcome: StepOutcome, failure: _Failure | None = None) -> None:
         self._busy += 1
@@ -433,7 +433,7 @@ class MessagePump:
             await self._not_handled(received, error)
         finally:
             self._busy -= 1
-            self._made_room()
+            self._signal_capacity()
 
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
         """Give a message back that could not be dealt with, after a pause."""
@@ -456,7 +456,7 @@ class MessagePump:
             await self._give_back(received, failed=True)
         finally:
             self._busy -= 1
-            self._made_room()
+            self._signal_capacity()
 
     def _not_done(self, received: Received, what: str, error: PostdateError) -> timedelta:
         """Note that something could not be done with a message; return how long to pause."""

@@ -78,14 +78,14 @@ class Announced:
         return timeout_id in self._on_their_way or timeout_id in self._not_expected
 
     @property
-    def room(self) -> int:
+    def free_capacity(self) -> int:
         """How many more may be announced now; 0 or more."""
         return max(self._at_once - len(self._on_their_way), 0)
 
     @property
-    def has_much_room(self) -> bool:
+    def has_much_capacity(self) -> bool:
         """Whether announcing more is worth a look."""
-        return 2 * self.room >= self._at_once
+        return 2 * self.free_capacity >= self._at_once
 
     def add(self, timeouts: Collection[DueTimeout], now: datetime) -> None:
         for each in timeouts:
@@ -96,7 +96,7 @@ class Announced:
         self._on_their_way.pop(timeout_id, None)
         self._not_expected.pop(timeout_id, None)
 
-    def leave(self, timeout_id: str) -> None:
+    def stop_expecting(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, and that nothing will be heard of it for now."""
         entry = self._on_their_way.pop(timeout_id, None)
         if entry is not None:
@@ -112,7 +112,7 @@ class Announced:
             elif not timedelta(0) <= now - on_its_way.since <= DISPATCHED_WITHIN:
                 # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
                 # not come as far as its due time: it must not delay timeouts that are due before.
-                self.leave(timeout_id)
+                self.stop_expecting(timeout_id)
         for timeout_id, due in list(self._not_expected.items()):
             if after < due <= until and timeout_id not in stored:
                 self.discard(timeout_id)
@@ -193,7 +193,7 @@ class DueTimeouts:
         self._metrics.fetched(count, timedelta(seconds=self._clock.monotonic() - began))
         ahead = self._next_query
         if self._fetched:  # more than there was room for; looking back may have made some
-            ahead = now if self._announced.room else None
+            ahead = now if self._announced.free_capacity else None
         back = later(self._clock.now(), time_until(self._look_back_at, self._clock.monotonic()))
         self._next_look = back if ahead is None else min(back, ahead)
         return PollResult(count, self._next_look <= now, self._next_look)
@@ -208,8 +208,8 @@ class DueTimeouts:
             self._fetched.extend(chunk.due)
             self._next_query = chunk.next_query
         count = 0
-        while self._fetched and (room := self._announced.room):
-            batch = [self._fetched[i] for i in range(min(room, _SENT_AT_ONCE, len(self._fetched)))]
+        while self._fetched and (capacity := self._announced.free_capacity):
+            batch = [self._fetched[i] for i in range(min(capacity, _SENT_AT_ONCE, len(self._fetched)))]
             count += await self._announce(batch)
             for _ in batch:
                 self._fetched.popleft()
@@ -235,7 +235,7 @@ class DueTimeouts:
             for each in chunk.due
             if each.timeout_id not in self._announced and each.timeout_id not in removed_meanwhile
         ]
-        count = await self._announce([each for each in new if each.due > floor][: self._announced.room])
+        count = await self._announce([each for each in new if each.due > floor][: self._announced.free_capacity])
         self._looking_back_took += timedelta(seconds=self._clock.monotonic() - began)
         self._looked_back_to = last if is_cut else None
         if not is_cut:
@@ -292,13 +292,13 @@ class DueTimeouts:
         self._announced.discard(timeout_id)
         if self._removed_meanwhile is not None:
             self._removed_meanwhile.add(timeout_id)
-        self._wake_if_waiting_for_room()
+        self._wake_if_capacity_freed()
 
     def give_up(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, as its control message is in the error queue now."""
-        self._announced.leave(timeout_id)
-        self._wake_if_waiting_for_room()
+        self._announced.stop_expecting(timeout_id)
+        self._wake_if_capacity_freed()
 
-    def _wake_if_waiting_for_room(self) -> None:
-        if self._fetched and self._announced.has_much_room:
+    def _wake_if_capacity_freed(self) -> None:
+        if self._fetched and self._announced.has_much_capacity:
             self._wake()

@@ -246,13 +246,13 @@ class Claims(forks.ForkAware):
         self, batch: LockedBatch, session: Any, tokens: Sequence[HeldMessage], step: SettlingStep
     ) -> int:
         settled = {token.number for token in tokens}
-        others_of_batch = [token for token in batch.tokens if token.number not in settled]
+        unsettled = [token for token in batch.tokens if token.number not in settled]
         holder, is_in_doubt = None, False
         try:
             done = step(session, sorted(settled), None) if tokens else 0
-            if others_of_batch:
+            if unsettled:
                 holder = self._holder()
-                self._tables.lease(session, sorted(token.number for token in others_of_batch), holder)
+                self._tables.lease(session, sorted(token.number for token in unsettled), holder)
             is_in_doubt = True
             session.commit()
         except BaseException:  # the locks are gone with the transaction, or go now
