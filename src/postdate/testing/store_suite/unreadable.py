@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from unittest import mock
 
-from postdate import messages
 from postdate.errors import DuplicateMessage
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, MovingStore, Outcome, RecordKind, Transport
 from postdate.testing.conformance import expect, expect_equal, expect_error, in_time
@@ -206,7 +205,7 @@ async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) 
     stored = message("a-long-id" * 20, destination="a-long-destination" * 5, body=b"b" * 5_000)
     async with claiming(subject) as store:
         await store.store(stored, NOW)
-    with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
+    with mock.patch.multiple("postdate.messages.message", MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
         async with claiming(subject, largest_message_bytes=1_000) as store:
             if not store.capabilities.durable:
                 return

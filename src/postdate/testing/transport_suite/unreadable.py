@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from unittest import mock
 
-from postdate import messages
 from postdate.ports import Transport
 from postdate.testing.conformance import expect, expect_equal
 from postdate.testing.damaged import Rows
@@ -60,5 +59,5 @@ async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, ro
     """Messages sent under wider limits are received unchanged, where the queues are rows of a database."""
     sent = envelope("a-long-id" * 20, body=b"b" * 5_000)
     await transport.send([sent], NOW)
-    with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
+    with mock.patch.multiple("postdate.messages.message", MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
         expect_equal(await take_one(transport), sent, "the message as it is received")
