@@ -34,11 +34,7 @@ from postdate.errors import (
     DuplicateMessage,
     NotADatabase,
     PostdateError,
-    StoreError,
-    StoreFromNewerVersion,
     StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
     StoreReadOnly,
     StoreTroubled,
     StoreUnavailable,
@@ -114,17 +110,6 @@ async def test_what_is_due_this_very_instant_is_stored(bench) -> None:
     assert await bench.waiting() == bench.start
 
 
-async def test_a_message_stored_before_a_crash_is_stored_once_and_then_taken_off_the_queue(bench) -> None:
-    received = await arrive(bench, bench.message(due_in=60))
-    bench.transport.faults.add(Fault("commit", TransportUnavailable("lost"), calls=[1, 2]))
-    await bench.handle(received)
-    bench.transport.faults.clear()
-    (again,) = await bench.receiver.receive(1)
-    await bench.pump.handle(again)
-    assert (await bench.memory.statistics(bench.start)).pending == 1
-    assert bench.ids(QUEUE) == bench.ids("error") == []
-
-
 async def test_a_failing_commit_after_storing_is_no_failure_of_the_message(bench) -> None:
     """Upstream, the redelivered message meets its own key, and a copy ends in the error queue beside the stored one."""
     received = await arrive(bench, bench.message(due_in=60))
@@ -191,22 +176,6 @@ async def test_what_expires_and_is_returned_while_its_row_waits_ends_with_that(b
     await bench.pump.handle((await arrive(bench, message))._replace(failures=1))
     assert bench.ids(QUEUE) == bench.ids("error") == []
     assert (await bench.memory.statistics(bench.start)).pending == 1
-
-
-async def test_another_message_under_a_known_id_is_in_the_error_queue_at_once_and_the_same_is_dropped(
-    make_bench,
-) -> None:
-    """With retries left: none of them would change it."""
-    bench = make_bench(number_of_retries=5)
-    await bench.create_queues("billing")
-    first = bench.message(due_in=60, body=b"first")
-    bench.intake = bench.intake_of(bench.memory)
-    for each in (first, first, replace(first, body=b"second")):
-        await bench.pump.handle(await arrive(bench, each))
-    assert await bench.memory.get("m-1") == first
-    (copy,) = bench.arrived("error")
-    assert (copy.body, copy.headers[Headers.ERROR_CODE]) == (b"second", "duplicate_message")
-    assert bench.ids(QUEUE) == []
 
 
 async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_the_first_has_left(bench) -> None:
@@ -365,19 +334,6 @@ async def test_a_failing_store_is_tried_as_often_as_specified_row_42(make_bench,
     assert bench.ids(QUEUE) == []
 
 
-async def test_a_store_that_fails_for_good_is_not_tried_at_once_again_and_its_breaker_hears_of_it(make_bench) -> None:
-    bench = make_bench(number_of_retries=1_000)
-    await bench.create_queues("billing")
-    bench.store.faults.add(Fault("store", StoreError("never")))
-    received = await arrive(bench, bench.message(due_in=600))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, received)
-        await bench.clock.advance(SECOND / 2)
-        assert bench.store_breaker.deadline is not None
-        assert bench.ids(QUEUE) == bench.ids("error") == []  # it is in hand
-        tasks.cancel_scope.cancel()
-
-
 async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_bench) -> None:
     bench = make_bench(number_of_retries=1000)
     await bench.create_queues()
@@ -411,39 +367,12 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_i
         assert await memory.get("m-1") is not None
 
 
-async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_be_stored(bench) -> None:
-    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-1", 600)))
-        await bench.clock.advance(45 * SECOND)
-        bench.store.faults.clear()
-        await bench.pump.handle(await arrive(bench, bench.message("m-2", 600)))
-        await bench.clock.advance(SECOND / 10)
-        assert await bench.memory.get("m-1") is not None
-        tasks.cancel_scope.cancel()
-
-
 async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
     received = await arrive(bench, bench.message(due_in=600))
     await bench.pump.handle(received._replace(is_last=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [StoreFull, StoreReadOnly, StoreTroubled, StoreNotWritable, StoreNotSetUp, StoreFromNewerVersion, NotADatabase],
-)
-async def test_whatever_a_store_says_of_itself_the_message_stays_in_hand(bench, kind: type[PostdateError]) -> None:
-    bench.store.faults.add(Fault("store", kind("of itself")))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-1", 600)))
-        await bench.clock.advance(120 * SECOND)
-        assert bench.ids("error") == []
-        bench.store.faults.clear()
-        await bench.clock.advance(30 * SECOND)
-    assert await bench.memory.get("m-1") is not None
 
 
 @pytest.mark.parametrize(
