@@ -1,4 +1,4 @@
-"""An endpoint as a whole, in memory and in a file, on a virtual clock (rows 1, 15, 29, 41, 48, 54, 55, 105, 109, 113)."""
+"""An endpoint as a whole, in memory and in a file, on a virtual clock (rows 1, 15, 29, 41, 48, 54, 55, 105, 109)."""
 
 import logging
 from collections.abc import Callable, Sequence

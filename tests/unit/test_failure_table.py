@@ -208,7 +208,7 @@ class Silence:
 
     def __init__(self, target: FaultyStore | FaultyTransport, row: Row) -> None:
         self.answers, self.calls, self.row = anyio.Event(), 0, row
-        self._run, target.faults.run = target.faults.run, self.run  # type: ignore[method-assign]
+        self._run, target.faults.run = target.faults.run, self.run
 
     async def run(self, method: str, call: Callable[[], Awaitable[Any]]) -> Any:
         if method == self.row.point and not self.answers.is_set():
