@@ -33,7 +33,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import RecordKind
-from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
+from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
 
 SECOND = timedelta(seconds=1)
 OUTAGE, AFTERWARDS = 60 * SECOND, 90 * SECOND
@@ -184,6 +184,7 @@ ROWS = [
     # Stored already, it is taken off when it comes again.
     Row("transport", "commit", NACK, 2, True, says=NOT_FINISHED, logged=2, ended=0),
     Row("transport", "commit", BROKER_AWAY, 2, True, says="cannot end messages of sales.timeouts"),
+    Row("transport", "commit", BUG, 1, True, says="FaultyReceiver failed with OSError: a bug", logged=2, ended=0),
     Row("handler", "handle", ValueError("no"), calls=1, copies=2, logged=0, ended=0),
     Row("handler", "handle", ValueError("no"), copies=6, code="", says="message m-1 moved to error queue", ended=0),
 ]
@@ -199,6 +200,7 @@ class Life:
     failures: int = 0
     waiting: int = 0
     calls: int = 0
+    metrics: RecordedMetrics = field(default_factory=RecordedMetrics)
 
 
 class Silence:
@@ -227,6 +229,7 @@ async def live(row: Row, clock: VirtualClock) -> Life:
         recoverability=Recoverability(delayed_retries=0),
         clock=clock,
         critical_error=lambda text, error: life.critical.append(text),
+        metrics=life.metrics,
     )
 
     @endpoint.handler(bytes)
@@ -283,6 +286,8 @@ async def test_what_becomes_of_a_message(row: Row, clock: VirtualClock, caplog: 
     assert "".join(texts).startswith(row.says)
     assert len(ended) == row.ended, ended
     assert life.calls <= row.most
+    assert life.metrics.counts.get("moved_to_error", 0) == len(life.codes)
+    assert life.metrics.counts.get("stored", 0) == (not (row.point == "store" and life.codes))
 
 
 async def test_a_transport_without_an_answer_for_a_message_has_not_sent_it(clock: VirtualClock) -> None:

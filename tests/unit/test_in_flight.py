@@ -132,19 +132,6 @@ async def test_a_slow_destination_does_not_hold_up_another(bench) -> None:
     assert RecordKind.RETRIED not in {record.kind for record in await bench.memory.history("slow")}
 
 
-async def test_what_answers_late_is_removed_by_itself(bench) -> None:
-    bench.gates.close("slow")
-    await bench.keep(bench.message("late", -2, "slow"), bench.message("quick", -1))
-    async with bench.polling():
-        await bench.clock.advance(10 * SECOND)
-        bench.gates.open("slow")
-        await bench.clock.settle()
-        assert await bench.waiting() is None
-    assert bench.ids("slow") == ["late"]
-    assert bench.store.faults.calls["finish"] == 2
-    assert (await bench.memory.history("late"))[-1].kind is RecordKind.DELIVERED
-
-
 async def test_thousands_for_a_destination_that_hangs_hold_up_others_for_no_more_than_two_seconds(make) -> None:
     bench = await make(number_of_retries=0)
     bench.gates.close("slow")
@@ -248,32 +235,6 @@ async def test_patience_is_real_time_on_a_clock_that_runs_fast(make) -> None:
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
-async def test_a_retry_is_made_although_the_poller_had_gone_to_sleep_before_the_failure(make) -> None:
-    bench = await make(number_of_retries=5)
-    bench.gates.close("slow")
-    await bench.keep(bench.message(due_in=-1, destination="slow"))
-    bench.transport.faults.add(Fault("send", DOWN, calls=[1], after=True))
-    async with bench.polling():
-        await bench.clock.advance(20 * SECOND)
-        bench.gates.open("slow")
-        await bench.clock.advance(2 * SECOND)
-        assert bench.ids("slow") == ["m-1", "m-1"]
-
-
-async def test_a_claim_that_cannot_be_given_back_is_so_within_a_second_of_the_store_coming_back(make) -> None:
-    bench = await make(number_of_retries=5)
-    bench.transport.faults.add(Fault("send", DOWN, calls=[1]))
-    bench.store.faults.add(Fault("retry_later", StoreUnavailable("down")))
-    await bench.keep(bench.message(due_in=-1))
-    async with bench.polling():
-        await bench.clock.advance(10 * SECOND)
-        assert bench.dispatcher.finisher.unwritten
-        bench.store.faults.clear()
-        await bench.clock.advance(5 * SECOND)
-        assert not bench.dispatcher.finisher.unwritten
-        assert bench.ids("billing") == ["m-1"]
 
 
 async def test_a_transport_that_answers_for_fewer_messages_than_it_was_given_has_failed(make) -> None:
@@ -383,17 +344,6 @@ async def test_what_is_stopped_by_force_is_given_back_and_what_was_sent_is_remov
     assert (counts.pending, counts.claimed, counts.failing) == (1, 0, 0)
 
 
-async def test_what_was_sent_and_only_waited_for_others_is_removed_when_all_is_stopped_by_force_row_55(bench) -> None:
-    bench.gates.close("slow")
-    await bench.keep(bench.message("held", -2, "slow"), bench.message("sent", -1))
-    async with by_force(bench):
-        await bench.clock.advance(100 * MILLISECOND)
-        assert bench.ids("billing") == ["sent"]
-        assert await bench.memory.get("sent") is not None
-    assert await bench.memory.get("sent") is None
-    assert await bench.memory.get("held") is not None
-
-
 async def test_a_store_that_is_down_is_not_asked_to_take_back_each_of_many(bench) -> None:
     bench.gates.close("billing")
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
@@ -409,21 +359,6 @@ async def test_a_store_that_is_down_is_not_asked_to_take_back_each_of_many(bench
     await bench.look()
     assert not bench.dispatcher.finisher.unwritten
     assert len(bench.ids("billing")) == 1_000
-
-
-async def test_one_look_asks_a_store_that_is_still_down_once(bench) -> None:
-    bench.gates.close("billing")
-    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(100)])
-    bench.store.faults.add(Fault("release", StoreUnavailable("down")))
-    async with by_force(bench):
-        pass
-    for pause in (1, 2, 2):
-        await bench.clock.advance(pause * SECOND)
-        calls = bench.store.faults.calls["release"]
-        await bench.look()
-        await bench.look()
-        assert bench.store.faults.calls["release"] == calls + 1
-    assert (await bench.memory.statistics(bench.clock.now())).claimed == 100
 
 
 async def test_what_is_stopped_by_force_lets_go_within_ten_seconds_and_forgets_nothing(bench) -> None:

@@ -1,4 +1,4 @@
-"""From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
+"""From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 52)."""
 
 import logging
 from collections.abc import Sequence
@@ -34,11 +34,7 @@ from postdate.errors import (
     DuplicateMessage,
     NotADatabase,
     PostdateError,
-    StoreError,
-    StoreFromNewerVersion,
     StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
     StoreReadOnly,
     StoreTroubled,
     StoreUnavailable,
@@ -114,17 +110,6 @@ async def test_what_is_due_this_very_instant_is_stored(bench) -> None:
     assert await bench.waiting() == bench.start
 
 
-async def test_a_message_stored_before_a_crash_is_stored_once_and_then_taken_off_the_queue(bench) -> None:
-    received = await arrive(bench, bench.message(due_in=60))
-    bench.transport.faults.add(Fault("commit", TransportUnavailable("lost"), calls=[1, 2]))
-    await bench.handle(received)
-    bench.transport.faults.clear()
-    (again,) = await bench.receiver.receive(1)
-    await bench.pump.handle(again)
-    assert (await bench.memory.statistics(bench.start)).pending == 1
-    assert bench.ids(QUEUE) == bench.ids("error") == []
-
-
 async def test_a_failing_commit_after_storing_is_no_failure_of_the_message(bench) -> None:
     """Upstream, the redelivered message meets its own key, and a copy ends in the error queue beside the stored one."""
     received = await arrive(bench, bench.message(due_in=60))
@@ -191,22 +176,6 @@ async def test_what_expires_and_is_returned_while_its_row_waits_ends_with_that(b
     await bench.pump.handle((await arrive(bench, message))._replace(failures=1))
     assert bench.ids(QUEUE) == bench.ids("error") == []
     assert (await bench.memory.statistics(bench.start)).pending == 1
-
-
-async def test_another_message_under_a_known_id_is_in_the_error_queue_at_once_and_the_same_is_dropped(
-    make_bench,
-) -> None:
-    """With retries left: none of them would change it."""
-    bench = make_bench(number_of_retries=5)
-    await bench.create_queues("billing")
-    first = bench.message(due_in=60, body=b"first")
-    bench.intake = bench.intake_of(bench.memory)
-    for each in (first, first, replace(first, body=b"second")):
-        await bench.pump.handle(await arrive(bench, each))
-    assert await bench.memory.get("m-1") == first
-    (copy,) = bench.arrived("error")
-    assert (copy.body, copy.headers[Headers.ERROR_CODE]) == (b"second", "duplicate_message")
-    assert bench.ids(QUEUE) == []
 
 
 async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_the_first_has_left(bench) -> None:
@@ -322,20 +291,6 @@ async def test_an_error_copy_returned_to_the_timeouts_queue_is_sent_to_its_desti
     assert (arrived.message_id, arrived.headers["own"], arrived.body) == ("m-1", "1", b"body")
 
 
-async def test_what_is_no_delayed_message_goes_to_the_error_queue_at_once(bench) -> None:
-    await bench.pump.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1", {"own": "1"}, b"body")))
-    (copy,) = bench.arrived("error")
-    assert copy.headers[Headers.ERROR_CODE] == "not_a_delayed_message"
-    assert (copy.headers[Headers.FAILED_QUEUE], copy.headers["own"], copy.body) == (QUEUE, "1", b"body")
-    assert bench.ids(QUEUE) == []
-
-
-async def test_a_malformed_due_time_goes_to_the_error_queue_at_once_row_14(bench) -> None:
-    headers = {Headers.TIMEOUT_DESTINATION: "billing", Headers.TIMEOUT_EXPIRE: "tomorrow"}
-    await bench.pump.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1", headers)))
-    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "invalid_timestamp"
-
-
 async def test_queues_that_fail_with_an_error_of_their_own_fail_as_with_one_of_ours(bench) -> None:
     """Given back each time, it would come again for ever."""
     bench.transport.faults.add(Fault("commit", ValueError("a bug"), calls=[1]))
@@ -365,34 +320,6 @@ async def test_a_failing_store_is_tried_as_often_as_specified_row_42(make_bench,
     assert bench.ids(QUEUE) == []
 
 
-async def test_a_store_that_fails_for_good_is_not_tried_at_once_again_and_its_breaker_hears_of_it(make_bench) -> None:
-    bench = make_bench(number_of_retries=1_000)
-    await bench.create_queues("billing")
-    bench.store.faults.add(Fault("store", StoreError("never")))
-    received = await arrive(bench, bench.message(due_in=600))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, received)
-        await bench.clock.advance(SECOND / 2)
-        assert bench.store_breaker.deadline is not None
-        assert bench.ids(QUEUE) == bench.ids("error") == []  # it is in hand
-        tasks.cancel_scope.cancel()
-
-
-async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_bench) -> None:
-    bench = make_bench(number_of_retries=1000)
-    await bench.create_queues()
-    bench.store.faults.add(Fault("store", STORE_DOWN))
-    received = await arrive(bench, bench.message(due_in=6000))
-    for _ in range(3):
-        assert bench.critical_errors == ([] if bench.store.faults.calls["store"] < 2 else ["store"])
-        await bench.handle(received)
-        (received,) = await bench.receiver.receive(1)
-    bench.store.faults.clear()
-    await bench.pump.handle(received)
-    assert bench.critical_errors == ["store"]
-    assert (await bench.memory.statistics(bench.start)).pending == 1
-
-
 async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_it_is_back(clock) -> None:
     """Found by the simulator, seed 14356: after an outage of half a minute it waited for up to 10 s more."""
     queues, memory = MemoryTransport(), MemoryStore()
@@ -411,39 +338,12 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_i
         assert await memory.get("m-1") is not None
 
 
-async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_be_stored(bench) -> None:
-    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-1", 600)))
-        await bench.clock.advance(45 * SECOND)
-        bench.store.faults.clear()
-        await bench.pump.handle(await arrive(bench, bench.message("m-2", 600)))
-        await bench.clock.advance(SECOND / 10)
-        assert await bench.memory.get("m-1") is not None
-        tasks.cancel_scope.cancel()
-
-
 async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
     received = await arrive(bench, bench.message(due_in=600))
     await bench.pump.handle(received._replace(is_last=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [StoreFull, StoreReadOnly, StoreTroubled, StoreNotWritable, StoreNotSetUp, StoreFromNewerVersion, NotADatabase],
-)
-async def test_whatever_a_store_says_of_itself_the_message_stays_in_hand(bench, kind: type[PostdateError]) -> None:
-    bench.store.faults.add(Fault("store", kind("of itself")))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-1", 600)))
-        await bench.clock.advance(120 * SECOND)
-        assert bench.ids("error") == []
-        bench.store.faults.clear()
-        await bench.clock.advance(30 * SECOND)
-    assert await bench.memory.get("m-1") is not None
 
 
 @pytest.mark.parametrize(

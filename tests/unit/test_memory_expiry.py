@@ -44,16 +44,6 @@ async def test_until_its_time_has_passed_a_message_is_received_and_never_later_r
     assert [each.envelope.message_id for each in await receiver.receive(10)] == ["b", "endless"]
 
 
-async def test_who_waits_beside_an_expired_message_waits_for_the_next_one(
-    transport: MemoryTransport, clock: VirtualClock
-) -> None:
-    await transport.send([lasting("gone")], NOW)
-    await clock.advance(2 * SECOND)
-    await transport.send([lasting("next")], clock.now())
-    (received,) = await transport.receiver("orders").receive(10)
-    assert received.envelope.message_id == "next"
-
-
 async def test_what_is_held_survives_its_time_and_what_is_given_back_after_it_does_not(
     transport: MemoryTransport, clock: VirtualClock
 ) -> None:
@@ -64,13 +54,6 @@ async def test_what_is_held_survives_its_time_and_what_is_given_back_after_it_do
     await receiver.commit(committed, clock.now(), End(outgoing=[lasting("sent", to="out")]))
     await receiver.roll_back(given_back)
     assert await transport.queue_lengths() == {"orders": 0, "out": 1}
-
-
-async def test_failures_of_a_message_that_lives_are_counted(transport: MemoryTransport) -> None:
-    await transport.send([lasting("m")], NOW)
-    receiver = transport.receiver("orders")
-    await receiver.roll_back((await receiver.receive(1))[0])
-    assert (await receiver.receive(1))[0].failures == 1
 
 
 # --- when a queue is done with a message -----------------------------------------------------------------------------

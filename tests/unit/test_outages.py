@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
+from postdate import DelayedMessage, Envelope, Headers
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.endpoint.outgoing import through_queue
@@ -25,7 +25,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import Claim, Received, RecordKind, Work
-from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
+from postdate.testing import Fault, FaultyStore
 
 SECOND = timedelta(seconds=1)
 QUEUE = "sales.timeouts"
@@ -479,46 +479,6 @@ async def test_what_neither_queue_nor_error_queue_can_take_stays_and_waits_longe
     assert bench.ids("billing") == ["m-1"]
 
 
-async def test_an_error_queue_that_takes_less_gets_its_copy_in_brief(bench) -> None:
-    send = bench.queues.send
-
-    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
-        if Headers.EXCEPTION_STACK_TRACE in envelopes[0].headers:
-            return [MessageTooLarge("too many headers")]
-        return await send(envelopes, now)
-
-    bench.queues.send = refuse
-    await bench.keep(bench.message(due_in=-1, destination="nowhere"))
-    await bench.look()
-    assert bench.ids("error") == ["m-1"]
-    assert await bench.waiting() is None
-
-
-async def test_a_broker_back_between_the_failed_send_and_the_error_copy_gets_no_error_copy(bench) -> None:
-    bench.transport.faults.add(Fault("send", BROKER_GONE, calls=[1]))
-    await bench.keep(bench.message(due_in=-1))
-    await bench.look()
-    assert bench.ids("error") == bench.ids("billing") == []
-    await bench.look_for(5 * SECOND)
-    assert bench.ids("billing") == ["m-1"]
-
-
-async def test_what_a_reachable_server_refuses_counts_as_before_row_37(bench) -> None:
-    bench.transport.faults.add(Fault("send", TransportUnavailable("nack"), calls=[1]))
-    await bench.keep(bench.message(due_in=-1))
-    await bench.look()
-    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "transport_unavailable"
-
-
-async def test_a_store_of_ones_own_that_always_raises_counts_as_before_row_42(
-    bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.store.faults.add(Fault("store", OSError("connection refused")))
-    await bench.handle(await arrive(bench, bench.message(due_in=600)))
-    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "store_unavailable"
-    assert "message m-1 of sales.timeouts moved to error queue error" in caplog.messages
-
-
 async def test_a_move_says_what_failed(bench, caplog: pytest.LogCaptureFixture) -> None:
     await bench.pump.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
     assert [message.partition(":")[0] for message in caplog.messages] == [
@@ -528,56 +488,6 @@ async def test_a_move_says_what_failed(bench, caplog: pytest.LogCaptureFixture) 
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
-
-
-async def test_an_outage_of_the_broker_is_said_when_it_begins_and_when_it_is_over(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    queues = MemoryTransport()
-    await queues.create_queues(["billing"])
-    transport = FaultyTransport(queues, Fault("receive", BROKER_GONE))
-    sales = Endpoint(
-        "sales",
-        transport=transport,
-        delayed_delivery=DelayedDelivery(MemoryStore()),
-        send_only=True,
-        clock=clock,
-        critical_error=lambda text, error: None,
-    )
-    async with sales:
-        await clock.advance(26 * SECOND)
-        transport.faults.clear()
-        await sales.send(b"", destination="billing", delay=SECOND, message_id="m-1")
-        await clock.advance(2 * SECOND)
-    lines = [record.message for record in caplog.records if record.name == "postdate.pump"]
-    assert lines[0] == "cannot receive from sales.timeouts: connection refused"
-    assert len(lines) == 2
-    assert lines[1].startswith("FaultyTransport is reachable again after 27 s (")
-
-
-async def test_an_outage_of_the_store_is_said_when_it_begins_and_when_it_is_over(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    store = FaultyStore(MemoryStore(), Fault("claim_due", STORE_GONE))
-    sales = Endpoint(
-        "sales",
-        transport=MemoryTransport(),
-        delayed_delivery=DelayedDelivery(store),
-        send_only=True,
-        clock=clock,
-        critical_error=lambda text, error: None,
-    )
-    async with sales:
-        await clock.advance(70 * SECOND)
-        store.faults.clear()
-        await clock.advance(20 * SECOND)
-    lines = [record.message for record in caplog.records if record.name == "postdate.poller"]
-    assert len(lines) == 3
-    assert lines[0] == "cannot take due messages: connection refused"
-    assert lines[1].startswith("cannot take due messages, for 6")
-    assert lines[2].startswith("FaultyStore is reachable again after ")
 
 
 async def test_debug_lines_say_what_was_stored_and_delivered(bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,13 +25,13 @@ from postdate import (
 )
 from postdate.core.receive.outcomes import COUNTED_AS
 from postdate.core.recoverability import Decision, Resolution
-from postdate.errors import MessageTooLarge, SagaConflict, StoreFull, TransportUnreachable
+from postdate.errors import MessageTooLarge, SagaConflict, TransportUnreachable
 from postdate.messages import delay_headers
 from postdate.ports import RecordKind
 from postdate.runtime.reporting import Counted
 from postdate.telemetry.metrics import prometheus
 from postdate.telemetry.vitals import Vitals
-from postdate.testing import Fault, FaultyStore, FaultyTransport, Plan, RecordedMetrics, VirtualClock
+from postdate.testing import Fault, FaultyTransport, Plan, RecordedMetrics, VirtualClock
 
 SECOND = timedelta(seconds=1)
 
@@ -149,21 +149,6 @@ async def count(case: Case, clock: VirtualClock) -> Mapping[str, int]:
 @pytest.mark.parametrize("name", CASES)
 async def test_each_outcome_has_its_count(name: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     assert await count(CASES[name], clock) == CASES[name].counts
-
-
-@pytest.mark.parametrize("failures", [1, 3])
-async def test_a_store_that_takes_nothing_is_no_failure_of_a_message(failures: int, clock: VirtualClock) -> None:
-    """Messages in the hands of the intake stay there: together with all others, or alone."""
-    metrics, store = RecordedMetrics(), FaultyStore(MemoryStore())
-    store.faults.add(Fault("store_many", StoreFull("full"), range(1, failures + 1)))
-    store.faults.add(Fault("store", StoreFull("full"), range(1, failures + 1)))
-    endpoint = Endpoint(
-        "sales", transport=MemoryTransport(), delayed_delivery=DelayedDelivery(store), clock=clock, metrics=metrics
-    )
-    async with endpoint:
-        await endpoint.send(b"", destination="sales", delay=1_000 * SECOND)
-        await clock.advance(100 * SECOND)
-    assert metrics.counts == {"stored": 1}
 
 
 async def test_what_the_intake_cannot_store_is_counted(clock: VirtualClock) -> None:

@@ -274,17 +274,6 @@ async def test_failing_looks_pause_and_after_30_seconds_they_are_a_critical_erro
     assert critical == ["cannot fetch"]
 
 
-async def test_one_successful_look_in_time_prevents_the_critical_error_row_44(work: Work, critical: list[str]) -> None:
-    async with polling(work, critical):
-        for _ in range(3):
-            work.fails = True
-            work.wake()
-            await work.clock.advance(20 * SECOND)
-            work.fails = False
-            await work.clock.advance(5 * SECOND)
-    assert critical == []
-
-
 async def test_a_wake_up_ends_the_pause_after_a_failure_and_many_do_not_make_it_spin(
     work: Work, critical: list[str]
 ) -> None:

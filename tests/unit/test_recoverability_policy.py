@@ -1,4 +1,4 @@
-"""Policies of the application, what cannot be done, what error copies say (specification 5, rows 109 to 112)."""
+"""Policies of the application, what cannot be done, what error copies say (specification 5, rows 109, 111, 112)."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,6 @@ from postdate import (
     MoveToError,
     Recoverability,
     SqliteStore,
-    SystemClock,
 )
 from postdate.core.recoverability import (
     DATA_ENTRIES,
@@ -37,7 +36,7 @@ from postdate.core.recoverability import (
 )
 from postdate.endpoint.handling import POLICY_FAILURES
 from postdate.errors import ConfigurationError, TransportUnavailable
-from postdate.messages import format_timestamp, parse_timestamp
+from postdate.messages import format_timestamp
 from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyTransport, VirtualClock
 
@@ -117,14 +116,6 @@ async def test_24_attempts_at_exact_times_with_exact_headers_row_109(world: Worl
     assert Headers.DELAYED_RETRIES not in copy.headers
 
 
-async def test_a_message_without_headers_survives_delayed_retries_row_110(world: World) -> None:
-    await world.run(world.endpoint(Recoverability(immediate_retries=0, delayed_retries=2)))
-    assert [body for _, _, body in world.attempts] == [b"\0raw"] * 3
-    assert [headers.get(Headers.MESSAGE_ID) for _, headers, _ in world.attempts] == [None, "native-1", "native-1"]
-    (copy,) = world.in_queue("error")
-    assert (copy.body, copy.headers[Headers.MESSAGE_ID]) == (b"\0raw", "native-1")
-
-
 async def test_delayed_retries_end_24_hours_after_the_last_was_scheduled_row_109(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,33 +125,6 @@ async def test_delayed_retries_end_24_hours_after_the_last_was_scheduled_row_109
     times = [at - world.attempts[0][0] for at, _, _ in world.attempts]
     assert [round(each / timedelta(hours=1)) for each in times] == [0, 10, 30, 60]  # the fourth came after 30 hours
     assert len(world.in_queue("error")) == 1
-
-
-async def test_in_real_time_no_attempt_is_early_row_109(tmp_path: Path) -> None:
-    step, clock, attempts = timedelta(milliseconds=20), SystemClock(), list[datetime]()
-    store = SqliteStore(tmp_path / "all.db", synchronous="normal")
-    transport = LocalTransport(tmp_path / "all.db", synchronous="normal")
-    endpoint = Endpoint(
-        "sales",
-        transport=transport,
-        delayed_delivery=DelayedDelivery(store),
-        recoverability=Recoverability(time_increase=step),
-    )
-
-    @endpoint.handler(bytes)
-    async def handle(message: bytes, context: HandlerContext) -> None:
-        attempts.append(clock.now())
-        raise RuntimeError("no")
-
-    async with endpoint:
-        await endpoint.send(b"raw", destination="sales")
-        (failed,) = await transport.receiver("error").receive(1)
-    assert len(attempts) == 24
-    for number in (1, 2, 3):
-        assert attempts[6 * number] - attempts[6 * number - 1] >= number * step
-    assert parse_timestamp(failed.envelope.headers[Headers.TIME_OF_FAILURE]) >= attempts[-1]
-    await store.close()
-    await transport.close()
 
 
 # --- policies of the application --------------------------------------------------------------------------------------
@@ -255,20 +219,6 @@ async def test_a_policy_that_fails_is_a_critical_error_and_loses_nothing(world: 
 
 
 # --- what cannot be done (row 111) ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("delays", [False, True])
-@pytest.mark.parametrize("text", ["once", "later"])
-async def test_an_action_that_is_not_there_leads_to_the_error_queue_with_a_warning_row_111(
-    world: World, caplog: pytest.LogCaptureFixture, text: str, delays: bool
-) -> None:
-    world.error = RuntimeError(text)
-    mode = "none" if text == "once" or delays else "receive_only"
-    endpoint = world.endpoint(Recoverability(policy=by_text), delays=delays, transaction_mode=mode)
-    await world.run(endpoint)
-    assert len(world.attempts) == len(world.in_queue("error")) == 1
-    (line,) = [each for each in caplog.records if "goes to the error queue" in each.getMessage()]
-    assert line.levelname == "WARNING"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tests.waiting import until
 
 from postdate import (
     DelayedDelivery,
-    DelayedMessage,
     Endpoint,
     HandlerContext,
     LocalTransport,
@@ -26,8 +25,7 @@ from postdate import (
     Recoverability,
 )
 from postdate.core.recoverability import Discard
-from postdate.endpoint.outgoing import through_queue
-from postdate.errors import MessageTooLarge, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
+from postdate.errors import MessageTooLarge, PostdateError, StoreTroubled, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Ending, Received, Receiver, RecordKind
 from postdate.testing import VirtualClock
@@ -148,24 +146,6 @@ async def test_queues_that_give_out_and_take_back_and_end_nothing_are_a_critical
         assert await queues.queue_lengths() == {"sales": 0, "billing": 1, "error": 0}
         lines = [each.message for each in caplog.records if each.name == "postdate.pump"]
         assert "reachable again" in lines[-1]
-
-
-async def test_an_answer_that_is_lost_is_no_critical_error_if_the_message_does_not_come_again(world: World) -> None:
-    """Another process has it: nothing here can go well, or fail, any more."""
-    errors = [TransportUnreachable("the answer was lost")]
-    queues = Queues(ends=lambda *_: errors.pop() if errors else None, are_shared=True)
-    endpoint = world.endpoint(queues)
-
-    @endpoint.handler(bytes)
-    async def handle(message: bytes, context: HandlerContext) -> None:
-        world.handled.append(message)
-
-    async with endpoint:
-        await endpoint.send(b"1", destination="sales")
-        for _ in range(70):
-            await world.clock.advance(SECOND)
-    assert world.handled == [b"1"]
-    assert world.criticals == []
 
 
 @pytest.mark.parametrize("are_shared", [False, True], ids=["it comes again", "another process has it"])
@@ -309,24 +289,6 @@ async def test_a_retry_that_is_refused_for_one_message_alone_counts_in_the_end(w
         lengths = await queues.queue_lengths()
     assert (lengths["sales"], lengths["billing"], lengths["error"]) == (0, 60, 1)
     assert 11 <= len(world.handled) <= 13
-    assert world.criticals == []
-
-
-async def test_a_due_message_that_was_refused_once_is_no_critical_error_of_an_idle_queue(world: World) -> None:
-    errors = [TransportUnavailable("deadlock, try again")]
-
-    def refuse(received: Received, end: End) -> PostdateError | None:
-        return errors.pop() if errors and received.envelope.message_id == "m-1" else None
-
-    queues = Queues(ends=refuse)
-    endpoint = world.endpoint(queues, delayed_delivery=DelayedDelivery(MemoryStore()))
-    await queues.create_queues(["billing"])
-    async with endpoint:
-        due = DelayedMessage("m-1", world.clock.now() - 5 * SECOND, "billing", {}, b"body")
-        await queues.send([through_queue(due, "sales.timeouts")], world.clock.now())
-        for _ in range(70):
-            await world.clock.advance(SECOND)
-        assert (await queues.queue_lengths())["sales.timeouts"] == 0
     assert world.criticals == []
 
 

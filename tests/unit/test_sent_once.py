@@ -104,32 +104,6 @@ async def test_a_claim_that_was_lost_while_sending_and_comes_again_is_removed_an
     assert await bench.waiting() is None
 
 
-async def test_what_is_given_out_again_before_removing_it_has_failed_is_not_sent_again(bench) -> None:
-    """A server frees what it fails at, and then says so: in between the next look finds it."""
-    finish, failing = bench.memory.finish, True
-
-    async def free_and_fail(*args, **more) -> int:
-        if failing:
-            free(bench)
-            for wake in bench.memory._wakes:
-                wake()
-            await bench.clock.sleep(2 * SECOND)
-            raise LOCKED
-        return await finish(*args, **more)
-
-    bench.memory.finish = free_and_fail
-    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(20)])
-    poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(poller.run)
-        await bench.clock.advance(60 * SECOND)
-        failing = False
-        await bench.clock.advance(10 * SECOND)
-        poller.stop()
-    assert sorted(bench.ids("billing")) == sorted(f"m-{n}" for n in range(20))
-    assert await bench.waiting() is None
-
-
 async def test_an_id_that_was_used_again_for_another_message_is_sent(bench) -> None:
     bench.store.faults.add(Fault("finish", StoreUnreachable("connection lost"), calls=[1]))
     await bench.keep(bench.message("m-1", -1, body=b"first"))
@@ -168,19 +142,6 @@ async def test_an_error_copy_whose_message_cannot_be_removed_leaves_once(bench) 
     await bench.look_for(5 * SECOND)
     assert bench.ids("error") == ["m-1"]
     assert await bench.waiting() is None
-
-
-async def test_what_is_returned_from_the_error_queue_at_once_is_not_taken_for_what_was_to_be_removed(bench) -> None:
-    """The answer to removing it was lost; it came with the id and the content of before, and was in no queue then."""
-    message = bench.message(due_in=-1, destination="nowhere")
-    bench.store.faults.add(Fault("finish", StoreUnreachable("lost after the commit"), calls=[1], after=True))
-    await bench.keep(message)
-    await bench.look_for(3 * SECOND)
-    assert bench.ids("error") == ["m-1"]
-    await bench.create_queues("nowhere")
-    await bench.memory.store(message, bench.clock.now())
-    await bench.look_for(3 * SECOND)
-    assert bench.ids("nowhere") == ["m-1"]
 
 
 async def test_what_expired_and_cannot_be_removed_is_not_tried_at_every_look(bench) -> None:

@@ -5,7 +5,6 @@ task of its caller swallows cancellations, too: there a deadline comes by asynci
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -161,31 +160,6 @@ async def test_a_mover_that_stops_waits_for_its_silent_store_once(bench) -> None
     assert ended[0] - stopped <= 12
 
 
-async def test_what_was_sent_while_removing_was_never_answered_is_removed_and_not_sent_again(bench) -> None:
-    silent = Silent(bench.memory, "finish", calls=1)
-    await bench.keep(bench.message("m-1", -1))
-    async with bench.polling():
-        await bench.clock.advance(60 * SECOND)
-        assert await bench.waiting() is None
-        silent.answers.set()
-        await bench.clock.settle()
-    assert bench.ids("billing") == ["m-1"]
-
-
-async def test_the_intake_waits_for_a_silent_store_without_counting_and_stores_once(bench) -> None:
-    Silent(bench.memory, "store", shielded=False, calls=1)
-    received = await bench.put_in_timeouts_queue(through_queue(bench.message(due_in=600), "sales.timeouts"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.pump.handle, received)
-        await bench.clock.advance(39 * SECOND)
-        assert (await bench.memory.statistics(bench.start)).pending == 0
-        await bench.clock.advance(10 * SECOND)
-        assert (await bench.memory.statistics(bench.start)).pending == 1
-        tasks.cancel_scope.cancel()
-    assert bench.ids("error") == bench.ids("sales.timeouts") == []
-    assert (await bench.memory.statistics(bench.start)).pending == 1
-
-
 # --- queues that fall silent ------------------------------------------------------------------------------------------
 
 
@@ -260,35 +234,6 @@ async def test_leaving_an_endpoint_does_not_wait_for_a_queue_that_is_silent(
             await handled.wait()
 
     assert await run_endpoint(clock, endpoint, one) <= 20 * SECOND
-
-
-async def test_a_commit_that_is_never_answered_is_an_outage_said_once_and_its_message_is_handled_again(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    queues, handled = MemoryTransport(), list[bytes]()
-    make, silent = queues.receiver, list[Silent]()
-
-    def receiver(queue: str) -> Any:
-        made = make(queue)
-        silent.append(Silent(made, "commit", shielded=False, calls=1))
-        return made
-
-    queues.receiver = receiver
-    endpoint = Endpoint("sales", transport=queues, clock=clock)
-
-    @endpoint.handler(bytes)
-    async def handle(message: bytes, context: object) -> None:
-        handled.append(message)
-
-    async with endpoint:
-        await endpoint.send(b"1", destination="sales")
-        await clock.advance(39 * SECOND)
-        assert handled == [b"1"]
-        await clock.advance(5 * SECOND)
-        assert handled == [b"1", b"1"]
-        assert await queues.queue_lengths() == {"sales": 0, "error": 0}
-    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert said == ["cannot end messages of sales: MemoryReceiver did not answer within 40 s"]
 
 
 async def messages_in_hand(
