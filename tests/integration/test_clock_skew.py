@@ -1,4 +1,4 @@
-"""Senders and services whose clocks are wrong, for real (row 70, ADR 0019): the table of the guide is what happens."""
+"""Senders and services whose clocks are wrong, for real (row 70, ADR 0048): the table of the guide is what happens."""
 
 import json
 import os

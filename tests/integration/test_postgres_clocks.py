@@ -1,4 +1,4 @@
-"""The clock of the server, what processes say of theirs, and claims that are given back. ADR 0019, points 2 and 4."""
+"""The clock of the server, what processes say of theirs, and claims that are given back. ADR 0048, 0050."""
 
 import os
 import platform

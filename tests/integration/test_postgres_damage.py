@@ -1,4 +1,4 @@
-"""Rows that were damaged by hand hold up no move, no receive and no question. ADR 0019, point 6."""
+"""Rows that were damaged by hand hold up no move, no receive and no question. ADR 0043."""
 
 from unittest import mock
 

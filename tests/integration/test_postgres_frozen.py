@@ -1,4 +1,4 @@
-"""A process that stands still loses what it holds to others, and does no harm when it goes on. ADR 0019, point 7."""
+"""A process that stands still loses what it holds to others, and does no harm when it goes on. ADR 0053, 0054."""
 
 import os
 import signal
@@ -195,7 +195,7 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
 async def test_a_handler_that_is_frozen_amid_a_copy_or_a_pipeline_loses_its_locks(
     place: Place, watcher: PostgresStore, point: str
 ) -> None:
-    """The server waits for the rest of the copy or of the pipeline: no time-out of a resting session counts. ADR 7."""
+    """The server waits for the rest of the copy or of the pipeline: no time-out of a resting session counts. ADR 54."""
     handler = Holder(place, HANDLER, point)
     try:
         assert await anyio.to_thread.run_sync(handler.says) == point

@@ -1,4 +1,4 @@
-"""A server that says nothing any more is given up, and what was begun there harms nobody. ADR 0019, points 3 and 7."""
+"""A server that says nothing any more is given up, and what was begun there harms nobody. ADR 0049, 0053."""
 
 import os
 import threading

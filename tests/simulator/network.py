@@ -28,7 +28,7 @@ SERVER: Final = Context()
 
 LATE_IN_DOUBT_SECONDS: Final = 15.0
 ANSWERS_WITHIN_SECONDS: Final = 40.0
-"""Nobody waits longer for an answer (ADR 0019); what stands still because of one may do so until then."""
+"""Nobody waits longer for an answer (ADR 0049); what stands still because of one may do so until then."""
 
 ADAPTERS_WAIT_SECONDS: Final = 20.0
 """How long an adapter of ours waits for the answer of a silent server."""
@@ -36,7 +36,7 @@ ADAPTERS_WAIT_SECONDS: Final = 20.0
 
 OF_RECEIVERS: Final = frozenset({"receive", "commit", "roll_back"})
 """Calls that the core makes where it waits for them, as a task for each would be dear: one that is deaf to cancellation
-is ended by its adapter alone, and so is waiting for a message (ADR 0019)."""
+is ended by its adapter alone, and so is waiting for a message (ADR 0049)."""
 
 
 class Trouble(enum.Enum):

@@ -147,7 +147,7 @@ async def test_failing_sends_are_a_critical_error_by_themselves_row_45(service: 
 
 
 async def test_what_can_not_be_removed_for_a_minute_is_a_critical_error_row_46(service: Service) -> None:
-    """The message is neither delivered for good nor in the error queue; few are attempted while that is so (ADR 19)."""
+    """The message is neither delivered for good nor in the error queue; few are attempted while that is so (ADR 52)."""
     service.store.faults.add(Fault("finish", STORE_DOWN))
     async with service.endpoint() as sales:
         for number in range(32):

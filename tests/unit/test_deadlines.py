@@ -1,4 +1,4 @@
-"""Deadlines of calls, and errors of ours for whatever adapters raise (ADR 19, ADR 45).
+"""Deadlines of calls, and errors of ours for whatever adapters raise (ADR 49).
 
 A call that does not end even when it is cancelled stands for one in a blocked thread: it shields itself, and swallows
 cancellations by asyncio's own means.

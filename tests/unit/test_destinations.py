@@ -1,4 +1,4 @@
-"""Queues that take no messages: a probe now and then, and few claims of the others. Source: ADR 19, 45."""
+"""Queues that take no messages: a probe now and then, and few claims of the others. Source: ADR 51."""
 
 from postdate.core.due.destinations import (
     AT_A_TURN,

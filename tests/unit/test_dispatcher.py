@@ -135,7 +135,7 @@ async def test_without_an_error_queue_the_message_stays_row_41(bench) -> None:
 
 
 async def test_what_could_not_be_removed_is_removed_later_and_another_process_sends_it_again_rows_12_50(bench) -> None:
-    """At least once, with the same id: the process that sent it remembers that, another one cannot know (ADR 19)."""
+    """At least once, with the same id: the process that sent it remembers that, another one cannot know (ADR 52)."""
     await bench.keep(bench.message(due_in=-1, headers={Headers.MESSAGE_ID: "id"}))
     bench.store.faults.add(Fault("finish", STORE_DOWN))
     await bench.look_for(5 * SECOND)

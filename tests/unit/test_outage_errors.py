@@ -1,4 +1,4 @@
-"""The documented errors of each server: an error counts against a message only where it is about data (ADR 19).
+"""The documented errors of each server: an error counts against a message only where it is about data (ADR 50).
 
 Everything else is an outage, and so is an error that no list names. Sources: PostgreSQL, appendix A (error codes);
 MariaDB, "MariaDB Error Codes"; SQL Server, "Database engine errors" and Azure SQL's lists of transient errors; Redis,

@@ -188,7 +188,7 @@ async def world(clock: VirtualClock, tmp_path: Path):
 async def test_a_delayed_message_that_is_dispatched_twice_has_its_effects_once_row_114(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The answer to its sending is lost, so it is sent again; what was sent and not removed is not (ADR 19)."""
+    """The answer to its sending is lost, so it is sent again; what was sent and not removed is not (ADR 52)."""
     caplog.set_level(logging.INFO, "postdate.outbox")
     world.transport.faults.add(Fault("send", TransportUnreachable("no confirm"), calls=[2], after=True))
     async with world.endpoint() as sales:

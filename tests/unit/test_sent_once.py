@@ -1,4 +1,4 @@
-"""What was sent is from then on only removed, whatever the store says to that (specification 1.8; ADR 0019)."""
+"""What was sent is from then on only removed, whatever the store says to that (specification 1.8; ADR 0052)."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Services whose stores and queues never answer, or answer late (ADR 19). What a deadline does is in test_deadlines.
+"""Services whose stores and queues never answer, or answer late (ADR 49). What a deadline does is in test_deadlines.
 
 A call that does not end even when it is cancelled stands for one in a blocked thread: it shields itself. One in the
 task of its caller swallows cancellations, too: there a deadline comes by asyncio's own means.

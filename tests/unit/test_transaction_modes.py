@@ -236,7 +236,7 @@ async def test_in_one_transaction_a_failing_remove_delivers_nothing_row_49(one_f
 async def test_across_databases_a_failing_remove_is_made_up_for_and_nothing_is_sent_again_row_50(
     clock: VirtualClock, tmp_path: Path, mode: TransactionMode, combination: str
 ) -> None:
-    """At least once is what is promised; but a process that goes on knows what it has sent (ADR 19)."""
+    """At least once is what is promised; but a process that goes on knows what it has sent (ADR 52)."""
     world = World(clock, combination, tmp_path)
     await world.queues.create_queues(["billing"])
     world.store.faults.add(Fault("finish", StoreUnavailable("cannot remove"), calls=[1]))

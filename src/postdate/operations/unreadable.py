@@ -1,4 +1,4 @@
-"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0019, 0043."""
+"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0043."""
 
 from __future__ import annotations
 

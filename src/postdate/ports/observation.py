@@ -6,7 +6,7 @@ holds up nothing else. Its raw bytes are kept. An operator sees them, and discar
 of the database. A message that no queue takes, and whose copy the error queue refuses, is marked in the same way: see
 :meth:`postdate.ports.ClaimingStore.mark_unreadable`.
 
-Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019, 0043.
+Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0043.
 """
 
 from __future__ import annotations

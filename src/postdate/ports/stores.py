@@ -314,7 +314,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         """Return the time of the server, UTC, to its precision, or a little before it, never after; one round trip.
 
         The time since the answer arrived may be added, and is: the caller may go on much later than that. Only of a
-        store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0019.
+        store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0048.
 
         Raises:
             StoreUnavailable: transient.

@@ -1,4 +1,4 @@
-"""Rows that cannot be read, for the suites of stores and of queues alike (ADR 0019, 0043)."""
+"""Rows that cannot be read, for the suites of stores and of queues alike (ADR 0043)."""
 
 from __future__ import annotations
 

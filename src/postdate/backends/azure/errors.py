@@ -1,7 +1,7 @@
 """Translates errors of Azure Storage.
 
 Every answer is an outage, retried later and never counted against a message, unless Azure's list of error codes says
-that it is about the content of the message or entity. Source: ADR 19.
+that it is about the content of the message or entity. Source: ADR 50.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It lasts fifteen seconds from its last renewal. A process that is unsure renews 
 has the lease, and also after fifteen seconds of its own clock without a renewal (a frozen process). They are in memory
 only, as nobody else dispatches under the lease.
 
-Source: specification 3.4; ADR 0013, 0019.
+Source: specification 3.4; ADR 0013, 0053.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Records:
 
     # --- the account's clock, and how far processes deviate from it ----------------------------------------------
     # The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a
-    # microsecond. So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0019.
+    # microsecond. So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0048.
 
     async def server_now(self) -> datetime:
         """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""

@@ -3,7 +3,7 @@
 They stay in their table and keep their row keys, so marking twice is idempotent. They are copied first and deleted
 then, as no transaction spans two partitions: no entity is ever lost, and after an interruption the step is repeated.
 
-Source: :class:`postdate.ports.UnreadableRows`; ADR 0013, 0019, 0043.
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0013, 0043.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store, sagas, an outbox and timeouts in a database of MariaDB 10.6 or newer. Source: ADR 0008, ADR 0030.
+"""A store, sagas, an outbox and timeouts in a database of MariaDB 10.6 or newer. Source: ADR 0008, ADR 0058.
 
 What differs from the other backends: there are no queues, which are elsewhere (RabbitMQ, Azure). The store is that
 of :mod:`postdate.backends.sql.row_locks`, and this package has its SQL and its driver. A database takes the place

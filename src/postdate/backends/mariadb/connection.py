@@ -67,7 +67,7 @@ _MEANINGS: Final[Meanings] = {
     ),
 }
 """Our error for each number, or class of SQLSTATE. Every other is `StoreTroubled`: an error counts against a message
-only where MariaDB's documentation says that it is about data. Source: ADR 19."""
+only where MariaDB's documentation says that it is about data. Source: ADR 50."""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:

@@ -1,7 +1,7 @@
 """A database as this process has it open, and what one adapter uses of it.
 
 However many adapters are made from one :class:`OpenDatabase`, they share its connections, one listener thread and one
-number under which this process holds messages; each is closed by itself. Source: ADR 0007, ADR 0019, ADR 0021.
+number under which this process holds messages; each is closed by itself. Source: ADR 0007, ADR 0021, ADR 0054.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ deadline without a thread or a timer, and a prompt answer pays a tenth of a micr
 closed, and so are the idle ones beside it, which most likely lead into the same silence. The session it leaves on the
 server, with a statement that waits for a lock or a transaction with row locks, is ended by the next connection: until
 then its outcome is unknown. A connection to a read-only server is given up as well, with those beside it: after a
-fail-over the next may reach another server. Source: ADR 0019, points 3 and 4.
+fail-over the next may reach another server. Source: ADR 0049, 0050, 0055.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What jobs do with whole tables of PostgreSQL: scans, the stream of records, pruning and restoring. Source: ADR 0011.
 
-Shares of a scan are ranges of pages on disk (ADR 0007).
+Shares of a scan are ranges of pages on disk.
 
 Numbers of records are not in the order of commits. A transaction that draws a number holds a lock on the sequence until
 its rows are visible, or it was rolled back. So for a stream: read the last number drawn, *then* the holders of that

@@ -47,7 +47,7 @@ _MEANINGS: Final[Meanings] = {
 }
 """Our error for each SQLSTATE or its class. Every other class is `StoreTroubled`: an error counts against a message
 only where PostgreSQL's documentation says that it is about data. Statements are constant, so a syntax error, a missing
-function or a changed cached plan is about the server, too. Source: ADR 19."""
+function or a changed cached plan is about the server, too. Source: ADR 50."""
 
 
 def is_conflict(error: psycopg.Error) -> bool:

@@ -6,7 +6,7 @@ claims. No clock is involved.
 
 A frozen process keeps its connections and claims. So each process updates the row of its number now and then, and one
 that has not done so for as long as it promised has its sessions ended by others: from then on it counts as dead, and
-finds no claims when it wakes. Source: ADR 0007, ADR 0019 point 7.
+finds no claims when it wakes. Source: ADR 0007, ADR 0054.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A look begins at the earliest message of the last look, not at the beginning of time: while any session holds an old
 snapshot, PostgreSQL keeps every delivered row in the index, and a look from the beginning would walk over all of them.
 A message stored with an earlier due time is announced by its transaction and moves the beginning back; now and then a
-look begins at the beginning all the same. Source: ADR 0007.
+look begins at the beginning all the same. Source: ADR 0057.
 """
 
 from __future__ import annotations

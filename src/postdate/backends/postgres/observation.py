@@ -1,4 +1,4 @@
-"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 19); nothing waiting is changed.
+"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 48); nothing waiting is changed.
 
 The row of a leased message names its holder. A row lock is seen by the number of the running transaction in the row's
 ``xmax``, which leads to the session, whose name says which process it belongs to.

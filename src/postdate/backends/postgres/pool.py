@@ -7,7 +7,7 @@ handlers are asynchronous, with the settings of the application.
 Once an endpoint has said how many messages it handles at once, the pool opens no more than that and two. Two are left
 for brief work, which holds nothing that others wait for; handlers' transactions share the others, and wait for them.
 Claims of rows never wait. Any wait ends after seconds: the limit saves connections, and must never stop messages.
-Source: ADR 0007, ADR 0019, ADR 0021.
+Source: ADR 0021, ADR 0055.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages as rows, and rows as messages. Each row is read by itself: an unreadable one does not affect others.
 
-Source: ADR 0019.
+Source: ADR 0043.
 """
 
 from __future__ import annotations

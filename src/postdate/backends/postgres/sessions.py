@@ -1,7 +1,7 @@
 """Names and settings of this process' sessions: each name ends with the mark of the process.
 
 All adapters of a process have the same mark: one sign of life is valid for all, and when the process is ended for its
-silence, sessions that give no sign themselves (of an outbox, of timeouts) are ended with it. Source: ADR 0007.
+silence, sessions that give no sign themselves (of an outbox, of timeouts) are ended with it. Source: ADR 0054.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Statements:
             recorded AS ({noted("stored", "8", "'came back from the error queue'")})
             {announced("stored")}""")
 
-        # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0007).
+        # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0057).
         since = "coalesce(%(from)s::timestamptz, '-infinity')"
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""

@@ -28,7 +28,7 @@ from postdate.runtime.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
-"""The server frees claims of a frozen process: ADR 19."""
+"""The server frees claims of a frozen process: ADR 54."""
 
 UPSTREAM_SCHEMA: Final = "public"
 """Where .NET endpoints make their tables by default."""
@@ -122,7 +122,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         try:
             with self._connections.translating():
                 # One round trip by one text, not a pipeline: the driver sends a Flush after the Sync of a pipeline, and
-                # that stops the server's timer of a transaction at rest (PostgreSQL 15 and 18, ADR 7).
+                # that stops the server's timer of a transaction at rest (PostgreSQL 15 and 18, ADR 54).
                 claimed = connection.execute(table.claim(timeout_id))
                 while claimed.nextset():
                     pass

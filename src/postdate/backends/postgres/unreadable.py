@@ -1,6 +1,6 @@
 """Unreadable rows of PostgreSQL: statements that mark, list and discard them; they stay in their tables.
 
-Source: :class:`postdate.ports.UnreadableRows`; ADR 0019, 0043.
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0043.
 """
 
 from __future__ import annotations

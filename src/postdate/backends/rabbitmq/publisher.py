@@ -40,7 +40,7 @@ _ACCESS_REFUSED = 403
 _ABOUT_CONTENT = frozenset({PRECONDITION_FAILED, 501, 502, 503})
 """Replies about the message: a property that cannot be, or a frame, a syntax or a command that cannot be read. Every
 other reply is an outage of the destination: no permission, locked by another connection, out of resources, not allowed,
-not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 19."""
+not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 50."""
 
 _PARTS_AT_ONCE = 8
 

@@ -142,7 +142,7 @@ class Questions(AdministrableStore):
         lines: list[bytes] = await self._server.command("LRANGE", f"{self.place}:r:{message_id}", 0, -1)
         return [read_record(message_id, line) for line in lines]
 
-    # --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0019) ------------------
+    # --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0048) ------------------
 
     async def report_clock(self, ahead: timedelta) -> None:
         name = f"{platform.node()}:{os.getpid()}"

@@ -1,6 +1,7 @@
 """Delayed messages in Redis: a hash each, in sorted sets by due time and next attempt.
 
-Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0002 (claims), ADR 0019 (clocks, outages, damage).
+Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0002 (claims), ADR 0043 (damage),
+ADR 0048 (clocks), ADR 0050 (outages).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Receivers listen to the channel of their queue; nobody polls.
 
-Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0019 (outages, damage).
+Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0043 (damage), ADR 0050 (outages).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Unreadable messages of a store or of the queues: listed, discarded. Source: ADR 0019, 0043."""
+"""Unreadable messages of a store or of the queues: listed, discarded. Source: ADR 0043."""
 
 from __future__ import annotations
 

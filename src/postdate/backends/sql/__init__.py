@@ -1,4 +1,4 @@
-"""What SQL databases have in common: statements that each of them runs as they stand. Source: ADR 0030.
+"""What SQL databases have in common: statements that each of them runs as they stand. Source: ADR 0058.
 
 ``dialect`` says how a database differs. ``limits``, ``retention``, ``sagas``, ``outbox``, ``timeouts`` and
 ``questions`` each have the SQL of one part; ``migrations`` applies numbered scripts; ``timeouts_layout`` knows the

@@ -1,4 +1,4 @@
-"""How the common statements are run, and how each database takes them. Source: ADR 0030.
+"""How the common statements are run, and how each database takes them. Source: ADR 0058.
 
 Statements are templates: ``%(name)s`` stands for a value, and any other percent sign is doubled.
 """

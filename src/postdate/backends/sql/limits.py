@@ -1,4 +1,4 @@
-"""Limits of destinations in a table of an SQL database. Source: ADR 30, 34."""
+"""Limits of destinations in a table of an SQL database. Source: ADR 34, 58."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's questions to a store in SQL tables and its records. Source: row 119, ADR 30."""
+"""An operator's questions to a store in SQL tables and its records. Source: row 119, ADR 58."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saga instances in a table of an SQL database: everything but how its tables are made. Source: ADR 0016, 0030."""
+"""Saga instances in a table of an SQL database: everything but how its tables are made. Source: ADR 0016, 0058."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ choose between the two). A name is held by a locked file, too, during slow work 
 cost two commits more (ADR 0014).
 
 A frozen process keeps its lock. So each one with claims also touches a file now and then, and others take its claims
-when it does not do so for as long as its file says (ADR 0019). An observer counts only the time in which it looked
+when it does not do so for as long as its file says (ADR 0053). An observer counts only the time in which it looked
 itself: no clocks are compared, and after a machine has slept nobody is taken for silent.
 
 Signals are datagrams on the loopback interface, sent after the commit, never before. A datagram carries only the name

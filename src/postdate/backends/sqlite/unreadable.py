@@ -1,7 +1,7 @@
 """Unreadable rows of a file: a look marks them, and an operator lists and discards them.
 
 A claim, a receiver or a look that meets such a row marks it in its own transaction. The row stays in its table.
-Source: :class:`postdate.ports.UnreadableRows`; ADR 0019, 0043.
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0043.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store, sagas, an outbox and timeouts in a schema of SQL Server 2016 or newer. Source: ADR 0008, ADR 0030.
+"""A store, sagas, an outbox and timeouts in a schema of SQL Server 2016 or newer. Source: ADR 0008, ADR 0058.
 
 What differs from the other backends: as in MariaDB, the store is that of :mod:`postdate.backends.sql.row_locks`.
 TLS, time limits and routing of the login are ours (``channel``, ``login``), beneath the driver. It has never been run

@@ -60,7 +60,7 @@ _MEANINGS: Final[Meanings] = {
 }
 """Our error for each number. Every other is `StoreTroubled`: an error counts against a message only where Microsoft's
 documentation says that it is about data. Numbers from 50000 on are raised by a trigger or procedure of the application.
-Source: ADR 19."""
+Source: ADR 50."""
 
 _FIRST_OF_APPLICATIONS: Final = 50_000
 

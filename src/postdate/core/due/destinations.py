@@ -1,4 +1,4 @@
-"""Queues that take no messages, each by itself. Pure; time is an argument, monotonic seconds. Source: ADR 19, 45.
+"""Queues that take no messages, each by itself. Pure; time is an argument, monotonic seconds. Source: ADR 51.
 
 A queue that takes nothing delays only its own messages. Now and then one of them is sent as a probe. The others wait
 for its answer and are claimed as seldom as possible, as they could only be given back.

@@ -1,7 +1,7 @@
 """Writes outcomes of claimed messages to the store, and remembers those that it does not take until it does.
 
 A message that was sent is from then on only removed, however often the store gives it out again. One that failed waits
-for its next attempt, also where that cannot be written. Source: ADR 0019. A :class:`Journal` hears of it, for callers
+for its next attempt, also where that cannot be written. Source: ADR 0052. A :class:`Journal` hears of it, for callers
 that keep a ledger of their own.
 """
 

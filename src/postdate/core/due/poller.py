@@ -1,6 +1,6 @@
 """Sleeps until the next message is due or something was stored that is due earlier; takes what is due; again.
 
-Source: specification 1.7; ADR 0002; ADR 0019 (pauses are durations, whoever sets the clock).
+Source: specification 1.7; ADR 0002; ADR 0047 (pauses are durations, whoever sets the clock).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How the core copes with adapters that fail, answer late, or never answer. Source: ADR 19, ADR 45."""
+"""How the core copes with adapters that fail, answer late, or never answer. Source: ADR 45, ADR 49."""

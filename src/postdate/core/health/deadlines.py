@@ -1,7 +1,7 @@
 """A deadline for each call of an adapter, and errors of ours for whatever it raises.
 
 An adapter of a user may raise anything and may never return. To the core both are outages: they are logged, counted by
-the circuit breaker, and tried again; they neither end the service nor hold it up. Source: ADR 19, ADR 45.
+the circuit breaker, and tried again; they neither end the service nor hold it up. Source: ADR 49.
 
 A loop has one :class:`Deadlines` for each adapter that it calls. There are two ways to make a call:
 
@@ -335,7 +335,7 @@ class Deadlines:
     async def call(self, awaitable: Awaitable[T], adapter: object | None = None) -> T:
         """Await a call and return its result. A task makes one such call at a time.
 
-        A scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 19). So the call is
+        A scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 49). So the call is
         only noted, and :meth:`watch`, which must be running, cancels the task of the caller at the deadline.
 
         Args:

@@ -1,4 +1,4 @@
-"""The clock of a store, followed by services: what is due is due by one clock, whatever machines show. ADR 0019."""
+"""The clock of a store, followed by services: what is due is due by one clock, whatever machines show. ADR 0048."""
 
 from __future__ import annotations
 

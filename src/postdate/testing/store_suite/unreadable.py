@@ -1,4 +1,4 @@
-"""Rows that cannot be read are marked, one by one, and hold up nothing else (ADR 0019, 0043)."""
+"""Rows that cannot be read are marked, one by one, and hold up nothing else (ADR 0043)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outboxes on database servers whose drivers block: a handler's statements run in threads. Source: ADR 0017, 0030."""
+"""Outboxes on database servers whose drivers block: a handler's statements run in threads. Source: ADR 0017, 0060."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
    before a batch is held, so the mark survives the process. Then it claims again.
 3. A look marks unclaimed unreadable rows, and leaves out claimed ones: the process that claimed them could read them.
 
-Source: :class:`postdate.ports.UnreadableRows`; ADR 0019, 0043.
+Source: :class:`postdate.ports.UnreadableRows`; ADR 0043.
 """
 
 from __future__ import annotations
