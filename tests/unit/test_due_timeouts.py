@@ -233,6 +233,15 @@ async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothin
     assert set(look.announced[4:]) == {each.timeout_id for each in late}
 
 
+async def test_what_was_announced_after_the_look_read_its_time_is_on_its_way(look: Look) -> None:
+    await look.keep(500)
+    started = look.clock.now()
+    await look.clock.advance(LOOK_BACK_EVERY)
+    await look.due.take(started)
+    await look.look()
+    assert len(look.announced) == 200
+
+
 async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(clock: VirtualClock) -> None:
     look = Look(clock, at_once=2)
     await look.begin()

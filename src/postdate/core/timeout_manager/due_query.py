@@ -228,7 +228,8 @@ class DueTimeouts:
             self._removed_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
         last = chunk.due[-1].due if is_cut else until
-        self._announced.reconcile(after, last, chunk.due, now)
+        # Not `now`: some were announced after it was read, and would count as announced before the clock was set back.
+        self._announced.reconcile(after, last, chunk.due, self._clock.now())
         floor = self._announced.floor  # which may just have risen
         new = [
             each
