@@ -31,6 +31,7 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
+    DestinationUnavailable,
     MessageTooLarge,
     NotSupported,
     PostdateError,
@@ -626,6 +627,43 @@ async def test_what_waits_for_the_storage_is_given_back_when_the_endpoint_stops(
         await bench.put(deferred(bench.start + 60 * SECOND))
         await bench.clock.advance(5 * SECOND)
     assert [failures for _, failures in bench.queues.queues[TIMEOUTS].messages] == [0]
+
+
+FULL = DestinationUnavailable("it is full")
+
+
+async def test_a_full_queue_holds_up_no_due_timeouts_of_others_and_gets_its_own_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = bench.queues.send
+
+    async def refuse(envelopes, now, *, work=()):
+        return [FULL if each.destination == "full" else (await send([each], now))[0] for each in envelopes]
+
+    monkeypatch.setattr(bench.queues, "send", refuse)
+    async with bench.endpoint(transaction_mode="receive_only", manager={"concurrency": 1}):
+        await bench.queues.create_queues(["full"])
+        for number in range(8):
+            await bench.stored_elsewhere(number, -1, destination="full")
+        await bench.stored_elsewhere(9, 20)
+        await bench.clock.advance(26 * SECOND)
+        assert bench.amounts == [9]
+        assert len(bench.stored()) == 8
+        monkeypatch.undo()
+        await bench.clock.advance(12 * SECOND)
+        assert len(bench.arrived("full")) == 8
+        assert bench.stored() == bench.arrived("error") == []
+
+
+async def test_what_is_due_already_is_stored_when_its_queue_is_full(bench: Bench) -> None:
+    bench.transport.faults.add(Fault("commit", FULL, calls=[1]))
+    async with bench.endpoint(manager={"concurrency": 1}):
+        await bench.put(deferred(bench.start - SECOND))
+        await bench.clock.settle()
+        assert bench.timeouts.faults.calls["add"] == 1
+        await bench.clock.advance(6 * SECOND)
+        assert bench.stored() == bench.arrived("error") == []
+    assert bench.amounts == [1]
 
 
 async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
