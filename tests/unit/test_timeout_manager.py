@@ -677,6 +677,18 @@ async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
     assert bench.amounts == [1]
 
 
+async def test_what_was_stored_and_dispatched_before_it_was_off_its_queue_is_not_stored_again(bench: Bench) -> None:
+    gone = TransportUnreachable("refused")
+    for method in ("commit", "roll_back"):
+        bench.transport.faults.add(Fault(method, gone, calls=range(1, 4)))
+    async with bench.endpoint(transaction_mode="receive_only"):
+        await bench.put(deferred(bench.start + 2 * SECOND))
+        await bench.clock.advance(60 * SECOND)
+        assert bench.stored() == bench.arrived(TIMEOUTS) == bench.arrived("error") == []
+    assert bench.amounts == [1]
+    assert bench.timeouts.faults.calls["add"] == 1
+
+
 # --- outages ----------------------------------------------------------------------------------------------------------
 
 CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will be terminated."

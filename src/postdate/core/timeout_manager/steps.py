@@ -19,6 +19,7 @@ import anyio
 from postdate.clock import Clock, later
 from postdate.core.due.destinations import Destinations
 from postdate.core.expiry import end_of_use
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
 from postdate.errors import (
@@ -193,6 +194,7 @@ class StoreStep:
 
     Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due. If its queue
     takes nothing now, it is stored after all. ``enlisting`` is the persister when storing is part of that transaction.
+    Otherwise a message may come again after it was stored: it is remembered, as the timeout may have left meanwhile.
     ``registered`` is told of due times after the commit; upstream tells before.
     """
 
@@ -210,6 +212,8 @@ class StoreStep:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self.deadlines = (self._store_deadlines,)
         """Of all that it calls; to be shortened when its pump stops."""
+        self._stored = Attempts()
+        """By the id of the timeout: two messages with one id may be two timeouts."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
@@ -217,10 +221,11 @@ class StoreStep:
             if is_clearing(envelope):
                 return await self._clear(envelope)
             timeout = timeout_of(envelope, self._owner)
-            now = self._clock.now()
+            attempt, now = self._stored.find(timeout.timeout_id), self._clock.now()
+            is_stored = attempt is not None and attempt.may_be_stored
             # In hand it would keep others from being stored while its queue, which refused it, is full.
-            if timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.tries:
-                return await self._store(timeout, envelope)
+            if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.tries:
+                return await self._store(timeout, envelope, is_stored=is_stored)
             if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
                 return StepOutcome(None, wait=timeout.due - now)
             end = End(record=None, outgoing=[undelayed(timeout, envelope.message_id)])
@@ -233,16 +238,19 @@ class StoreStep:
         late = (self._clock.now() - timeout.due).total_seconds()
         self._recovery.metrics.delivered({timeout.destination: 1}, [late])
 
-    async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
+    async def _store(self, timeout: Timeout, envelope: Envelope, *, is_stored: bool) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
-            if not await self._store_deadlines.call_apart(lambda: self._persister.add(timeout)):
+            is_new = not is_stored and await self._store_deadlines.call_apart(lambda: self._persister.add(timeout))
+            if not is_new:
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
+            self._stored.note(timeout.timeout_id).may_be_stored = True
         else:
             with translate_store_errors(self._persister):
                 work.append(self._enlisting.adding(timeout))
 
         async def stored() -> None:
+            self._stored.forget(timeout.timeout_id)
             self._recovery.metrics.count("stored", 1)
             self._registered(timeout.due)
 
