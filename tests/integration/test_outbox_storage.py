@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.waiting import patience, until
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox, SqliteStore
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
-from postdate.backends.sql.outbox import decode_operations
+from postdate.backends.sql.outbox import SqlOutbox, decode_operations
 from postdate.backends.sql.row_locks.outbox import Result, ThreadedConnection
 from postdate.core.recoverability import is_outage
 from postdate.errors import (
@@ -439,6 +439,28 @@ async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(p
     finally:
         await outbox.close()
         drop_schema(postgres_url, schema)
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [
+        lambda path: SqliteOutbox(path / "no folder" / "shop.db"),
+        lambda _: PostgresOutbox("postgresql://postdate@127.0.0.1:1/shop"),
+        lambda _: MariaDbOutbox("mariadb://postdate@127.0.0.1:1/shop"),
+    ],
+    ids=["sqlite", "postgres", "mariadb"],
+)
+async def test_a_database_that_gives_a_handler_no_connection_is_an_outage(
+    tmp_path: Path, outbox: Callable[[Path], SqlOutbox[Any]]
+) -> None:
+    store = outbox(tmp_path)
+    transaction = store.transaction("sales", "m-1")
+    with pytest.raises(StoreError) as refused:
+        await transaction.begin()
+    assert is_outage(refused.value)
+    with pytest.raises(type(refused.value)):  # whatever the handler has made of it
+        await transaction.roll_back()
+    await store.close()
 
 
 async def test_a_race_that_is_lost_at_the_commit_is_no_outage(postgres_url: str) -> None:

@@ -120,7 +120,8 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
 
     @override
     async def take(self) -> _Lent:
-        return _Lent(await self._database.take_for_application())
+        async with self._translating():
+            return _Lent(await self._database.take_for_application())
 
     @override
     async def put(self, connection: _Lent) -> None:
