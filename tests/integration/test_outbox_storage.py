@@ -441,6 +441,28 @@ async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(p
         drop_schema(postgres_url, schema)
 
 
+FULL = {
+    SqliteSubject: ["PRAGMA max_page_count = 1", "INSERT INTO paid VALUES (zeroblob(1000000))"],
+    PostgresSubject: ["SET TRANSACTION READ ONLY", f"INSERT INTO paid_{os.getpid()} VALUES (1)"],
+    MariaDbSubject: ["SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021, MESSAGE_TEXT = 'Disk full'"],
+}
+
+
+async def test_of_a_handlers_statements_those_are_outages_that_a_full_or_read_only_database_refuses(
+    subject: Subject,
+) -> None:
+    for (*first, refused_one), is_outage_of_all in ((FULL[type(subject)], True), (["SELECT * FROM nowhere"], False)):
+        transaction = subject.store.transaction("sales", "m-1")
+        connection = await transaction.begin()
+        for each in first:
+            await execute(connection, each)
+        with pytest.raises((sqlite3.Error, psycopg.Error, pymysql.Error)) as refused:
+            await execute(connection, refused_one)
+        assert (subject.store.outage_of(refused.value) is not None) == is_outage_of_all
+        await transaction.roll_back()
+    assert subject.store.outage_of(ValueError("of the handler")) is None
+
+
 @pytest.mark.parametrize(
     "outbox",
     [

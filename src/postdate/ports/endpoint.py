@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from postdate.errors import NotSupported
+from postdate.errors import NotSupported, PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports.common import Capable, NativeTransaction, Work
 
@@ -288,6 +288,14 @@ class OutboxStore(ABC):
 
         It is done in a transaction of queues in :attr:`database`. It raises :class:`~postdate.errors.SagaConflict`
         where the record is there already.
+        """
+        return None
+
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        """Return the outage that a statement of a handler met in its transaction; ``None``: the handler has failed.
+
+        For errors of the driver by which the database says that it takes no writes from anybody: it is full, or
+        read-only. A connection that is lost is told by :meth:`OutboxTransaction.roll_back`.
         """
         return None
 

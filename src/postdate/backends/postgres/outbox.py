@@ -26,7 +26,7 @@ from postdate.backends.postgres.queues import do_works_of
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
-from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
+from postdate.errors import PostdateError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable, StoreUnreachable
 from postdate.ports import NativeTransaction, Work
 from postdate.runtime.threads import in_thread
 
@@ -134,6 +134,11 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         async with self._translating():
             await block.__aenter__()
         connection.block, connection.connection.answers = block, None
+
+    @override
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        outage = translate(error, self.where) if isinstance(error, psycopg.Error) else None
+        return outage if isinstance(outage, StoreFull | StoreReadOnly) else None
 
     @override
     def native(self, connection: _Lent) -> NativeTransaction:

@@ -28,11 +28,20 @@ from postdate.backends.sqlite.connection import (
     patiently,
     replaced,
     steps,
+    translate,
     translated,
 )
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.clock import steady_seconds
-from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp, StoreUnreachable
+from postdate.errors import (
+    ConfigurationError,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreUnreachable,
+)
 from postdate.ports import Recording, Work
 from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
@@ -225,6 +234,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
                 self._end(connection.rollback)
 
         await in_thread(self._do, undo)
+
+    @override
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        outage = translate(error, self.path) if isinstance(error, sqlite3.Error) else None
+        return outage if isinstance(outage, StoreFull | StoreNotWritable) else None
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 
