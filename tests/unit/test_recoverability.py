@@ -73,7 +73,7 @@ def test_an_unreadable_timestamp_of_the_last_retry_is_ignored(text: str) -> None
     assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
 
 
-@pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5"])
+@pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5", "1" * 5_000])
 def test_an_unreadable_count_of_retries_is_none(text: str) -> None:
     headers = {Headers.DELAYED_RETRIES: text}
     assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
