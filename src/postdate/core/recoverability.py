@@ -157,7 +157,8 @@ def after_handling_failed(
     if failures <= policy.immediate_retries:
         return ImmediateRetry()
     performed = performed_delayed_retries(headers)
-    if performed < policy.delayed_retries and not _retried_too_long(headers, now):
+    # Without a count the timestamp is of an earlier life: it stays in an error copy, which may be returned days later.
+    if performed < policy.delayed_retries and not (performed and _retried_too_long(headers, now)):
         return DelayedRetry(policy.time_increase * (performed + 1))
     return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
 
