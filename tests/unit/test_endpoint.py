@@ -29,6 +29,7 @@ from postdate.errors import (
     DuplicateMessage,
     ErrorQueueNotConfigured,
     InvalidMessage,
+    MessageError,
     MessageTooLarge,
     QueueNotFound,
     TransportUnavailable,
@@ -401,6 +402,24 @@ async def test_what_a_failing_handler_sent_and_delayed_does_not_leave_row_52(aro
         await around.clock.advance(timedelta(hours=1))
     assert await around.length("audit") == await around.pending() == await around.length("sales.timeouts") == 0
     assert await around.length("error") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_sent_after_its_handler_has_ended_is_refused(memory: Surroundings, *, fails: bool) -> None:
+    contexts: list[HandlerContext] = []
+    endpoint = memory.endpoint(handles=False, recoverability=Recoverability(immediate_retries=0, delayed_retries=0))
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        contexts.append(context)
+        if fails:
+            raise RuntimeError("no")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+        with pytest.raises(MessageError, match="has ended"):
+            await contexts[0].send(Paid(), destination="sales")
 
 
 async def test_in_mode_none_sends_leave_at_once_row_52(around: Surroundings) -> None:

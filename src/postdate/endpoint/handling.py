@@ -389,9 +389,9 @@ class Handling:
             with tracing.current.handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
                 await self.handlers.call(received, context)
         finally:
+            context.has_ended = True
             if is_task_cancelled():  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
-        context.has_ended = True
         if self.audit is not None and started is not None:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))

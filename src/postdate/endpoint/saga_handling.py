@@ -185,9 +185,8 @@ class SagaInstance:
         try:
             await getattr(saga, method.method)(message, self.context)
         finally:
-            self.context.saga = {}
+            self.context.saga, self._has_ended = {}, True
         self.state = saga.state
-        self._has_ended = True
 
     # --- for the saga: see there ------------------------------------------------------------------------------------
 

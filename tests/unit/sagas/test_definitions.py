@@ -158,13 +158,16 @@ def test_details_that_cannot_be_read_are_told() -> None:
         decoded('{"timeouts": 7}', "Order order_id='o-1'")
 
 
-async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: World) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: World, *, fails: bool) -> None:
     kept: list[Saga[State]] = []
 
     class Late(OrderSaga, correlated_by="order_id"):
         @started_by(Place)
         async def take(self, message: Place | Change, context: HandlerContext) -> None:
             kept.append(self)
+            if fails:
+                raise RuntimeError("no")
 
     async with memory.endpoint(Late) as endpoint:
         await memory.send(endpoint, Place("o-1"))
