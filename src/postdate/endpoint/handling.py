@@ -125,6 +125,12 @@ class Handlers:
         with suppress(PostdateError):
             await self.sagas.expect(messages)
 
+    def forget(self, envelope: Envelope) -> None:
+        """Drop what :meth:`expect` has remembered of a message that is not handled after all."""
+        _, message = self._decoded.pop(envelope.message_id, (None, None))
+        if message is not None and self.sagas is not None:
+            self.sagas.forget(envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id), type(message))
+
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
         """Decode the message and call every handler of its type, one after the other; log who keeps the event loop.
@@ -315,6 +321,8 @@ class Handling:
 
     async def handle(self, received: Received) -> StepOutcome:
         unhandled = self.unhandled(received)
+        if unhandled is not None:
+            self.handlers.forget(received.envelope)
         if self._taking is not None:
             discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
             await self._taking.take_off(received, self.outgoing.clock.now(), discarded or HANDLED)

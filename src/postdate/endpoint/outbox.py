@@ -146,6 +146,8 @@ class OutboxHandling:
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
             recovery = self._handling.leaving if record is None else self._sending
             return StepOutcome(None, recovery, failed=Failed(error))
+        finally:
+            self._handling.handlers.forget(received.envelope)
         return StepOutcome(End(RecordKind.HANDLED, detail), self._sending, afterwards)
 
     async def expect(self, arrived: Sequence[Received]) -> None:

@@ -405,6 +405,11 @@ class Sagas:
             ):
                 self._expected[id_, name] = _Expected(message, value, correlation, record)
 
+    def forget(self, message_id: str, message_type: type[Any]) -> None:
+        """Drop what :meth:`expect` has found for a message."""
+        for definition, _ in self._of_type.get(message_type, ()):
+            self._expected.pop((message_id, definition.name), None)
+
     async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga of the message's type handle it.
 
