@@ -220,6 +220,20 @@ async def test_row_98_a_clock_set_back_does_not_stop_looking_back(look: Look) ->
     assert look.announced[-1] == late.timeout_id
 
 
+async def test_a_clock_that_was_years_ahead_at_the_start_and_is_set_right_hides_nothing(clock: VirtualClock) -> None:
+    years = timedelta(days=11 * 365)
+    clock.step(years)
+    look = Look(clock)
+    await look.begin()
+    await look.look()
+    clock.step(-years)
+    look.start = clock.now()
+    (timeout,) = await look.keep(1)
+    look.due.registered(timeout.due)
+    await look.look_later()
+    assert look.announced == [timeout.timeout_id]
+
+
 async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothing(clock: VirtualClock) -> None:
     look = Look(clock, at_once=4)
     await look.begin()
