@@ -64,6 +64,9 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
     """
 
+    longest_id = 450
+    """With the name of an endpoint, four bytes a character: an entry of an index has 2,704 bytes at most."""
+
     def __init__(
         self,
         database: str | OpenDatabase,
