@@ -68,9 +68,11 @@ class Positional(msgspec.Struct, array_like=True):
     order_id: str
 
 
-def _define(state: Any, correlated_by: str, **methods: Any) -> None:
+def _define(state: Any, correlated_by: str, name: str | None = None, **methods: Any) -> None:
     base = Saga if state is None else Saga[state]
-    types.new_class("Made", (base,), {"correlated_by": correlated_by}, lambda names: names.update(methods))
+    types.new_class(
+        "Made", (base,), {"correlated_by": correlated_by, "name": name}, lambda names: names.update(methods)
+    )
 
 
 @started_by(Place)
@@ -113,6 +115,9 @@ async def _take_reply(self: Any, message: Place, context: HandlerContext) -> Non
         (lambda: _define(State, "order_id", reply=_take_reply), "nothing starts it; mark a method"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
         (lambda: started_by(Place)(cast("Any", print)), "async methods"),
+        (lambda: _define(State, "order_id", "Orders, abroad", start=_start), "name 'Orders, abroad' has a comma"),
+        (lambda: _define(State, "order_id", "Orders ", start=_start), "name 'Orders ' has .* a blank at one end"),
+        (lambda: _define(State, "order_id", "s" * 201, start=_start), "name has 201 characters"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
