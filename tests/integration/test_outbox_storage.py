@@ -623,6 +623,34 @@ async def test_what_a_handler_sets_on_the_connection_ends_with_its_transaction(s
     assert seen == [("b",), ("a",)] * 2
 
 
+async def test_a_temporary_table_of_one_handler_is_not_there_for_the_next(subject: Subject) -> None:
+    await subject.store.setup()
+    for number, commits in enumerate((True, False, True)):
+        transaction = subject.store.transaction("sales", f"m-{number}")
+        await execute(await transaction.begin(), "CREATE TEMPORARY TABLE batch (number INTEGER)")
+        if commits:
+            assert await transaction.commit([], NOW)
+        else:
+            await transaction.roll_back()
+
+
+async def test_settings_and_locks_of_one_handler_do_not_reach_the_next_in_postgresql(postgres_url: str) -> None:
+    subject = PostgresSubject(postgres_url)
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    await execute(connection, "SELECT pg_advisory_lock(4711)")
+    await execute(connection, "SET search_path = nowhere")
+    assert await transaction.commit([], NOW)
+    assert subject.query("SELECT pg_try_advisory_lock(4711)") == [(True,)]
+    transaction = subject.store.transaction("sales", "m-2")
+    assert await execute(await transaction.begin(), "SHOW search_path") != ("nowhere",)
+    await transaction.roll_back()
+    for store in (subject.store, subject.elsewhere):
+        await store.close()
+    subject.drop()
+
+
 def _no_rows(*_: object) -> Any:
     raise LookupError("rows of a handler")
 

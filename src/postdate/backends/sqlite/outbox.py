@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from anyio import from_thread
 from typing_extensions import override
@@ -47,6 +47,9 @@ from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
+
+_IS_CHANGED: Final = "SELECT EXISTS (SELECT 1 FROM temp.sqlite_master) OR (SELECT query_only FROM pragma_query_only)"
+"""Whether a connection has temporary tables, or does not write."""
 
 
 class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
@@ -225,6 +228,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         as_opened(connection)
         (is_new,) = self.write_all(_transaction(connection), [(row, work)])
         self._end(connection.commit if is_new else connection.rollback)
+        self._close_if_changed(connection)
         return is_new
 
     @override
@@ -232,6 +236,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         def undo() -> None:
             if not self._closed:
                 self._end(connection.rollback)
+                self._close_if_changed(connection)
 
         await in_thread(self._do, undo)
 
@@ -265,6 +270,14 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             self._end(connection.rollback)
             raise replaced(self.path)
         return connection
+
+    def _close_if_changed(self, connection: sqlite3.Connection) -> None:
+        """Close the connection if its handler has left anything in it that would reach another."""
+        as_opened(connection)
+        (is_changed,) = connection.execute(_IS_CHANGED).fetchone()
+        if is_changed and connection is self._connection:
+            self._connection = None
+            connection.close()
 
     def _connected(self) -> sqlite3.Connection:
         before = identity_of(self.path)
