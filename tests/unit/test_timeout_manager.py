@@ -494,6 +494,17 @@ async def test_row_99_what_is_sent_is_related_to_its_timeout_and_keeps_its_heade
     assert sent.body == envelope.body
 
 
+@pytest.mark.parametrize("destination", ["", None])
+async def test_a_row_without_a_destination_goes_where_replies_go(bench: Bench, destination: Any) -> None:
+    await bench.queues.create_queues(["billing"])
+    timeout = await bench.stored_elsewhere(1, -1, headers={Headers.REPLY_TO_ADDRESS: "billing"})
+    bench.memory._timeouts[timeout.timeout_id] = replace(timeout, destination=destination)
+    async with bench.endpoint():
+        await bench.clock.settle()
+        assert len(bench.arrived("billing")) == 1
+        assert bench.stored() == bench.arrived("error") == []
+
+
 async def test_row_99_a_concurrent_removal_is_a_failure_and_the_next_attempt_a_success(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

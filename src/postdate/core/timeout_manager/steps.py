@@ -324,6 +324,9 @@ class DispatchStep:
         if claim is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
+        if not claim.timeout.destination:  # a row of other software
+            reply_to = claim.timeout.headers.get(Headers.REPLY_TO_ADDRESS, "")
+            claim = replace(claim, timeout=replace(claim.timeout, destination=reply_to))
         envelope = dispatched(claim.timeout, announcement.message_id, self._clock.now())
         try:
             end = await self._end(claim, envelope)
@@ -350,8 +353,8 @@ class DispatchStep:
                 work = [self._enlisting.removing(timeout.timeout_id)]
             return End(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
-            if self._full.wait_seconds(timeout.destination, self._clock.monotonic()):  # another is the probe
-                raise DestinationUnavailable(f"{timeout.destination} took nothing just now")
+            if self._full.wait_seconds(envelope.destination, self._clock.monotonic()):  # another is the probe
+                raise DestinationUnavailable(f"{envelope.destination} took nothing just now")
             await self._send(timeout.timeout_id, envelope)
         removed = await self._store_deadlines.call_apart(claim.remove)
         self._sent.pop(timeout.timeout_id, None)
