@@ -57,7 +57,10 @@ class IncomingMessage:
 
     @property
     def due(self) -> datetime | None:
-        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        """When a delayed message, or the delayed retry of any message, was due, UTC.
+
+        ``None`` for others, and where the transport does not keep it.
+        """
         return self.received.envelope.due
 
 
