@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -79,7 +79,7 @@ class PendingTimeout:
     """
 
     message_id: str
-    due: datetime
+    due: Annotated[datetime, msgspec.Meta(tz=True)]
     type: str
     body: msgspec.Raw
     requested_by: str = ""
@@ -574,13 +574,14 @@ class Sagas:
 
     async def _remove(self, records: Sequence[SagaRecord]) -> None:
         """Remove records that were marked as completed; one that stays counts as completed all the same."""
-        try:
-            with translate_store_errors(self.store):
-                await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
-        except SagaConflict:  # removed already, or another instance took its place
-            return
-        except PostdateError as error:
-            log.info("completed sagas stay in their store until others take their places: %s", error)
+        for record in records:  # each by itself: with one in conflict all would stay
+            try:
+                with translate_store_errors(self.store):
+                    await self.store.apply([SagaChange(SagaFate.COMPLETED, record)])
+            except SagaConflict:  # removed already, or another instance took its place
+                continue
+            except PostdateError as error:
+                log.info("a completed saga stays in its store until another takes its place: %s", error)
 
 
 def is_saga_timeout(headers: Mapping[str, str]) -> bool:

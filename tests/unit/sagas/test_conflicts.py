@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, World
+from tests.saga_world import LOG, SECOND, Change, OrderSaga, OtherSaga, Place, World
 
 from postdate import (
     HandlerContext,
@@ -156,6 +156,23 @@ async def test_a_completed_instance_that_was_not_removed_counts_as_completed_and
         assert (new := await memory.record()) is not None
         assert new.saga_id != left.saga_id
         assert await memory.seen() == ["Place"]
+
+
+async def test_of_two_completed_instances_one_is_removed_although_the_other_meets_a_conflict(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = memory.sagas.apply
+
+    async def apply_without_removing_one(changes: Any) -> None:
+        if any(each.fate is SagaFate.COMPLETED and each.record.saga_type == "OrderSaga" for each in changes):
+            raise SagaConflict("not now")
+        await apply(changes)
+
+    async with memory.endpoint(OrderSaga, OtherSaga) as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+        monkeypatch.setattr(memory.sagas, "apply", apply_without_removing_one)
+        await memory.send(endpoint, Change("o-1", ["complete"]))
+    assert [each.saga_type for each in await memory.sagas.page(("", ""), 10)] == ["OrderSaga"]
 
 
 async def test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_one_transaction(

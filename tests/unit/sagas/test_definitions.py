@@ -158,9 +158,17 @@ def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
     assert decoded(encoded(details), "a saga") == details
 
 
-def test_details_that_cannot_be_read_are_told() -> None:
+@pytest.mark.parametrize(
+    "details",
+    [
+        '{"timeouts": 7}',
+        '{"timeouts": {"t-1": {"message_id": "m-1", "due": "2026-01-31T12:00:05", "type": "Due", "body": {}}}}',
+    ],
+    ids=["no mapping", "no time zone"],
+)
+def test_details_that_cannot_be_read_are_told(details: str) -> None:
     with pytest.raises(InvalidMessage, match="what is kept of Order order_id='o-1' cannot be read"):
-        decoded('{"timeouts": 7}', "Order order_id='o-1'")
+        decoded(details, "Order order_id='o-1'")
 
 
 @pytest.mark.parametrize("fails", [False, True])
