@@ -78,6 +78,7 @@ class SagaFate(enum.Enum):
     CREATED = "created"
     UPDATED = "updated"
     COMPLETED = "completed"
+    SET_ASIDE = "set aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,10 @@ class SagaChange:
     """What one message does to one instance.
 
     Args:
-        fate: created: the record must not be there, nor another with its correlation; updated and completed: it must be
-            there in the version of the record. The instance gets the next version; a completed one is removed.
+        fate: created: the record must not be there, nor another with its correlation; all others: it must be there in
+            the version of the record. The instance gets the next version; a completed one is removed. One that is set
+            aside keeps state and details, and gets its id as the property of its correlation: its value is free for
+            another, and :meth:`SagaStore.load` finds it still.
         record: with the version that was loaded.
     """
 
@@ -152,6 +155,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
         Guarantees:
             sagas.every_update_makes_the_next_version, a_completed_instance_is_gone_and_its_correlation_free,
+            an_instance_that_is_set_aside_is_found_by_its_id_and_its_correlation_is_free,
             what_was_changed_meanwhile_is_not_changed_again, a_correlation_has_one_instance_of_a_type,
             changes_are_applied_together_or_not_at_all, of_several_creators_all_but_one_are_told, no_update_is_lost.
         """
