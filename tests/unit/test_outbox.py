@@ -33,6 +33,7 @@ from postdate.core.upkeep import wall_times
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
+    DestinationUnavailable,
     DuplicateMessage,
     NotSupported,
     PostdateError,
@@ -598,6 +599,18 @@ async def test_what_cannot_be_sent_stays_in_the_outbox_until_its_message_comes_b
         await world.clock.advance(SECOND)
     assert [each.body for each in world.arrived("nowhere")] == [b"to nowhere"]
     assert world.paid() == ["m-1"]
+
+
+async def test_what_a_full_queue_does_not_take_goes_on_later_and_its_message_is_handled_once(world: World) -> None:
+    full = DestinationUnavailable("it is full")
+    world.transport.faults.add(Fault("send", full, [world.transport.faults.calls["send"] + 1]))
+    await world.deliver()
+    async with world.endpoint(recoverability=ONE_TRY):
+        await world.clock.advance(SECOND)
+        assert world.ids("sales") == world.ids("billing") == world.ids("error") == []
+        await world.clock.advance(11 * SECOND)
+        assert len(world.ids("billing")) == 1
+    assert world.calls == world.paid() == ["m-1"]
 
 
 async def test_a_record_that_cannot_be_read_is_a_failure_of_its_message(world: World) -> None:
