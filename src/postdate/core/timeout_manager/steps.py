@@ -17,10 +17,10 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.due.destinations import Destinations
 from postdate.core.expiry import end_of_use
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
+from postdate.core.health.destinations import Destinations
 from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
 from postdate.errors import (
     DestinationUnavailable,
