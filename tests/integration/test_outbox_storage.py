@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -441,7 +441,7 @@ async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(p
         drop_schema(postgres_url, schema)
 
 
-FULL = {
+FULL: Mapping[type[Subject], list[str]] = {
     SqliteSubject: ["PRAGMA max_page_count = 1", "INSERT INTO paid VALUES (zeroblob(1000000))"],
     PostgresSubject: ["SET TRANSACTION READ ONLY", f"INSERT INTO paid_{os.getpid()} VALUES (1)"],
     MariaDbSubject: ["SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021, MESSAGE_TEXT = 'Disk full'"],
