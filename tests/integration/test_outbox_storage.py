@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.waiting import patience, until
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox, SqliteStore
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.schema import MariaDbOutbox
-from postdate.backends.sql.outbox import decode_operations
+from postdate.backends.sql.outbox import SqlOutbox, decode_operations
 from postdate.backends.sql.row_locks.outbox import Result, ThreadedConnection
 from postdate.core.recoverability import is_outage
 from postdate.errors import (
@@ -441,6 +441,50 @@ async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(p
         drop_schema(postgres_url, schema)
 
 
+FULL: Mapping[type[Subject], list[str]] = {
+    SqliteSubject: ["PRAGMA max_page_count = 1", "INSERT INTO paid VALUES (zeroblob(1000000))"],
+    PostgresSubject: ["SET TRANSACTION READ ONLY", f"INSERT INTO paid_{os.getpid()} VALUES (1)"],
+    MariaDbSubject: ["SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1021, MESSAGE_TEXT = 'Disk full'"],
+}
+
+
+async def test_of_a_handlers_statements_those_are_outages_that_a_full_or_read_only_database_refuses(
+    subject: Subject,
+) -> None:
+    for (*first, refused_one), is_outage_of_all in ((FULL[type(subject)], True), (["SELECT * FROM nowhere"], False)):
+        transaction = subject.store.transaction("sales", "m-1")
+        connection = await transaction.begin()
+        for each in first:
+            await execute(connection, each)
+        with pytest.raises((sqlite3.Error, psycopg.Error, pymysql.Error)) as refused:
+            await execute(connection, refused_one)
+        assert (subject.store.outage_of(refused.value) is not None) == is_outage_of_all
+        await transaction.roll_back()
+    assert subject.store.outage_of(ValueError("of the handler")) is None
+
+
+@pytest.mark.parametrize(
+    "outbox",
+    [
+        lambda path: SqliteOutbox(path / "no folder" / "shop.db"),
+        lambda _: PostgresOutbox("postgresql://postdate@127.0.0.1:1/shop"),
+        lambda _: MariaDbOutbox("mariadb://postdate@127.0.0.1:1/shop"),
+    ],
+    ids=["sqlite", "postgres", "mariadb"],
+)
+async def test_a_database_that_gives_a_handler_no_connection_is_an_outage(
+    tmp_path: Path, outbox: Callable[[Path], SqlOutbox[Any]]
+) -> None:
+    store = outbox(tmp_path)
+    transaction = store.transaction("sales", "m-1")
+    with pytest.raises(StoreError) as refused:
+        await transaction.begin()
+    assert is_outage(refused.value)
+    with pytest.raises(type(refused.value)):  # whatever the handler has made of it
+        await transaction.roll_back()
+    await store.close()
+
+
 async def test_a_race_that_is_lost_at_the_commit_is_no_outage(postgres_url: str) -> None:
     """Who chooses to be serializable loses some, and is handled again at once."""
     schema = fresh_schema()
@@ -579,6 +623,34 @@ async def test_what_a_handler_sets_on_the_connection_ends_with_its_transaction(s
     assert seen == [("b",), ("a",)] * 2
 
 
+async def test_a_temporary_table_of_one_handler_is_not_there_for_the_next(subject: Subject) -> None:
+    await subject.store.setup()
+    for number, commits in enumerate((True, False, True)):
+        transaction = subject.store.transaction("sales", f"m-{number}")
+        await execute(await transaction.begin(), "CREATE TEMPORARY TABLE batch (number INTEGER)")
+        if commits:
+            assert await transaction.commit([], NOW)
+        else:
+            await transaction.roll_back()
+
+
+async def test_settings_and_locks_of_one_handler_do_not_reach_the_next_in_postgresql(postgres_url: str) -> None:
+    subject = PostgresSubject(postgres_url)
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    await execute(connection, "SELECT pg_advisory_lock(4711)")
+    await execute(connection, "SET search_path = nowhere")
+    assert await transaction.commit([], NOW)
+    assert subject.query("SELECT pg_try_advisory_lock(4711)") == [(True,)]
+    transaction = subject.store.transaction("sales", "m-2")
+    assert await execute(await transaction.begin(), "SHOW search_path") != ("nowhere",)
+    await transaction.roll_back()
+    for store in (subject.store, subject.elsewhere):
+        await store.close()
+    subject.drop()
+
+
 def _no_rows(*_: object) -> Any:
     raise LookupError("rows of a handler")
 
@@ -686,12 +758,14 @@ async def test_a_lock_that_somebody_keeps_is_no_outage(mariadb: MariaDbSubject) 
     assert await mariadb.store.transaction("sales", "m-1").commit([], NOW)
 
 
-async def test_an_id_of_any_length_is_known(mariadb: MariaDbSubject) -> None:
-    """The table takes 250 characters."""
-    ids = ["x" * 250, "x" * 251, "x" * 10_000, f"{'x' * 9_999}y"]
+async def test_an_id_of_any_length_is_known(subject: Subject) -> None:
+    """MariaDB's table takes 250 characters, and PostgreSQL's index 2,704 bytes after compression."""
+    await subject.store.setup()
+    long = "".join(chr(0x10000 + number * 7919 % 0xF0000) for number in range(10_000))
+    ids = ["x" * 250, "x" * 251, long[:450], long[:451], long, f"{long[:-1]}y"]
     for id_ in ids:
-        assert await mariadb.store.transaction("sales", id_).commit([], NOW)
-        assert not await mariadb.elsewhere.transaction("sales", id_).commit([], NOW)
+        assert await subject.store.transaction("s" * 200, id_).commit([], NOW)
+        assert not await subject.elsewhere.transaction("s" * 200, id_).commit([], NOW)
 
 
 async def test_operations_that_fit_into_no_packet_are_refused(mariadb: MariaDbSubject) -> None:

@@ -349,15 +349,16 @@ async def test_a_time_that_cannot_be_read_holds_up_nothing_that_is_due(sqlite: S
     assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
 
 
-async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(postgres_url: str) -> None:
-    """``infinity`` is what .NET writes for its latest date-time."""
+@pytest.mark.parametrize("end", ["infinity", "10000-01-01"])
+async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(postgres_url: str, end: str) -> None:
+    """``infinity`` is what .NET writes for its latest date-time; Python has no year 10000."""
     prefix = f"end_{uuid.uuid4().hex}_"
     persister = PostgresTimeouts(postgres_url, table_prefix=prefix)
     await persister.initialize(ENDPOINT)
     await persister.setup()
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         table = Identifier("public", f"{prefix}TimeoutData")
-        for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), "infinity")):
+        for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), end)):
             insert = SQL("INSERT INTO {} VALUES (%s, 'q', %s, NULL, {}::timestamp, '{{}}', '1')")
             connection.execute(insert.format(table, Literal(time)), (timeout_id, NO_SAGA))
         chunk = await persister.next_chunk(NOW - SECOND, NOW + SECOND, 10)

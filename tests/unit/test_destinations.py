@@ -1,6 +1,6 @@
 """Queues that take no messages: a probe now and then, and few claims of the others. Source: ADR 51."""
 
-from postdate.core.due.destinations import (
+from postdate.core.health.destinations import (
     AT_A_TURN,
     FOLLOW_SECONDS,
     LATEST_TURN_SECONDS,

@@ -220,6 +220,20 @@ async def test_row_98_a_clock_set_back_does_not_stop_looking_back(look: Look) ->
     assert look.announced[-1] == late.timeout_id
 
 
+async def test_a_clock_that_was_years_ahead_at_the_start_and_is_set_right_hides_nothing(clock: VirtualClock) -> None:
+    years = timedelta(days=11 * 365)
+    clock.step(years)
+    look = Look(clock)
+    await look.begin()
+    await look.look()
+    clock.step(-years)
+    look.start = clock.now()
+    (timeout,) = await look.keep(1)
+    look.due.registered(timeout.due)
+    await look.look_later()
+    assert look.announced == [timeout.timeout_id]
+
+
 async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothing(clock: VirtualClock) -> None:
     look = Look(clock, at_once=4)
     await look.begin()
@@ -231,6 +245,15 @@ async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothin
     await look.look_later()  # which notes that the clock was set back
     await look.look_later()
     assert set(look.announced[4:]) == {each.timeout_id for each in late}
+
+
+async def test_what_was_announced_after_the_look_read_its_time_is_on_its_way(look: Look) -> None:
+    await look.keep(500)
+    started = look.clock.now()
+    await look.clock.advance(LOOK_BACK_EVERY)
+    await look.due.take(started)
+    await look.look()
+    assert len(look.announced) == 200
 
 
 async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(clock: VirtualClock) -> None:

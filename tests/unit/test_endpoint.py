@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -26,9 +27,11 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
+    DestinationUnavailable,
     DuplicateMessage,
     ErrorQueueNotConfigured,
     InvalidMessage,
+    MessageError,
     MessageTooLarge,
     QueueNotFound,
     TransportUnavailable,
@@ -287,6 +290,24 @@ async def test_without_a_store_there_are_no_delayed_retries(
     assert "no delayed retry without a store" in caplog.text
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_sent_after_its_handler_has_ended_is_refused(memory: Surroundings, *, fails: bool) -> None:
+    contexts: list[HandlerContext] = []
+    endpoint = memory.endpoint(handles=False, recoverability=Recoverability(immediate_retries=0, delayed_retries=0))
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        contexts.append(context)
+        if fails:
+            raise RuntimeError("no")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+        with pytest.raises(MessageError, match="has ended"):
+            await contexts[0].send(Paid(), destination="sales")
+
+
 @pytest.mark.parametrize("mode", [mode for mode in TransactionMode if mode is not TransactionMode.TRANSACTION_SCOPE])
 async def test_sending_to_a_missing_queue_is_a_failure_of_the_message(
     around: Surroundings, mode: TransactionMode
@@ -305,6 +326,37 @@ async def test_sending_to_a_missing_queue_is_a_failure_of_the_message(
         (headers,) = await around.error_headers()
     assert headers[Headers.ERROR_CODE] == "queue_not_found"
     assert len(attempts) == (1 if mode is TransactionMode.NONE else 24)
+
+
+async def test_a_full_queue_holds_up_no_messages_whose_handlers_send_elsewhere(
+    memory: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = memory.endpoint(handles=False, concurrency=2, transaction_mode="receive_only")
+    send, retries = memory.transport.send, list[str | None]()
+
+    async def refuse(envelopes: Any, now: datetime, *, work: Any = ()) -> Any:
+        if any(each.destination == "full" for each in envelopes):
+            return [DestinationUnavailable("it is full")] * len(envelopes)
+        return await send(envelopes, now, work=work)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        retries.append(context.headers.get(Headers.DELAYED_RETRIES))
+        await context.send(Paid(), destination="full" if message.amount == 1 else "free")
+
+    await memory.transport.create_queues(["full", "free"])
+    async with endpoint:
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.transport, "send", refuse)
+            for amount in (1, 1, 1, 1, 2, 2):
+                await endpoint.send(Pay(amount))
+            await memory.clock.advance(SECOND)
+            assert await memory.length("free") == 2
+            await memory.clock.advance(timedelta(hours=1))
+            assert await memory.length("full") == await memory.length("error") == 0
+        await memory.clock.advance(11 * SECOND)
+        assert await memory.length("full") == 4
+    assert set(retries) == {None}, "it does not count"
 
 
 async def test_without_an_error_queue_a_failing_message_stays_row_41(memory: Surroundings) -> None:

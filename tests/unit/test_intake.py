@@ -178,6 +178,19 @@ async def test_what_expires_and_is_returned_while_its_row_waits_ends_with_that(b
     assert (await bench.memory.statistics(bench.start)).pending == 1
 
 
+async def test_what_is_sent_again_in_another_trace_is_the_same_message(bench) -> None:
+    first = bench.message(due_in=60)
+    bench.intake = bench.intake_of(bench.memory)
+    for number in (1, 2):
+        trace = {
+            Headers.TRACE_PARENT: f"00-{number:032}-{number:016}-01",
+            "tracestate": f"a={number}",
+            "baggage": f"b={number}",
+        }
+        await bench.pump.handle(await arrive(bench, replace(first, headers={**first.headers, **trace})))
+    assert bench.ids(QUEUE) == bench.ids("error") == []
+
+
 async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_the_first_has_left(bench) -> None:
     """Its publisher says it again: properties and delay are new. Another body, or another destination, is an error."""
     bench.intake = bench.intake_of(bench.memory, read=partial(to_be_delayed, "postdate"))

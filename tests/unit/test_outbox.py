@@ -33,8 +33,10 @@ from postdate.core.upkeep import wall_times
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
+    DestinationUnavailable,
     DuplicateMessage,
     NotSupported,
+    PostdateError,
     StoreError,
     StoreNotSetUp,
     StoreTroubled,
@@ -86,6 +88,9 @@ class FaultyOutbox(OutboxStore):
 
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
         return await self.faults.run("find", lambda: self.store.find(endpoint, message_id))
+
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        return self.store.outage_of(error)
 
     def transaction(self, endpoint: str, message_id: str) -> Any:
         return FaultyTransaction(self, self.store.transaction(endpoint, message_id))
@@ -596,6 +601,18 @@ async def test_what_cannot_be_sent_stays_in_the_outbox_until_its_message_comes_b
     assert world.paid() == ["m-1"]
 
 
+async def test_what_a_full_queue_does_not_take_goes_on_later_and_its_message_is_handled_once(world: World) -> None:
+    full = DestinationUnavailable("it is full")
+    world.transport.faults.add(Fault("send", full, [world.transport.faults.calls["send"] + 1]))
+    await world.deliver()
+    async with world.endpoint(recoverability=ONE_TRY):
+        await world.clock.advance(SECOND)
+        assert world.ids("sales") == world.ids("billing") == world.ids("error") == []
+        await world.clock.advance(11 * SECOND)
+        assert len(world.ids("billing")) == 1
+    assert world.calls == world.paid() == ["m-1"]
+
+
 async def test_a_record_that_cannot_be_read_is_a_failure_of_its_message(world: World) -> None:
     await world.outbox.setup()
     world.query(
@@ -665,6 +682,31 @@ async def test_an_outage_of_the_outbox_is_not_the_fault_of_the_message(world: Wo
         await world.clock.advance(60 * SECOND)
         assert world.paid() == ["m-1"]
     assert world.ids("error") == []
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with all"])
+async def test_a_full_disk_that_the_statement_of_a_handler_meets_is_its_fault_only_if_no_other_meets_it(
+    world: World, *, is_alone: bool
+) -> None:
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        world.calls.append(context.message_id)
+        connection = await context.transaction()
+        if context.message_id == "m-bad" or not is_alone:
+            connection.execute("PRAGMA max_page_count = 1")
+            try:
+                connection.execute("INSERT INTO paid VALUES (zeroblob(1000000))")
+            finally:
+                connection.execute("PRAGMA max_page_count = 1073741823")
+        await world.pay(context)
+
+    async with world.endpoint(handle, recoverability=ONE_TRY):
+        await world.deliver("m-bad")
+        for number in range(20):
+            await world.deliver(f"m-{number}")
+            await world.clock.advance(SECOND)
+        assert world.calls.count("m-bad") > BORNE
+        assert world.ids("error") == ["m-bad"] * is_alone
+        assert len(world.paid()) == (20 if is_alone else 0)
 
 
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with all"])

@@ -67,13 +67,19 @@ def test_delayed_retries_end_after_24_hours_row_109() -> None:
     assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == MoveToError("error")
 
 
-@pytest.mark.parametrize("text", ["", "yesterday"])
-def test_an_unreadable_timestamp_of_the_last_retry_is_ignored(text: str) -> None:
-    headers = {Headers.DELAYED_RETRIES_TIMESTAMP: text}
+def test_a_message_returned_from_the_error_queue_days_later_has_its_delayed_retries_again() -> None:
+    """An error copy has no count of retries, and keeps the timestamp."""
+    headers = {Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(TOO_OLD)}
     assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
 
 
-@pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5"])
+@pytest.mark.parametrize("text", ["", "yesterday"])
+def test_an_unreadable_timestamp_of_the_last_retry_is_ignored(text: str) -> None:
+    headers = {Headers.DELAYED_RETRIES: "1", Headers.DELAYED_RETRIES_TIMESTAMP: text}
+    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5", "1" * 5_000])
 def test_an_unreadable_count_of_retries_is_none(text: str) -> None:
     headers = {Headers.DELAYED_RETRIES: text}
     assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))

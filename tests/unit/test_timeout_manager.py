@@ -31,6 +31,7 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
+    DestinationUnavailable,
     MessageTooLarge,
     NotSupported,
     PostdateError,
@@ -493,6 +494,17 @@ async def test_row_99_what_is_sent_is_related_to_its_timeout_and_keeps_its_heade
     assert sent.body == envelope.body
 
 
+@pytest.mark.parametrize("destination", ["", None])
+async def test_a_row_without_a_destination_goes_where_replies_go(bench: Bench, destination: Any) -> None:
+    await bench.queues.create_queues(["billing"])
+    timeout = await bench.stored_elsewhere(1, -1, headers={Headers.REPLY_TO_ADDRESS: "billing"})
+    bench.memory._timeouts[timeout.timeout_id] = replace(timeout, destination=destination)
+    async with bench.endpoint():
+        await bench.clock.settle()
+        assert len(bench.arrived("billing")) == 1
+        assert bench.stored() == bench.arrived("error") == []
+
+
 async def test_row_99_a_concurrent_removal_is_a_failure_and_the_next_attempt_a_success(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -628,6 +640,43 @@ async def test_what_waits_for_the_storage_is_given_back_when_the_endpoint_stops(
     assert [failures for _, failures in bench.queues.queues[TIMEOUTS].messages] == [0]
 
 
+FULL = DestinationUnavailable("it is full")
+
+
+async def test_a_full_queue_holds_up_no_due_timeouts_of_others_and_gets_its_own_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = bench.queues.send
+
+    async def refuse(envelopes, now, *, work=()):
+        return [FULL if each.destination == "full" else (await send([each], now))[0] for each in envelopes]
+
+    monkeypatch.setattr(bench.queues, "send", refuse)
+    async with bench.endpoint(transaction_mode="receive_only", manager={"concurrency": 1}):
+        await bench.queues.create_queues(["full"])
+        for number in range(8):
+            await bench.stored_elsewhere(number, -1, destination="full")
+        await bench.stored_elsewhere(9, 20)
+        await bench.clock.advance(26 * SECOND)
+        assert bench.amounts == [9]
+        assert len(bench.stored()) == 8
+        monkeypatch.undo()
+        await bench.clock.advance(12 * SECOND)
+        assert len(bench.arrived("full")) == 8
+        assert bench.stored() == bench.arrived("error") == []
+
+
+async def test_what_is_due_already_is_stored_when_its_queue_is_full(bench: Bench) -> None:
+    bench.transport.faults.add(Fault("commit", FULL, calls=[1]))
+    async with bench.endpoint(manager={"concurrency": 1}):
+        await bench.put(deferred(bench.start - SECOND))
+        await bench.clock.settle()
+        assert bench.timeouts.faults.calls["add"] == 1
+        await bench.clock.advance(6 * SECOND)
+        assert bench.stored() == bench.arrived("error") == []
+    assert bench.amounts == [1]
+
+
 async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
     bench.transport.faults.add(Fault("commit", TransportUnreachable("refused"), calls=range(1, 8)))
     async with bench.endpoint():
@@ -637,6 +686,18 @@ async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
         assert len(bench.stored()) == 1
         await bench.clock.advance(60 * SECOND)
     assert bench.amounts == [1]
+
+
+async def test_what_was_stored_and_dispatched_before_it_was_off_its_queue_is_not_stored_again(bench: Bench) -> None:
+    gone = TransportUnreachable("refused")
+    for method in ("commit", "roll_back"):
+        bench.transport.faults.add(Fault(method, gone, calls=range(1, 4)))
+    async with bench.endpoint(transaction_mode="receive_only"):
+        await bench.put(deferred(bench.start + 2 * SECOND))
+        await bench.clock.advance(60 * SECOND)
+        assert bench.stored() == bench.arrived(TIMEOUTS) == bench.arrived("error") == []
+    assert bench.amounts == [1]
+    assert bench.timeouts.faults.calls["add"] == 1
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ DATA_LIMIT = 32_768
 _BRIEF_MESSAGE_LIMIT = 200
 DEFAULT_ERROR_QUEUE = "error"
 _RETRIES_END_AFTER = timedelta(hours=24)
+_LONGEST_COUNT: Final = 9
+"""Digits of a number of retries in a header, which may be anybody's: Python refuses to read more than 4,300."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,8 @@ def after_handling_failed(
     if failures <= policy.immediate_retries:
         return ImmediateRetry()
     performed = performed_delayed_retries(headers)
-    if performed < policy.delayed_retries and not _retried_too_long(headers, now):
+    # Without a count the timestamp is of an earlier life: it stays in an error copy, which may be returned days later.
+    if performed < policy.delayed_retries and not (performed and _retried_too_long(headers, now)):
         return DelayedRetry(policy.time_increase * (performed + 1))
     return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
 
@@ -191,7 +194,7 @@ def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> st
 def performed_delayed_retries(headers: Mapping[str, str]) -> int:
     """Return how many delayed retries a message has behind it; an unreadable count is none."""
     text = headers.get(Headers.DELAYED_RETRIES, "0")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_COUNT else 0
 
 
 def _retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:

@@ -45,7 +45,8 @@ class IncomingMessage:
     def headers(self) -> Mapping[str, str]:
         """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
 
-        Messages that are sent have headers of their own: ``headers={**context.headers, "Mine": "1"}``.
+        Messages that are sent have headers of their own. Pass on single ones, ``headers={"Tenant":
+        context.headers["Tenant"]}``: among the others are id, type and retries of the incoming message.
         """
         return self._headers
 
@@ -56,7 +57,10 @@ class IncomingMessage:
 
     @property
     def due(self) -> datetime | None:
-        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        """When a delayed message, or the delayed retry of any message, was due, UTC.
+
+        ``None`` for others, and where the transport does not keep it.
+        """
         return self.received.envelope.due
 
 

@@ -25,6 +25,7 @@ from postdate.core.receive.outcomes import REQUEUE, Afterwards, Failed, Recovery
 from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
+    LONGEST_OUTAGE_DELAY,
     Decision,
     DelayedRetry,
     Discard,
@@ -51,6 +52,7 @@ from postdate.endpoint.service import CriticalErrors
 from postdate.endpoint.settings import Audit
 from postdate.errors import (
     ConfigurationError,
+    DestinationUnavailable,
     DuplicateMessage,
     HandlingInterrupted,
     InvalidMessage,
@@ -124,6 +126,12 @@ class Handlers:
                     messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
         with suppress(PostdateError):
             await self.sagas.expect(messages)
+
+    def forget(self, envelope: Envelope) -> None:
+        """Drop what :meth:`expect` has remembered of a message that is not handled after all."""
+        _, message = self._decoded.pop(envelope.message_id, (None, None))
+        if message is not None and self.sagas is not None:
+            self.sagas.forget(envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id), type(message))
 
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
@@ -234,6 +242,10 @@ class PolicyRecovery(Recovery):
 
     @override
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+        if outcome is not None and isinstance(error, DestinationUnavailable):  # as in resolve, and not of a handler
+            return self._ending(
+                received, self.endings.end_until_room(received, error), Failed(error, Resolution.POLICY)
+            )
         end = self.endings.end_after_failure(received, error)
         if end is None and (received.is_last or self.rules.already_off_queue):
             end = self.endings.to_error(received, error)
@@ -256,6 +268,10 @@ class PolicyRecovery(Recovery):
 
     @override
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+        is_undecided = failed is None or failed.resolution is None
+        if isinstance(error, DestinationUnavailable) and is_undecided and self.endings.comes_back_later:
+            # At the head of its queue, again and again, it would keep messages that send elsewhere from their handlers.
+            return Resolution.POLICY
         if self.rules.already_off_queue and failed is not None and failed.resolution is Resolution.BRIEF_ERROR_COPY:
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
             return Resolution.REQUEUE
@@ -315,6 +331,8 @@ class Handling:
 
     async def handle(self, received: Received) -> StepOutcome:
         unhandled = self.unhandled(received)
+        if unhandled is not None:
+            self.handlers.forget(received.envelope)
         if self._taking is not None:
             discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
             await self._taking.take_off(received, self.outgoing.clock.now(), discarded or HANDLED)
@@ -389,9 +407,9 @@ class Handling:
             with tracing.current.handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
                 await self.handlers.call(received, context)
         finally:
+            context.has_ended = True
             if is_task_cancelled():  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
-        context.has_ended = True
         if self.audit is not None and started is not None:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
@@ -496,13 +514,24 @@ class MessageEndings:
                 return self.discarded(received, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
-                retry = self._retry(received, later(now, delay), now)
+                headers = delayed_retry_headers(_own_headers(received.envelope), now)
+                retry = self._retry(received, later(now, delay), headers)
                 return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case Discard(why):
                 log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
                 return End(RecordKind.DISCARDED, storable(f"{why}: {reason}"))
             case MoveToError(queue):
                 return self.to_error(received, error, queue)
+
+    def end_until_room(self, received: Received, error: Exception) -> End:
+        """Return the end of a message while a queue to which its handlers send is full: it comes back, uncounted."""
+        now = self.outgoing.clock.now()
+        due, reason = later(now, LONGEST_OUTAGE_DELAY), f"{type(error).__name__}: {text_of(error)}"
+        if self._expires_before(received, due):
+            return self.discarded(received, f"expires before its retry: {reason}")
+        log.info("message %s is retried in %s: %s", _id(received), LONGEST_OUTAGE_DELAY, reason)
+        retry = self._retry(received, due, _own_headers(received.envelope))
+        return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
 
     def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
         """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
@@ -518,12 +547,11 @@ class MessageEndings:
         log.warning("message %s goes to the error queue: %s", _id(received), reason)
         return MoveToError()
 
-    def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
+    def _retry(self, received: Received, due: datetime, headers: Mapping[str, str]) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
-        own = _own_headers(envelope)
         # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
-        retried = without_delay_headers(delayed_retry_headers(own, now))
+        retried = without_delay_headers(headers)
         retried.pop(Headers.WALL_TIME, None)
         if Headers.TRACE_PARENT in retried:
             retried[Headers.START_NEW_TRACE] = "True"

@@ -20,7 +20,7 @@ from postdate.clock import Clock, later
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
-from postdate.core.recoverability import is_outage
+from postdate.core.recoverability import BORNE, is_outage
 from postdate.core.simple_store import sharing
 from postdate.endpoint.handler_context import BusinessTransaction
 from postdate.endpoint.handling import Handling, failure_of
@@ -104,7 +104,8 @@ class OutboxHandling:
     """The step of the message pump of an endpoint with an outbox.
 
     While the outbox's own database or those of sagas and delayed messages are out of reach, messages go back after a
-    pause: none is to blame. Any other error is a failure of its message.
+    pause: none is to blame. Nor is one whose handler met that in a statement of its own, unless it is the only message
+    that meets it again and again. Any other error is a failure of its message.
     """
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
@@ -145,6 +146,8 @@ class OutboxHandling:
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
             recovery = self._handling.leaving if record is None else self._sending
             return StepOutcome(None, recovery, failed=Failed(error))
+        finally:
+            self._handling.handlers.forget(received.envelope)
         return StepOutcome(End(RecordKind.HANDLED, detail), self._sending, afterwards)
 
     async def expect(self, arrived: Sequence[Received]) -> None:
@@ -180,7 +183,11 @@ class OutboxHandling:
                 with anyio.CancelScope(shield=is_cancelled()):
                     await self._roll_back(transaction, error)
                 raise
+            has_begun = transaction.begun
             await self._roll_back(transaction, failure)
+            outage = self._store.outage_of(failure) if has_begun else None
+            if outage is not None and self._committing.failed(received.envelope.message_id) <= BORNE:
+                raise outage from failure
             return self._handling.recovered(received, failure)
 
     async def _handled(

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,8 @@ def calling_own_store(attempts: Attempts, message_id: str) -> Generator[None]:
 
 
 _FIRED_REMEMBERED: Final = 32
+_NONE_BEFORE: Final = '"before":{}'
+"""In the details of nearly all instances, which are not decoded twice for that."""
 _EXPECTED: Final = 2_000
 
 
@@ -79,7 +81,7 @@ class PendingTimeout:
     """
 
     message_id: str
-    due: datetime
+    due: Annotated[datetime, msgspec.Meta(tz=True)]
     type: str
     body: msgspec.Raw
     requested_by: str = ""
@@ -112,12 +114,15 @@ class SagaDetails:
         fired: message ids of the last timeouts that came, so that one whose handling was kept and whose messages were
             not sent (a killed process) is handled again; only where these two are not one transaction.
         completed_by: id of the message that completed it, until the record is removed; likewise.
+        before: instances with the same correlation value that were set aside as this one began, by the id of the
+            message that completed each: this has not ended perhaps, and comes again.
         originator: who sent the message that began it; ``None``: nobody who wants a reply.
     """
 
     timeouts: dict[str, PendingTimeout] = field(default_factory=dict[str, PendingTimeout])
     fired: list[str] = field(default_factory=list[str])
     completed_by: str | None = None
+    before: dict[str, str] = field(default_factory=dict[str, str])
     originator: Originator | None = None
 
     def timeout_of(self, message_id: str) -> str | None:
@@ -135,6 +140,11 @@ class SagaDetails:
             del self.timeouts[timeout_id]
             if remember:
                 self.fired = [*self.fired, message_id][-_FIRED_REMEMBERED:]
+
+    def with_itself_before(self, saga_id: str) -> dict[str, str]:
+        """Return :attr:`before` for the next instance, as this one, with that id, is set aside."""
+        before = self.before if self.completed_by is None else {**self.before, self.completed_by: saga_id}
+        return dict(list(before.items())[-_FIRED_REMEMBERED:])
 
     def is_over_for(self, message_id: str) -> bool:
         """Return whether the instance was completed by another message than ``message_id``."""
@@ -157,7 +167,7 @@ class SagaInstance:
     """A saga instance while it handles one message; collects what its :class:`Saga` requests.
 
     ``record`` is as it was loaded; version 0: new. ``details`` are Postdate's own. ``leftover`` is a completed instance
-    of the same correlation that was not removed yet.
+    of the same correlation that was not removed yet: the message that completed it may still come again.
     """
 
     definition: SagaDefinition
@@ -185,9 +195,8 @@ class SagaInstance:
         try:
             await getattr(saga, method.method)(message, self.context)
         finally:
-            self.context.saga = {}
+            self.context.saga, self._has_ended = {}, True
         self.state = saga.state
-        self._has_ended = True
 
     # --- for the saga: see there ------------------------------------------------------------------------------------
 
@@ -300,14 +309,14 @@ class SagaInstance:
             raise InvalidMessage(
                 f"{name_of(self.record)} changed its {name} to {value!r}: messages find it by that, so it must stay"
             )
-        replaced = [] if self.leftover is None else [SagaChange(SagaFate.COMPLETED, self.leftover)]
+        replaced = [] if self.leftover is None else [SagaChange(SagaFate.SET_ASIDE, self.leftover)]
         if self.is_completed:
             for timeout_id in list(self.details.timeouts):
                 self.cancel(timeout_id)
             if not self.record.version:  # it was never kept
                 if self.is_expected:  # nor is anything written that would tell of another
                     raise SagaConflict(f"{name_of(self.record)} may have been created meanwhile")
-                return replaced
+                return []
             if completed_by is None:
                 return [SagaChange(SagaFate.COMPLETED, self.record)]
             self.details.completed_by = completed_by
@@ -406,6 +415,11 @@ class Sagas:
             ):
                 self._expected[id_, name] = _Expected(message, value, correlation, record)
 
+    def forget(self, message_id: str, message_type: type[Any]) -> None:
+        """Drop what :meth:`expect` has found for a message."""
+        for definition, _ in self._of_type.get(message_type, ()):
+            self._expected.pop((message_id, definition.name), None)
+
     async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga of the message's type handle it.
 
@@ -432,7 +446,8 @@ class Sagas:
         self, definition: SagaDefinition, method: SagaMethod, message: object, context: HandlerContext
     ) -> SagaInstance | None:
         expected = self._expected.pop((context.message_id, definition.name), None)
-        if expected is not None and expected.message is message:
+        knows_none = expected is None or expected.record is None or _NONE_BEFORE in expected.record.details
+        if expected is not None and expected.message is message and knows_none:
             instance = self._instance(definition, method, expected, context)
             if instance is not None:
                 instance.is_expected = True
@@ -441,6 +456,11 @@ class Sagas:
         correlation = Correlation(definition.correlated_by, text)
         with calling_own_store(self._attempts[SagaStore.find], context.message_id):
             record = await self.store.find(definition.name, correlation)
+        if record is not None and _NONE_BEFORE not in record.details:
+            earlier = decoded(record.details, name_of(record)).before.get(context.message_id)
+            if earlier is not None:  # the message completed that one, and comes again
+                aside, details = await self._load(definition, earlier, context)
+                return None if aside is None else self._loaded(definition, aside, details, context)
         return self._instance(definition, method, _Expected(message, value, correlation, record), context)
 
     def _instance(
@@ -448,16 +468,17 @@ class Sagas:
     ) -> SagaInstance | None:
         """Return the instance that was found, or a new one where the message starts one."""
         leftover: SagaRecord | None = None
+        before = dict[str, str]()
         if expected.record is not None:
             details = decoded(expected.record.details, name_of(expected.record))
             if not details.is_over_for(context.message_id):
                 return self._loaded(definition, expected.record, details, context)
-            leftover = expected.record
+            leftover, before = expected.record, details.with_itself_before(expected.record.saga_id)
         if method.role is not SagaRole.STARTS:
             return None
         record = SagaRecord(str(uuid.uuid4()), definition.name, expected.correlation, "")
         state = definition.new_state(expected.value)
-        details = SagaDetails(originator=originator_of(context.headers))
+        details = SagaDetails(before=before, originator=originator_of(context.headers))
         return SagaInstance(definition, record, state, details, context, self._messages, leftover)
 
     # --- replies --------------------------------------------------------------------------------------------------
@@ -481,8 +502,13 @@ class Sagas:
         self, definition: SagaDefinition, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
         """Return record and details of the instance that the headers name; the record is ``None`` if it has ended."""
+        return await self._load(definition, _saga_id(context.headers), context)
+
+    async def _load(
+        self, definition: SagaDefinition, saga_id: str, context: HandlerContext
+    ) -> tuple[SagaRecord | None, SagaDetails]:
         with calling_own_store(self._attempts[SagaStore.load], context.message_id):
-            record = await self.store.load(definition.name, _saga_id(context.headers))
+            record = await self.store.load(definition.name, saga_id)
         if record is None:
             return None, SagaDetails()
         details = decoded(record.details, name_of(record))
@@ -551,10 +577,12 @@ class Sagas:
         if revoked:
             context.afterwards.append(lambda: self._cancel(revoked))
         if completed_by is not None:
-            records = [each.record for each in instances if each.is_completed and each.record.version]
+            # One that knows others before it stays until the next takes its place, which is to know them, too.
+            removable = [each for each in instances if each.is_completed and not each.details.before]
+            records = [each.record for each in removable if each.record.version]
             over = [replace(each, version=each.version + 1) for each in records]  # the version that they are kept in
             if over:
-                context.afterwards.append(lambda: self._remove(over))
+                context.afterwards.append(lambda: self._remove(over, completed_by))
 
     async def _cancel(self, message_ids: Sequence[str]) -> None:
         """Take revoked timeouts out of the store, to save room; one that comes anyway is ignored."""
@@ -568,15 +596,25 @@ class Sagas:
         except PostdateError as error:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 
-    async def _remove(self, records: Sequence[SagaRecord]) -> None:
+    async def _remove(self, records: Sequence[SagaRecord], completed_by: str) -> None:
         """Remove records that were marked as completed; one that stays counts as completed all the same."""
+        for record in records:  # each by itself: with one in conflict all would stay
+            try:
+                with translate_store_errors(self.store):
+                    await self._remove_one(record, completed_by)
+            except SagaConflict:  # removed already
+                continue
+            except PostdateError as error:
+                log.info("a completed saga stays in its store until another takes its place: %s", error)
+
+    async def _remove_one(self, record: SagaRecord, completed_by: str) -> None:
         try:
-            with translate_store_errors(self.store):
-                await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
-        except SagaConflict:  # removed already, or another instance took its place
-            return
-        except PostdateError as error:
-            log.info("completed sagas stay in their store until others take their places: %s", error)
+            await self.store.apply([SagaChange(SagaFate.COMPLETED, record)])
+        except SagaConflict:
+            aside = await self.store.load(record.saga_type, record.saga_id)
+            if aside is None or decoded(aside.details, name_of(aside)).completed_by != completed_by:
+                return
+            await self.store.apply([SagaChange(SagaFate.COMPLETED, aside)])  # another took its place meanwhile
 
 
 def is_saga_timeout(headers: Mapping[str, str]) -> bool:

@@ -128,7 +128,7 @@ class Saga(Generic[S]):
     Args of the class statement:
         correlated_by: name of the property of the state that tells instances apart; the first message sets it, and it
             stays.
-        name: of the saga on the wire and in its store; default ``module.Class``.
+        name: of the saga on the wire and in its store, up to 200 characters without a comma; default ``module.Class``.
     """
 
     definition: ClassVar[SagaDefinition]
@@ -261,6 +261,7 @@ def _plain(value: object) -> object:
 
 
 def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDefinition:
+    _check_name(saga, name)
     state_type = _state_type(saga)
     field = _correlation_field(saga, state_type, correlated_by)
     methods = [
@@ -286,6 +287,19 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
                 f"correlate=lambda message: …){reply if each.role is SagaRole.HANDLES else ''}",
             )
     return SagaDefinition(saga, name, correlated_by, state_type, field, messages, timeouts)
+
+
+def _check_name(saga: type[Saga[Any]], name: str) -> None:
+    """Refuse a name that a message or a store would bring back as another one, or not take."""
+    if "," in name or name != name.strip() or "\0" in name:
+        raise _wrong(
+            saga,
+            f"its name {name!r} has a comma, a NUL, or a blank at one end, which no header keeps; pass another, name=",
+        )
+    if not 0 < len(name) <= CORRELATION_LIMIT:
+        raise _wrong(
+            saga, f"its name has {len(name)} characters, and stores take {CORRELATION_LIMIT}; pass a shorter one, name="
+        )
 
 
 def _wrong(saga: type[Saga[Any]], why: str) -> ConfigurationError:

@@ -25,7 +25,7 @@ from postdate.endpoint.settings import (
     check_address,
     check_scope,
 )
-from postdate.errors import ConfigurationError, MessageError, PostdateError
+from postdate.errors import ConfigurationError, DestinationUnavailable, MessageError, PostdateError
 from postdate.ports import Received, TransactionMode, TransportCapabilities
 from postdate.runtime.resource import resource_of
 
@@ -152,7 +152,12 @@ class TimeoutManagerService(Service):
         outage = StoreWaits(context.clock, calls)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
-            rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
+            rules=RecoveryRules(
+                asked_again_after=() if dispatches else (DestinationUnavailable,),  # asked again, the step stores it
+                waits_in_hand=True,
+                shares_database=self._enlisting is not None,
+                counts_transient=True,
+            ),
             attempts=Attempts(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from postdate.errors import NotSupported
+from postdate.errors import NotSupported, PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports.common import Capable, NativeTransaction, Work
 
@@ -78,6 +78,7 @@ class SagaFate(enum.Enum):
     CREATED = "created"
     UPDATED = "updated"
     COMPLETED = "completed"
+    SET_ASIDE = "set aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,10 @@ class SagaChange:
     """What one message does to one instance.
 
     Args:
-        fate: created: the record must not be there, nor another with its correlation; updated and completed: it must be
-            there in the version of the record. The instance gets the next version; a completed one is removed.
+        fate: created: the record must not be there, nor another with its correlation; all others: it must be there in
+            the version of the record. The instance gets the next version; a completed one is removed. One that is set
+            aside keeps state and details, and gets its id as the property of its correlation: its value is free for
+            another, and :meth:`SagaStore.load` finds it still.
         record: with the version that was loaded.
     """
 
@@ -152,6 +155,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
         Guarantees:
             sagas.every_update_makes_the_next_version, a_completed_instance_is_gone_and_its_correlation_free,
+            an_instance_that_is_set_aside_is_found_by_its_id_and_its_correlation_is_free,
             what_was_changed_meanwhile_is_not_changed_again, a_correlation_has_one_instance_of_a_type,
             changes_are_applied_together_or_not_at_all, of_several_creators_all_but_one_are_told, no_update_is_lost.
         """
@@ -288,6 +292,14 @@ class OutboxStore(ABC):
 
         It is done in a transaction of queues in :attr:`database`. It raises :class:`~postdate.errors.SagaConflict`
         where the record is there already.
+        """
+        return None
+
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        """Return the outage that a statement of a handler met in its transaction; ``None``: the handler has failed.
+
+        For errors of the driver by which the database says that it takes no writes from anybody: it is full, or
+        read-only. A connection that is lost is told by :meth:`OutboxTransaction.roll_back`.
         """
         return None
 

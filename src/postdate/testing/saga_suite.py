@@ -161,6 +161,26 @@ async def a_completed_instance_is_gone_and_its_correlation_free(store: SagaStore
 
 
 @sagas.with_fixture(_store)
+async def an_instance_that_is_set_aside_is_found_by_its_id_and_its_correlation_is_free(store: SagaStore) -> None:
+    """It keeps state and details; another may have its correlation: in one call, and again after that."""
+    ids = list[str]()
+    for number in range(3):
+        if ids:
+            before = await _created_record(store)
+            changes = [SagaChange(SagaFate.SET_ASIDE, before)]
+            await store.apply([*changes, _created(replace(_record(), state=f'{{"n":{number}}}'))])
+            aside = await store.load("Order", before.saga_id)
+            expected = replace(before, correlation=replace(before.correlation, property=before.saga_id), version=2)
+            expect_equal(aside, expected, "the instance that was set aside")
+            with expect_error(SagaConflict, "setting it aside again in the version of before"):
+                await store.apply(changes)
+        else:
+            await store.apply([_created(_record())])
+        ids.append((await _created_record(store)).saga_id)
+    expect_equal(len(set(ids)), 3, "instances that had the correlation")
+
+
+@sagas.with_fixture(_store)
 async def what_was_changed_meanwhile_is_not_changed_again(store: SagaStore) -> None:
     """An update or completion of an older version, and of an instance that is gone, is a conflict."""
     await store.apply([_created(_record())])

@@ -1,10 +1,12 @@
 """Sagas that others change meanwhile, and what a killed process leaves (ADR 0016)."""
 
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, World
+from tests.saga_world import LOG, SECOND, Change, OrderSaga, OtherSaga, Place, World
 
 from postdate import (
     HandlerContext,
@@ -15,7 +17,7 @@ from postdate import (
     TransactionMode,
     started_by,
 )
-from postdate.errors import SagaConflict
+from postdate.errors import SagaConflict, TransportUnavailable
 from postdate.messages import to_envelope
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
 from postdate.testing import VirtualClock
@@ -156,6 +158,81 @@ async def test_a_completed_instance_that_was_not_removed_counts_as_completed_and
         assert (new := await memory.record()) is not None
         assert new.saga_id != left.saga_id
         assert await memory.seen() == ["Place"]
+
+
+@pytest.mark.parametrize("ends_by", ["a timeout", "a message"])
+async def test_what_completed_an_instance_and_was_not_sent_goes_on_with_it_though_others_took_its_place(
+    memory: World, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    class Ending(OrderSaga, correlated_by="order_id", name="OrderSaga"):
+        async def do(self, orders: list[str], what: str, context: HandlerContext) -> None:
+            await super().do(["mail bye", "complete"] if what.startswith("Due") else orders, what, context)
+
+    send = memory.transport.send
+
+    async def refuse_mails(envelopes: Any, now: Any, *, work: Any = ()) -> Any:
+        if any(each.destination == "mails" for each in envelopes):
+            return [TransportUnavailable("no mails now")] * len(envelopes)
+        return await send(envelopes, now, work=work)
+
+    await memory.transport.create_queues(["mails"])
+    async with memory.endpoint(Ending, transaction_mode="receive_only") as endpoint:
+        await memory.send(endpoint, Place("o-1", ["due 10"] if ends_by == "a timeout" else []))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.transport, "send", refuse_mails)
+            if ends_by == "a message":
+                await memory.send(endpoint, Change("o-1", ["mail bye", "complete"]))
+            await memory.clock.advance(11 * SECOND)
+            assert (first := await memory.record()) is not None
+            await memory.send(endpoint, Place("o-1", ["complete"]))  # never kept
+            await memory.send(endpoint, Place("o-1"))
+            await memory.send(endpoint, Change("o-1", ["complete"]))
+            await memory.send(endpoint, Place("o-1"))
+            assert await memory.sagas.load("OrderSaga", first.saga_id) is not None
+        await memory.clock.advance(30 * SECOND)
+        assert (await memory.length("mails"), await memory.length("error")) == (1, 0)
+        assert await memory.seen() == ["Place"]
+        assert await memory.sagas.load("OrderSaga", first.saga_id) is None
+
+
+async def test_an_instance_that_is_replaced_while_its_last_messages_leave_is_removed_all_the_same(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = memory.transport.send
+
+    async def begin_another_first(envelopes: Any, now: Any, *, work: Any = ()) -> Any:
+        if any(each.destination == "mails" for each in envelopes):
+            completed = await memory.record()
+            assert completed is not None
+            another = replace(completed, saga_id=str(uuid.uuid4()), version=0, details="{}")
+            changes = [SagaChange(SagaFate.SET_ASIDE, completed), SagaChange(SagaFate.CREATED, another)]
+            await memory.sagas.apply(changes)
+        return await send(envelopes, now, work=work)
+
+    await memory.transport.create_queues(["mails"])
+    async with memory.endpoint(transaction_mode="receive_only") as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+        monkeypatch.setattr(memory.transport, "send", begin_another_first)
+        await memory.send(endpoint, Change("o-1", ["mail bye", "complete"]))
+    (record,) = await memory.sagas.page(("", ""), 10)
+    assert (record.correlation, record.details) == (Correlation("order_id", "o-1"), "{}")
+
+
+async def test_of_two_completed_instances_one_is_removed_although_the_other_meets_a_conflict(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = memory.sagas.apply
+
+    async def apply_without_removing_one(changes: Any) -> None:
+        if any(each.fate is SagaFate.COMPLETED and each.record.saga_type == "OrderSaga" for each in changes):
+            raise SagaConflict("not now")
+        await apply(changes)
+
+    async with memory.endpoint(OrderSaga, OtherSaga) as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+        monkeypatch.setattr(memory.sagas, "apply", apply_without_removing_one)
+        await memory.send(endpoint, Change("o-1", ["complete"]))
+    assert [each.saga_type for each in await memory.sagas.page(("", ""), 10)] == ["OrderSaga"]
 
 
 async def test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_one_transaction(

@@ -68,9 +68,11 @@ class Positional(msgspec.Struct, array_like=True):
     order_id: str
 
 
-def _define(state: Any, correlated_by: str, **methods: Any) -> None:
+def _define(state: Any, correlated_by: str, name: str | None = None, **methods: Any) -> None:
     base = Saga if state is None else Saga[state]
-    types.new_class("Made", (base,), {"correlated_by": correlated_by}, lambda names: names.update(methods))
+    types.new_class(
+        "Made", (base,), {"correlated_by": correlated_by, "name": name}, lambda names: names.update(methods)
+    )
 
 
 @started_by(Place)
@@ -113,6 +115,9 @@ async def _take_reply(self: Any, message: Place, context: HandlerContext) -> Non
         (lambda: _define(State, "order_id", reply=_take_reply), "nothing starts it; mark a method"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
         (lambda: started_by(Place)(cast("Any", print)), "async methods"),
+        (lambda: _define(State, "order_id", "Orders, abroad", start=_start), "name 'Orders, abroad' has a comma"),
+        (lambda: _define(State, "order_id", "Orders ", start=_start), "name 'Orders ' has .* a blank at one end"),
+        (lambda: _define(State, "order_id", "s" * 201, start=_start), "name has 201 characters"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
@@ -153,18 +158,29 @@ def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
     assert decoded(encoded(details), "a saga") == details
 
 
-def test_details_that_cannot_be_read_are_told() -> None:
+@pytest.mark.parametrize(
+    "details",
+    [
+        '{"timeouts": 7}',
+        '{"timeouts": {"t-1": {"message_id": "m-1", "due": "2026-01-31T12:00:05", "type": "Due", "body": {}}}}',
+    ],
+    ids=["no mapping", "no time zone"],
+)
+def test_details_that_cannot_be_read_are_told(details: str) -> None:
     with pytest.raises(InvalidMessage, match="what is kept of Order order_id='o-1' cannot be read"):
-        decoded('{"timeouts": 7}', "Order order_id='o-1'")
+        decoded(details, "Order order_id='o-1'")
 
 
-async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: World) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: World, *, fails: bool) -> None:
     kept: list[Saga[State]] = []
 
     class Late(OrderSaga, correlated_by="order_id"):
         @started_by(Place)
         async def take(self, message: Place | Change, context: HandlerContext) -> None:
             kept.append(self)
+            if fails:
+                raise RuntimeError("no")
 
     async with memory.endpoint(Late) as endpoint:
         await memory.send(endpoint, Place("o-1"))

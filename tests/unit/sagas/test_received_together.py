@@ -1,7 +1,8 @@
 """Messages that are received together: their instances are found in one query, and each is handled by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -37,15 +38,20 @@ class Asked:
         monkeypatch.setattr(world.sagas, "find_all", all_found)
 
 
-async def queue(world: World, *messages: Place | Change | bytes, ids: Sequence[str] = ()) -> None:
+async def queue(
+    world: World,
+    *messages: Place | Change | bytes,
+    ids: Sequence[str] = (),
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Put messages into the queue of the endpoint, to be received together; bytes are the body of a ``Place``."""
     await world.transport.create_queues(["orders"])
     envelopes = list[Envelope]()
     for number, message in enumerate(messages):
         id_, kind = ids[number] if ids else f"m-{number}", Place if isinstance(message, bytes) else type(message)
         body = message if isinstance(message, bytes) else msgspec.json.encode(asdict(message))
-        headers = {Headers.MESSAGE_ID: id_, Headers.ENCLOSED_MESSAGE_TYPES: type_name(kind)}
-        envelopes.append(Envelope("orders", id_, headers, body))
+        own = {Headers.MESSAGE_ID: id_, Headers.ENCLOSED_MESSAGE_TYPES: type_name(kind), **headers}
+        envelopes.append(Envelope("orders", id_, own, body))
     await world.transport.send(envelopes, world.clock.now())
 
 
@@ -62,6 +68,22 @@ async def test_instances_are_found_in_one_query_those_of_a_second_message_by_its
     assert ("not found", "Change", "") in LOG
     assert await world.seen("o-0") == ["Place", "Place"]
     assert [await world.seen(f"o-{number}") for number in range(1, 9)] == [["Place"]] * 8
+
+
+@of_files
+@pytest.mark.parametrize("expired", [True, False])
+async def test_of_messages_that_are_not_handled_nothing_is_remembered(world: World, *, expired: bool) -> None:
+    """Expired ones, and with an outbox those that were handled before."""
+    headers = {Headers.EXPIRES_AT: "2020-01-01 00:00:00:000000 Z"} if expired else {}
+    async with world.endpoint() as endpoint:
+        for _ in range(2):
+            await queue(world, *(Place(f"o-{number}") for number in range(3)), headers=headers)
+            await world.clock.advance(SECOND)
+        handlers = endpoint._handlers
+        assert handlers.sagas is not None
+        assert not handlers._decoded
+        assert not handlers.sagas._expected
+    assert await world.length("orders") == 0
 
 
 @of_files

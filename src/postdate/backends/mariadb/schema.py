@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.mariadb.connection import MariaDbServer
+import pymysql
+from typing_extensions import override
+
+from postdate.backends.mariadb.connection import MariaDbServer, translate
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.sql.migrations import Step, oldest_versions, too_old
 from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
@@ -23,7 +26,7 @@ from postdate.backends.sql.row_locks.names import (
     rights_needed,
 )
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
-from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.errors import ConfigurationError, PostdateError, StoreFull, StoreReadOnly, StoreUnavailable
 
 LONGEST_NAME: Final = 64
 
@@ -150,3 +153,8 @@ class MariaDbOutbox(ServerOutbox):
     """Keeps outboxes in MariaDB; see :class:`postdate.backends.sql.row_locks.outbox.ServerOutbox`."""
 
     made_from = MariaDbSchema
+
+    @override
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        outage = translate(error, self.where) if isinstance(error, pymysql.Error) else None
+        return outage if isinstance(outage, StoreFull | StoreReadOnly) else None

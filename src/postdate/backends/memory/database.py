@@ -71,6 +71,10 @@ def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> No
         raise SagaConflict(f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile")
     if change.fate is SagaFate.COMPLETED:
         del records[key]
+    elif change.fate is SagaFate.SET_ASIDE:
+        stored = records[key]
+        aside = replace(stored.correlation, property=stored.saga_id)
+        records[key] = replace(stored, correlation=aside, version=stored.version + 1)
     else:
         records[key] = replace(record, version=record.version + 1)
 

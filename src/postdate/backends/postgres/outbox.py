@@ -26,7 +26,7 @@ from postdate.backends.postgres.queues import do_works_of
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
-from postdate.errors import StoreError, StoreUnavailable, StoreUnreachable
+from postdate.errors import PostdateError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable, StoreUnreachable
 from postdate.ports import NativeTransaction, Work
 from postdate.runtime.threads import in_thread
 
@@ -63,6 +63,9 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
     Raises:
         ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
     """
+
+    longest_id = 450
+    """With the name of an endpoint, four bytes a character: an entry of an index has 2,704 bytes at most."""
 
     def __init__(
         self,
@@ -120,7 +123,8 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
 
     @override
     async def take(self) -> _Lent:
-        return _Lent(await self._database.take_for_application())
+        async with self._translating():
+            return _Lent(await self._database.take_for_application())
 
     @override
     async def put(self, connection: _Lent) -> None:
@@ -133,6 +137,11 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         async with self._translating():
             await block.__aenter__()
         connection.block, connection.connection.answers = block, None
+
+    @override
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        outage = translate(error, self.where) if isinstance(error, psycopg.Error) else None
+        return outage if isinstance(outage, StoreFull | StoreReadOnly) else None
 
     @override
     def native(self, connection: _Lent) -> NativeTransaction:

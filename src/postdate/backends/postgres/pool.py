@@ -252,21 +252,30 @@ class PostgresPool:
         return connection
 
     async def put_of_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
-        """Take a connection back from a handler; it is closed unless idle. ``answers``: its limit on silence now."""
+        """Take a connection back from a handler; it is closed unless idle. ``answers``: its limit on silence now.
+
+        What a handler has left in the session, such as settings, locks and temporary tables, must not reach another.
+        """
         as_opened(connection)
         connection.answers = answers
-        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
-        with self._changed:
-            stays_open = idle and self._stays_open(len(self._idle_of_applications))
-            if stays_open:
-                self._idle_of_applications.append(connection)
-            else:
-                self._open -= 1
-                self._of_applications -= 1
-            self._changed.notify_all()
-        if not stays_open:
-            with suppress(psycopg.Error):
-                await connection.close()
+        is_clean = False
+        try:
+            if not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE:
+                with suppress(psycopg.Error):
+                    await connection.execute("DISCARD ALL")
+                    is_clean = True
+        finally:
+            with self._changed:
+                stays_open = is_clean and self._stays_open(len(self._idle_of_applications))
+                if stays_open:
+                    self._idle_of_applications.append(connection)
+                else:
+                    self._open -= 1
+                    self._of_applications -= 1
+                self._changed.notify_all()
+            if not stays_open:
+                with suppress(psycopg.Error):
+                    await connection.close()
 
     def _count_closed_of_application(self) -> None:
         with self._changed:

@@ -90,6 +90,9 @@ def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
             ORDER BY k.position"""),
         SagaFate.COMPLETED: sql(f"""
             DELETE FROM {table} AS s USING {unchanged}"""),
+        SagaFate.SET_ASIDE: sql(f"""
+            UPDATE {table} AS s SET property = s.saga_id, version = s.version + 1
+            FROM {unchanged}"""),
         SagaFate.UPDATED: sql(f"""
             UPDATE {table} AS s SET state = k.state, details = k.details, version = s.version + 1
             FROM {unchanged}"""),

@@ -204,8 +204,8 @@ class _PostgresTable(TimeoutTable):
             f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
         )
         name = self._plain.replace("%", "%%")
-        # .NET writes its latest time as 'infinity', which Python cannot represent.
-        later = f"""{LATER} AND "Time" < 'infinity'"""
+        # Python has no later years, and no 'infinity', as which .NET writes its latest time: psycopg would raise.
+        later = f"""{LATER} AND "Time" < '10000-01-01'"""
         first = f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1'
         super().__init__(standard_statements(name, '"Headers"::text', first))
         self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._plain} WHERE "Id" = '

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import ConfigurationError, SagaConflict, StoreError, StoreUnreachable
+from postdate.errors import ConfigurationError, PostdateError, SagaConflict, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
 from postdate.ports.endpoint import Operation, OutboxRecord
@@ -302,7 +302,8 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         self._outbox, self._key = outbox, key
         self._connection: C | None = None
         self._beginning = anyio.Lock()
-        self._lost: StoreUnreachable | None = None
+        self._outage: PostdateError | None = None
+        """That the transaction met, whatever its handler has made of it."""
         self._begun = self._over = False
 
     @property
@@ -315,15 +316,16 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         async with self._beginning:
             self._check_not_over()
             if self._connection is None:
-                self._connection = await self._acquire()
+                with self._noting_outage():
+                    self._connection = await self._acquire()
             if not self._begun:
                 try:
-                    with self._noting_loss():
+                    with self._noting_outage():
                         await self._outbox.begin(self._connection)
                 except Exception:
                     await self._give_back()
                     raise
-                self._begun = True
+                self._begun, self._outage = True, None  # it may have been asked for a second time
                 self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
             return self._outbox.native(self._connection)
 
@@ -351,7 +353,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
             self._check_not_over()
             self._over = True
         row = self._outbox.row(self._key, operations, now)
-        with self._noting_loss():
+        with self._noting_outage():
             if self._begun and self._connection is not None:
                 is_new = await self._outbox.commit(self._connection, row, work)
             else:
@@ -367,13 +369,13 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         if self._connection is not None:  # who waits for one gives it back
             async with self._beginning:  # who begins just now knows whether it has begun
                 await self._roll_back()
-        if self._lost is not None:
-            raise self._lost
+        if self._outage is not None:
+            raise self._outage
 
     async def _roll_back(self) -> None:
         try:
             if self._connection is not None and self._begun:
-                with self._noting_loss():
+                with self._noting_outage():
                     await self._outbox.undo(self._connection)
             elif self._connection is not None:
                 # Its begin was cancelled. In SQLite that goes on in a thread, and the roll-back waits for it; psycopg
@@ -395,9 +397,10 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
             self._outbox.free.release()
 
     @contextmanager
-    def _noting_loss(self) -> Generator[None]:
+    def _noting_outage(self) -> Generator[None]:
         try:
             yield
-        except StoreUnreachable as error:
-            self._lost = error
+        except PostdateError as error:
+            if error.outage:
+                self._outage = error
             raise

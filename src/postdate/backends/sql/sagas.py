@@ -54,6 +54,9 @@ class SqlSagaStore(SagaStore, ABC):
         self._pages = [dialect.spelled(dialect.first_rows(f"{read} {each}")) for each in (next_ids, next_types)]
         self._statements = {
             SagaFate.COMPLETED: dialect.spelled(f"DELETE FROM {table} {unchanged}"),
+            SagaFate.SET_ASIDE: dialect.spelled(
+                f"UPDATE {table} SET property = saga_id, version = version + 1 {unchanged}"
+            ),
             SagaFate.UPDATED: dialect.spelled(f"UPDATE {table} SET {new} {unchanged}"),
             SagaFate.CREATED: dialect.insert(table, _COLUMNS, ("saga_type", "property", "value")),
         }
@@ -113,10 +116,10 @@ class SqlSagaStore(SagaStore, ABC):
         return BatchedWork(self._apply, changes)
 
     def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
-        """Apply the changes of messages; a completed instance goes first, as another may take its correlation."""
+        """Apply the changes of messages; first what is completed or set aside, as another may take its correlation."""
         changes = [change for work in works for change in work]
         changes.sort(key=lambda change: change.record.saga_id)  # processes wait for each other's rows in one order
-        for fate in (SagaFate.COMPLETED, SagaFate.UPDATED, SagaFate.CREATED):
+        for fate in (SagaFate.COMPLETED, SagaFate.SET_ASIDE, SagaFate.UPDATED, SagaFate.CREATED):
             rows = [_row(change) for change in changes if change.fate is fate]
             if rows and self.change(transaction, fate, rows) < len(rows):
                 instances = ", ".join(f"{each['saga_type']} {each['saga_id']}" for each in rows[:3])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from anyio import from_thread
 from typing_extensions import override
@@ -28,16 +28,28 @@ from postdate.backends.sqlite.connection import (
     patiently,
     replaced,
     steps,
+    translate,
     translated,
 )
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.clock import steady_seconds
-from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp, StoreUnreachable
+from postdate.errors import (
+    ConfigurationError,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreUnreachable,
+)
 from postdate.ports import Recording, Work
 from postdate.runtime import forks
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
+
+_IS_CHANGED: Final = "SELECT EXISTS (SELECT 1 FROM temp.sqlite_master) OR (SELECT query_only FROM pragma_query_only)"
+"""Whether a connection has temporary tables, or does not write."""
 
 
 class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
@@ -216,6 +228,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         as_opened(connection)
         (is_new,) = self.write_all(_transaction(connection), [(row, work)])
         self._end(connection.commit if is_new else connection.rollback)
+        self._close_if_changed(connection)
         return is_new
 
     @override
@@ -223,8 +236,14 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         def undo() -> None:
             if not self._closed:
                 self._end(connection.rollback)
+                self._close_if_changed(connection)
 
         await in_thread(self._do, undo)
+
+    @override
+    def outage_of(self, error: Exception) -> PostdateError | None:
+        outage = translate(error, self.path) if isinstance(error, sqlite3.Error) else None
+        return outage if isinstance(outage, StoreFull | StoreNotWritable) else None
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 
@@ -251,6 +270,14 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             self._end(connection.rollback)
             raise replaced(self.path)
         return connection
+
+    def _close_if_changed(self, connection: sqlite3.Connection) -> None:
+        """Close the connection if its handler has left anything in it that would reach another."""
+        as_opened(connection)
+        (is_changed,) = connection.execute(_IS_CHANGED).fetchone()
+        if is_changed and connection is self._connection:
+            self._connection = None
+            connection.close()
 
     def _connected(self) -> sqlite3.Connection:
         before = identity_of(self.path)

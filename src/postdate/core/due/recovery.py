@@ -12,12 +12,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 from postdate.clock import Clock, in_real_time, later
-from postdate.core.due.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
 from postdate.core.due.finishing import Finisher
 from postdate.core.due.in_flight import Batch, within
 from postdate.core.due.sending import Sender
 from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.health.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
 from postdate.core.recoverability import (
     DelayedRetry,
     DispatchSettings,

@@ -254,9 +254,17 @@ def _has_due_time(record: Record, message: DelayedMessage) -> bool:
     return abs(record.due - message.due) <= _RULES_DIFFER_BY
 
 
+_TRACE_HEADERS: Final = frozenset({Headers.TRACE_PARENT, "tracestate", "baggage"})
+"""A message that its handler sends a second time has other ones."""
+
+
 def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
     skipped_prefixes = "" if may_repeat else ("NServiceBus.", "Postdate.")
-    own = {name: text for name, text in message.headers.items() if not name.startswith(skipped_prefixes)}
+    own = {
+        name: text
+        for name, text in message.headers.items()
+        if name not in _TRACE_HEADERS and not name.startswith(skipped_prefixes)
+    }
     return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
 
 

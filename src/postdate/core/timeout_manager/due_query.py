@@ -185,6 +185,8 @@ class DueTimeouts:
         if self._set_up:
             await self._store_deadlines.call_apart(self._persister.setup)
             self._set_up = False
+        if now < self._announced.floor:  # the clock was set back by years: it was far ahead when this was made
+            self._announced.floor = self._all_announced_until = self._latest_announced = later(now, -OLDEST)
         began = self._clock.monotonic()
         count = await self._look_ahead(now)
         self._look_back_within(self._pause_before_looking_back())
@@ -228,7 +230,8 @@ class DueTimeouts:
             self._removed_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
         last = chunk.due[-1].due if is_cut else until
-        self._announced.reconcile(after, last, chunk.due, now)
+        # Not `now`: some were announced after it was read, and would count as announced before the clock was set back.
+        self._announced.reconcile(after, last, chunk.due, self._clock.now())
         floor = self._announced.floor  # which may just have risen
         new = [
             each

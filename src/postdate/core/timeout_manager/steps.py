@@ -18,9 +18,17 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.expiry import end_of_use
+from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
+from postdate.core.health.destinations import Destinations
 from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
-from postdate.errors import InvalidMessage, InvalidTimestamp, NotADelayedMessage, TimeoutConcurrentlyProcessed
+from postdate.errors import (
+    DestinationUnavailable,
+    InvalidMessage,
+    InvalidTimestamp,
+    NotADelayedMessage,
+    TimeoutConcurrentlyProcessed,
+)
 from postdate.messages import (
     DESTINATION_LIMIT,
     DelayedMessage,
@@ -34,6 +42,7 @@ from postdate.messages import (
 from postdate.ports import End, Received, Transport, Work
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
 from postdate.runtime.bounded import Bounded
+from postdate.runtime.resource import Resource
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -183,9 +192,10 @@ def _expires_at(timeout: Timeout) -> datetime | None:
 class StoreStep:
     """Stores timeouts; one that is due within a second, or already, is sent on, in the transaction that takes it off.
 
-    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due. ``enlisting``
-    is the persister when storing is part of that transaction. ``registered`` is told of due times after the commit;
-    upstream tells before.
+    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due. If its queue
+    takes nothing now, it is stored after all. ``enlisting`` is the persister when storing is part of that transaction.
+    Otherwise a message may come again after it was stored: it is remembered, as the timeout may have left meanwhile.
+    ``registered`` is told of due times after the commit; upstream tells before.
     """
 
     def __init__(
@@ -202,6 +212,8 @@ class StoreStep:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self.deadlines = (self._store_deadlines,)
         """Of all that it calls; to be shortened when its pump stops."""
+        self._stored = Attempts()
+        """By the id of the timeout: two messages with one id may be two timeouts."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
@@ -209,9 +221,11 @@ class StoreStep:
             if is_clearing(envelope):
                 return await self._clear(envelope)
             timeout = timeout_of(envelope, self._owner)
-            now = self._clock.now()
-            if timeout.due > later(now, NOT_STORED_BEFORE_DUE):
-                return await self._store(timeout, envelope)
+            attempt, now = self._stored.find(timeout.timeout_id), self._clock.now()
+            is_stored = attempt is not None and attempt.may_be_stored
+            # In hand it would keep others from being stored while its queue, which refused it, is full.
+            if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.tries:
+                return await self._store(timeout, envelope, is_stored=is_stored)
             if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
                 return StepOutcome(None, wait=timeout.due - now)
             end = End(record=None, outgoing=[undelayed(timeout, envelope.message_id)])
@@ -224,16 +238,19 @@ class StoreStep:
         late = (self._clock.now() - timeout.due).total_seconds()
         self._recovery.metrics.delivered({timeout.destination: 1}, [late])
 
-    async def _store(self, timeout: Timeout, envelope: Envelope) -> StepOutcome:
+    async def _store(self, timeout: Timeout, envelope: Envelope, *, is_stored: bool) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
-            if not await self._store_deadlines.call_apart(lambda: self._persister.add(timeout)):
+            is_new = not is_stored and await self._store_deadlines.call_apart(lambda: self._persister.add(timeout))
+            if not is_new:
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
+            self._stored.note(timeout.timeout_id).may_be_stored = True
         else:
             with translate_store_errors(self._persister):
                 work.append(self._enlisting.adding(timeout))
 
         async def stored() -> None:
+            self._stored.forget(timeout.timeout_id)
             self._recovery.metrics.count("stored", 1)
             self._registered(timeout.due)
 
@@ -268,7 +285,8 @@ class DispatchStep:
 
     With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
     removed, then the control message taken off its queue: whatever fails in between is sent again, never lost. Where
-    timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone.
+    timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone. A timeout whose
+    queue takes nothing now stays stored, and the next look back announces it again: others go meanwhile.
     """
 
     def __init__(
@@ -287,6 +305,8 @@ class DispatchStep:
         """Of all that it calls; to be shortened when its pump stops."""
         self._on_removed, self._recovery = on_removed, recovery
         self._sent = Bounded[str, None](SENT_REMEMBERED)
+        self._full = Destinations()
+        self._refusals = Resource("that queue").calls("due timeouts of some queues stay stored", log, logging.WARNING)
 
     async def handle(self, received: Received) -> StepOutcome:
         """A timeout that is gone, or in other hands, before it is sent, is success."""
@@ -304,9 +324,14 @@ class DispatchStep:
         if claim is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return End(record=None), partial(self._ended, timeout_id)
+        if not claim.timeout.destination:  # a row of other software
+            reply_to = claim.timeout.headers.get(Headers.REPLY_TO_ADDRESS, "")
+            claim = replace(claim, timeout=replace(claim.timeout, destination=reply_to))
         envelope = dispatched(claim.timeout, announcement.message_id, self._clock.now())
         try:
             end = await self._end(claim, envelope)
+        except DestinationUnavailable:
+            return End(record=None), partial(self._ended, timeout_id)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store_deadlines.call_apart(claim.release)
@@ -328,6 +353,8 @@ class DispatchStep:
                 work = [self._enlisting.removing(timeout.timeout_id)]
             return End(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
+            if self._full.wait_seconds(envelope.destination, self._clock.monotonic()):  # another is the probe
+                raise DestinationUnavailable(f"{envelope.destination} took nothing just now")
             await self._send(timeout.timeout_id, envelope)
         removed = await self._store_deadlines.call_apart(claim.remove)
         self._sent.pop(timeout.timeout_id, None)
@@ -341,8 +368,13 @@ class DispatchStep:
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
         """Send, and remember it: a storage that can be read and not written would have it sent at every attempt."""
         (error,) = await self._send_deadlines.call_apart(lambda: self._transport.send([envelope], self._clock.now()))
+        if isinstance(error, DestinationUnavailable):
+            seconds = self._clock.monotonic()
+            self._full.failed(envelope.destination, seconds)
+            self._refusals.failed(error, seconds)
         if error is not None:
             raise error
+        self._full.succeeded(envelope.destination)
         self._sent[timeout_id] = None
 
     async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
