@@ -9,15 +9,17 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
-from tests.integration.azure.gateway import Gateway
+from tests.integration.azure.gateway import Gateway, Selection
 
 from postdate import DelayedMessage, SystemClock
-from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key
+from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, read_entity, row_key, second_key
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
@@ -51,6 +53,23 @@ async def store(place: TablePlace) -> AzureTableStore:
     store = await place.open()
     await store.setup()
     return store
+
+
+@asynccontextmanager
+async def slow_way(place: TablePlace, mode: TransactionMode = TransactionMode.RECEIVE_ONLY):
+    """Yield a gateway to the table, and a store that goes through it."""
+    settings = dict(part.split("=", 1) for part in place.connection.strip(";").split(";"))
+    endpoint = settings["TableEndpoint"]
+    async with Gateway(endpoint).listening() as gateway:
+        store = await place.open(mode, place.connection.replace(endpoint, gateway.url))
+        await store.setup()
+        yield gateway, store
+        await store.close()
+
+
+def deletion_in(row: str) -> Selection:
+    """Select the transactions with deletions of rows that begin so."""
+    return lambda path, body: "$batch" in path and b"DELETE" in body and row.encode() in body
 
 
 def message(name: str = "m-1", due: datetime = NOW, body: bytes = b"body", **headers: str) -> DelayedMessage:
@@ -499,6 +518,93 @@ async def test_an_answer_that_is_lost_leaves_nothing_double(place: TablePlace, s
     assert len(place.entities()) == 1
     assert (await store.history("m-1"))[0].kind is RecordKind.SCHEDULED
     assert [each["RowKey"] for each in place.entities(records_table(place.table))] == [keys_of("m-1")["RowKey"]]
+
+
+# --- answers that are lost: the request is made again, and refused, as it has been done ------------------------------
+
+
+@pytest.mark.parametrize("wait", [SECOND, timedelta(hours=2)], ids=["same hour", "another hour"])
+@pytest.mark.parametrize("losses", [1, 9], ids=["repeated by the connection", "repeated by the caller"])
+async def test_a_retry_whose_answer_is_lost_moves_the_message_and_loses_none(
+    place: TablePlace, wait: timedelta, losses: int
+) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        gateway.lose(deletion_in("2026013112"), losses)
+        if losses > 1:
+            with pytest.raises(StoreUnreachable):
+                await store.retry_later(claim, NOW + wait, NOW, "why")
+            gateway.rules.clear()
+        assert await store.retry_later(claim, NOW + wait, NOW, "why")
+        (entity,) = place.entities()
+        assert entity["RowKey"].startswith(second_key(NOW + wait))
+        assert await ids_of(store, NOW + wait + SECOND) == ["m-1"]
+
+
+async def test_a_rescheduling_whose_answer_is_lost_moves_the_message_and_loses_none(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW - timedelta(hours=1))
+        gateway.lose(deletion_in("2026013112"))
+        assert await store.reschedule("m-1", NOW + timedelta(days=2), NOW - timedelta(hours=1))
+        found = await store.get("m-1")
+        assert found is not None
+        assert found.due == NOW + timedelta(days=2)
+        assert len(place.entities()) == 1
+
+
+async def test_a_retry_of_a_message_that_another_process_has_ended_brings_nothing_back(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        stop = gateway.stop(deletion_in("2026013112"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.retry_later, claim, NOW + timedelta(hours=2), NOW, "why")
+            await stop.reached.wait()
+            old, _new = place.entities()
+            other = await place.open()
+            await other._opened.records.end([read_entity(old)], RecordKind.DELIVERED, NOW)
+            place.remove(old)
+            stop.opened.set()
+        assert place.entities() == []
+
+
+@pytest.mark.parametrize("losses", [1, 9], ids=["repeated by the connection", "repeated by the caller"])
+async def test_an_end_whose_answer_is_lost_counts(place: TablePlace, losses: int) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        claims = await store.claim_due(LATER, 10)
+        gateway.lose(deletion_in("2026013112"), losses)
+        if losses > 1:
+            with pytest.raises(StoreUnreachable):
+                await store.finish(claims, Outcome.DELIVERED, NOW)
+            gateway.rules.clear()
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+        assert place.entities() == []
+
+
+async def test_a_cancellation_whose_answer_is_lost_is_one(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW + timedelta(hours=1))
+        gateway.lose(deletion_in("2026013112"))
+        assert await store.cancel("m-1", NOW)
+        assert place.entities() == []
+        assert [each.kind for each in await store.history("m-1")] == [RecordKind.SCHEDULED, RecordKind.CANCELLED]
+
+
+async def test_a_new_message_whose_answer_is_lost_is_no_duplicate(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+
+        def is_message(path: str, _body: bytes) -> bool:
+            return path.partition("?")[0].endswith(f"/{place.table}")
+
+        gateway.lose(is_message)
+        await store.store(message("m-1"), NOW)
+        gateway.lose(is_message)
+        assert (await store.store_many([message("m-2")], NOW)).stored == 1
+        with pytest.raises(DuplicateMessage):
+            await store.store(message("m-2"), NOW)
+        assert len(place.entities()) == 2
 
 
 def test_the_endpoint_of_the_guide_runs(azurite_connection: str) -> None:

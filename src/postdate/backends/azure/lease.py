@@ -23,6 +23,7 @@ from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob.aio import BlobLeaseClient
 
 from postdate.backends.azure.errors import TABLES, code_of, creating, translate, translated
+from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
@@ -340,6 +341,16 @@ class ClaimedEntity:
     term: int
     is_removed: bool = False
     since: float = 0.0
+    was_asked_for: bool = False
+    """Whether its deletion was requested before. A caller that repeats a call got no answer to the last one."""
+
+    def deletion(self) -> Operation:
+        is_again, self.was_asked_for = self.was_asked_for, True
+        return deletion_of(self.waiting, is_again=is_again)
+
+
+def deletion_of(waiting: DelayedEntity, *, is_again: bool = False) -> Operation:
+    return Operation("delete", waiting.keys, waiting.etag, is_again)
 
 
 class AzureClaims:

@@ -109,6 +109,10 @@ class Records:
         row = await self.table.get(keys_of(message_id))
         return None if row is None else IndexRow(row)
 
+    async def has_ended(self, message_id: str) -> bool:
+        index = await self.find(message_id)
+        return index is not None and index.end is not None
+
     async def take_over(self, index: IndexRow, waiting: DelayedEntity) -> bool:
         """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}

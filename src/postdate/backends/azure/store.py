@@ -17,7 +17,15 @@ from typing_extensions import override
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
-from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimedEntity, ClaimLimit, ContainerLease, Keeper
+from postdate.backends.azure.lease import (
+    LASTS_SECONDS,
+    AzureClaims,
+    ClaimedEntity,
+    ClaimLimit,
+    ContainerLease,
+    Keeper,
+    deletion_of,
+)
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Pages, Polling
 from postdate.backends.azure.records import Records, Storing
@@ -254,7 +262,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         removes = self._mode is TransactionMode.NONE
         if removes:
-            deleted = await rooms.table.each([_deletion(each) for each in waiting])
+            deleted = await rooms.table.each([deletion_of(each) for each in waiting])
             waiting = [each for each, is_deleted in zip(waiting, deleted, strict=True) if is_deleted]
         now = asyncio.get_running_loop().time()
         return [self._holding.hold(ClaimedEntity(each, rooms.lease.term, removes, now)) for each in waiting]
@@ -316,9 +324,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             return 0
         rooms = self._opened
         await rooms.records.end(messages, kind, now, detail)
-        removed = {each.waiting.row for each in claimed if each.is_removed}
-        there = [each for each in messages if each.row not in removed]
-        return len(removed) + sum(await rooms.removals.each([_deletion(each) for each in there]))
+        if claimed:
+            deletions = [each.deletion() for each in claimed if not each.is_removed]
+        else:
+            deletions = [deletion_of(each) for each in messages]
+        return len(messages) - len(deletions) + sum(await rooms.removals.each(deletions))
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
@@ -342,24 +352,28 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             await rooms.table.atomically([Operation("upsert", new.entity())])
             moved = True
         else:
-            moved = await self._move(old, new)
+            moved = await self._move(old, new, claimed.deletion())
         self._holding.let_go([claimed])
         if moved:
             self._may_be_attempted(attempt_at)
         return moved
 
-    async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
+    async def _move(self, old: DelayedEntity, new: DelayedEntity, deletion: Operation) -> bool:
         """Write a message under another key: in one transaction within the same hour, else add first, then delete."""
-        table = self._opened.table
+        rooms = self._opened
         put = Operation("upsert", new.entity())
         if old.row == new.row:
-            return await table.atomically([Operation("replace", new.entity(), old.etag)])
+            return await rooms.table.atomically([Operation("replace", new.entity(), old.etag, deletion.is_again)])
         if old.partition == new.partition:
-            return await table.atomically([_deletion(old), put])
-        await table.atomically([put])
-        if await table.atomically([_deletion(old)]):
+            return await rooms.table.atomically([deletion, put])
+        await rooms.table.atomically([put])
+        if await rooms.table.atomically([deletion]):
             return True
-        await table.atomically([Operation("delete", new.keys)])  # upstream took the old one meanwhile
+        # The new copy may be the only one: it goes only when the old one stands, changed by another process, or when
+        # another process has ended the message.
+        if await rooms.pages.at(old.row) is None and not await rooms.records.has_ended(old.message.message_id):
+            return True
+        await rooms.table.atomically([Operation("delete", new.keys)])
         return False
 
     @override
@@ -481,7 +495,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             records = self._opened.records
             new = old.rescheduled(due, wall_time, index.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
-            done = await records.append(index, new, record) and await self._move(old, new)
+            done = await records.append(index, new, record) and await self._move(old, new, deletion_of(old))
         if done:
             self._holding.deferred.pop(message_id, None)
             self._opened.pages.forget()
@@ -556,10 +570,6 @@ class _Rooms:
     storing: Storing
     unreadable: UnreadableEntities
     keeper: Keeper
-
-
-def _deletion(waiting: DelayedEntity) -> Operation:
-    return Operation("delete", waiting.keys, waiting.etag)
 
 
 def open_store(address: str, **settings: Any) -> AzureTableStore:
