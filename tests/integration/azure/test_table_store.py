@@ -419,6 +419,19 @@ async def test_another_process_cancels_what_is_not_due_for_a_while_and_nothing_t
     assert await ids_of(store, NOW + 100 * SECOND) == ["soon"]
 
 
+async def test_what_is_changed_while_it_is_read_ahead_is_not_claimed_as_it_was(store: AzureTableStore) -> None:
+    await store.store_many([message(f"m-{n:03}", NOW + n * timedelta(milliseconds=1)) for n in range(120)], NOW)
+    assert len(await store.claim_due(LATER, 50)) == 50
+    assert await store.cancel("m-100", LATER)
+    assert await store.remove("m-101", LATER)
+    assert await store.increment_failure_count("m-102", LATER)
+    claims = [*await store.claim_due(LATER, 50), *await store.claim_due(LATER, 50)]
+    failures = {claim.message.message_id: claim.message.number_of_failures for claim in claims}
+    assert len(failures) == 68
+    assert not {"m-100", "m-101"} & failures.keys()
+    assert failures["m-102"] == 1
+
+
 # --- what azure refuses -----------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -28,7 +28,7 @@ from postdate.backends.azure.lease import (
 )
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Pages, Polling
-from postdate.backends.azure.records import Records, Storing
+from postdate.backends.azure.records import IndexRow, Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.unreadable import UnreadableEntities
 from postdate.clock import from_microseconds, to_microseconds
@@ -440,16 +440,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Recorded as delivered."""
         if (claimed := self._holding.of(message_id)) is not None:
             return bool(await self.finish([Claim(claimed.waiting.message, claimed)], Outcome.DELIVERED, now))
-        waiting = await self._free(message_id, now)
-        return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
+        async with self._changing(message_id, now) as entry:
+            return entry is not None and bool(await self._end([entry[1]], RecordKind.DELIVERED, now))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         if (claimed := self._holding.of(message_id)) is not None:
             return await self.retry_later(Claim(claimed.waiting.message, claimed), claimed.waiting.message.due, now, "")
-        if (waiting := await self._free(message_id, now)) is None:
-            return False
-        return await self._retry(ClaimedEntity(waiting, self._opened.lease.term), waiting.message.due, now, "")
+        async with self._changing(message_id, now) as entry:
+            if entry is None:
+                return False
+            _, waiting = entry
+            return await self._retry(ClaimedEntity(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
     @override
     async def next_due(self) -> datetime | None:
@@ -469,16 +471,27 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms.keeper.start()
         return has_lease
 
-    async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
-        entry = await self._opened.storing.find(message_id)
-        return entry[1] if entry is not None and await self._may_change(entry[1], now) else None
+    @asynccontextmanager
+    async def _changing(self, message_id: str, now: datetime) -> AsyncGenerator[tuple[IndexRow, DelayedEntity] | None]:
+        """Yield a message that is to be changed, and its id's row; ``None`` when a process may be dispatching it.
+
+        No claims are made meanwhile, and none of messages that were read before: it may be among them, unchanged.
+        """
+        rooms = self._opened
+        async with self._claiming:
+            entry = await rooms.storing.find(message_id)
+            try:
+                yield entry if entry is not None and await self._may_change(entry[1], now) else None
+            finally:
+                rooms.pages.forget()
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
-        async with self._claiming:
-            if (waiting := await self._free(message_id, now)) is None:
+        async with self._changing(message_id, now) as entry:
+            if entry is None:
                 return False
+            _, waiting = entry
             if await self._end([waiting], RecordKind.CANCELLED, now):
                 return True
             await self._opened.records.not_ended([waiting])
@@ -487,9 +500,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """As for :meth:`cancel`."""
-        async with self._claiming:
-            entry = await self._opened.storing.find(message_id)
-            if entry is None or not await self._may_change(entry[1], now):
+        async with self._changing(message_id, now) as entry:
+            if entry is None:
                 return False
             index, old = entry
             records = self._opened.records
@@ -498,7 +510,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             done = await records.append(index, new, record) and await self._move(old, new, deletion_of(old))
         if done:
             self._holding.deferred.pop(message_id, None)
-            self._opened.pages.forget()
             self._next_due.announce(to_microseconds(new.attempt_at))
         return done
 
