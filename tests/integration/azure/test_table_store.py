@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway, Selection
 
 from postdate import DelayedMessage, SystemClock
+from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, read_entity, row_key, second_key
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
@@ -314,8 +315,6 @@ async def test_an_id_without_its_message_is_stored_by_the_next_attempt(
 
 
 def _deletion(place: TablePlace):
-    from postdate.backends.azure.groups import Operation
-
     (entity,) = place.entities()
     return Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": entity["RowKey"]})
 
@@ -430,6 +429,86 @@ async def test_what_is_changed_while_it_is_read_ahead_is_not_claimed_as_it_was(s
     assert len(failures) == 68
     assert not {"m-100", "m-101"} & failures.keys()
     assert failures["m-102"] == 1
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule", "remove"])
+async def test_a_change_ends_both_copies_that_an_interrupted_move_left(
+    place: TablePlace, store: AzureTableStore, change: str
+) -> None:
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(LATER, 10)
+    (old,) = place.entities()
+    assert await store.retry_later(claim, NOW + timedelta(hours=2), NOW, "why")
+    place.add(old)  # as a process leaves it that died before its deletion
+    later = NOW + timedelta(days=1)
+    if change == "reschedule":
+        assert await store.reschedule("m-1", later, LATER)
+    else:
+        assert await (store.cancel if change == "cancel" else store.remove)("m-1", LATER)
+    assert len(place.entities()) == (change == "reschedule")
+    assert await ids_of(store, later) == []
+
+
+async def test_a_message_stays_known_when_a_retry_and_then_a_rescheduling_are_interrupted(
+    place: TablePlace, store: AzureTableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both end before they write the message under its new key."""
+    await store.store(message(), NOW + timedelta(hours=1))
+    old = read_entity(place.entities()[0])
+    await store._opened.records.retried(old, old.after_failure(NOW + timedelta(hours=2), 1), NOW, "why")
+
+    async def interrupted(*_: object) -> bool:
+        raise StoreUnreachable("as by a death")
+
+    monkeypatch.setattr(store, "_move", interrupted)
+    with pytest.raises(StoreUnreachable):
+        await store.reschedule("m-1", NOW + timedelta(days=1), NOW)
+    assert await store.get("m-1") is not None
+    with pytest.raises(DuplicateMessage):
+        await store.store(message(), NOW)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before its row", "after its row"])
+async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TablePlace, *, is_early: bool) -> None:
+    """Its reader looks at its old place when it has left that already."""
+    async with slow_way(place) as (gateway, reader):
+        store = await place.open()
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        found: list[DelayedMessage | None] = []
+
+        async def look() -> None:
+            found.append(await reader.get("m-1"))
+
+        def is_look(path: str, _body: bytes) -> bool:
+            return f"{place.table}(" in path and "20260131120005" in path
+
+        async def move() -> None:
+            assert await store.retry_later(claim, NOW + timedelta(hours=2), NOW, "why")
+
+        async with anyio.create_task_group() as tasks:
+            if is_early:
+                stop = gateway.stop(is_look)
+                tasks.start_soon(look)
+                await stop.reached.wait()
+                await move()
+            else:
+                table, stop = store._opened.table, gateway.stop(is_look)
+                atomically = table.atomically
+
+                async def look_first(operations: Sequence[Operation]) -> bool:
+                    if operations[0].kind == "upsert":
+                        tasks.start_soon(look)
+                        await stop.reached.wait()
+                    return await atomically(operations)
+
+                table.atomically = look_first  # type: ignore[method-assign]
+                await move()
+            stop.opened.set()
+        assert found
+        assert found[0] is not None
+        with pytest.raises(DuplicateMessage):
+            await reader.store(message(), NOW)
 
 
 # --- what azure refuses -----------------------------------------------------------------------------------------------

@@ -58,8 +58,11 @@ class IndexRow:
 
     @property
     def places(self) -> list[str]:
-        """The row keys at which the message may wait: at one of them, unless it has left."""
-        return [place for name in ("Location", "Former") if (place := self._row.get(name))]
+        """The row keys at which the message may wait, the latest last: at one of them, unless it has left.
+
+        At both while it moves, and after a move that was interrupted.
+        """
+        return [place for name in ("Former", "Location") if (place := self._row.get(name))]
 
     def scheduled(self) -> list[Record]:
         """Return the record of scheduling; none for messages of upstream or of older versions."""
@@ -122,10 +125,10 @@ class Records:
         """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
         message, why = waiting.message, "came back from the error queue"
         record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, why)
-        return await self.append(index, waiting, record)
+        return await self.append(index, next(reversed(index.places), ""), waiting, record)
 
-    async def append(self, index: IndexRow, waiting: DelayedEntity, record: Record) -> bool:
-        """Add a record after the existing ones, its end included, and set the message's place.
+    async def append(self, index: IndexRow, former: str, waiting: DelayedEntity, record: Record) -> bool:
+        """Add a record after the existing ones, its end included, and set the message's place and the former one.
 
         Returns ``False``, with nothing done, when the row had changed.
         """
@@ -138,7 +141,7 @@ class Records:
         entry = {
             **self._base(waiting),
             "Location": waiting.row,
-            "Former": next(iter(index.places), ""),
+            "Former": former,
             "Records": index.records + len(added),
             "Ended": 0,
         }
@@ -316,21 +319,30 @@ class Storing:
     async def _put(self, waiting: DelayedEntity) -> bool:
         return await self._table.atomically([Operation("create", waiting.entity())])
 
-    async def find(self, message_id: str) -> tuple[IndexRow, DelayedEntity] | None:
-        """Return a waiting message and its id's row; ``None`` when it does not wait."""
+    async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
+        """Return the copies of a waiting message, the latest last, and its id's row; ``None`` when it does not wait."""
         index = await self._records.find(message_id)
-        waiting = None if index is None else await self._at_one_of(index)
-        return None if index is None or waiting is None else (index, waiting)
+        while index is not None:
+            if copies := await self._copies(index):
+                return index, copies
+            if index.end is not None:
+                return None
+            read_before, index = index, await self._records.find(message_id)
+            if index is not None and index.etag == read_before.etag:
+                return None  # else it has moved since its row was read
+        return None
 
     async def _is_there(self, index: IndexRow) -> bool:
         """Return whether a message waits, or is marked as unreadable."""
-        if await self._at_one_of(index) is not None:
+        if await self._copies(index):
             return True
         return any([await self._pages.is_unreadable(row) for row in index.places])
 
-    async def _at_one_of(self, index: IndexRow) -> DelayedEntity | None:
+    async def _copies(self, index: IndexRow) -> list[DelayedEntity]:
+        """Read the places in their order: a move adds at the latest before it deletes at the former one."""
+        copies: list[DelayedEntity] = []
         for row in index.places:
             if (entity := await self._pages.at(row)) is not None:
                 with suppress(MessageError):  # marked when it is due
-                    return read_entity(entity)
-        return None
+                    copies.append(read_entity(entity))
+        return copies

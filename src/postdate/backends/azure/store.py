@@ -480,8 +480,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms = self._opened
         async with self._claiming:
             entry = await rooms.storing.find(message_id)
+            if entry is None or not all([await self._may_change(each, now) for each in entry[1]]):
+                yield None
+                return
+            index, (*others, waiting) = entry
             try:
-                yield entry if entry is not None and await self._may_change(entry[1], now) else None
+                # A process that died between the two steps of a move left another copy, which would be delivered.
+                is_single = all(await rooms.table.each([deletion_of(each) for each in others]))
+                yield (index, waiting) if is_single else None
             finally:
                 rooms.pages.forget()
 
@@ -507,7 +513,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             records = self._opened.records
             new = old.rescheduled(due, wall_time, index.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
-            done = await records.append(index, new, record) and await self._move(old, new, deletion_of(old))
+            done = await records.append(index, old.row, new, record) and await self._move(old, new, deletion_of(old))
         if done:
             self._holding.deferred.pop(message_id, None)
             self._next_due.announce(to_microseconds(new.attempt_at))
@@ -537,7 +543,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def get(self, message_id: str) -> DelayedMessage | None:
         """Finds our messages only, not those that upstream stored."""
         entry = await self._opened.storing.find(message_id)
-        return None if entry is None else entry[1].message
+        return None if entry is None else entry[1][-1].message
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
