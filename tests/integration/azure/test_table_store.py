@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
-from tests.integration.azure.gateway import Gateway, Selection
+from tests.integration.azure.gateway import Gateway, Rule, Selection
 
 from postdate import DelayedMessage, SystemClock
 from postdate.backends.azure.groups import Operation
@@ -383,6 +383,56 @@ async def test_entities_that_are_no_messages_are_marked_and_hold_up_nothing(
     assert await ids_of(store) == []
     assert [each for each in caplog.messages if "cannot be read" in each] == said, "once for all"
     assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112", "unreadable"}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"Destination": b"\0" * 60_000},
+        {"Due": "\N{MANTELPIECE CLOCK}" * 16_380},
+    ],
+    ids=["bytes", "characters beyond the basic plane"],
+)
+async def test_an_entity_whose_mark_is_too_large_does_not_stop_dispatching(
+    place: TablePlace, store: AzureTableStore, columns: dict[str, object]
+) -> None:
+    place.add(upstream(f"20260131110000_{GUID}", **columns))
+    await store.store(message(), NOW)
+    assert await ids_of(store) == ["m-1"]
+
+
+async def test_an_entity_whose_mark_is_refused_stays_and_does_not_stop_dispatching(
+    place: TablePlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with slow_way(place) as (gateway, store):
+        place.add(upstream(f"20260131110000_{GUID}", Body="a text"))
+        await store.store(message(), NOW)
+        refusal = {"x-ms-error-code": "EntityTooLarge"}
+        gateway.rules.append(Rule("", 413, 9, refusal, is_meant=lambda _path, body: b"unreadable" in body))
+        assert await ids_of(store) == ["m-1"]
+        assert "cannot be marked so" in caplog.text
+
+
+async def test_long_reasons_are_cut_as_azure_counts_them(store: AzureTableStore) -> None:
+    await store.store_many([message(f"m-{number}") for number in range(3)], NOW)
+    first, second, third = await store.claim_due(LATER, 10)
+    reason = "why" + "\N{MANTELPIECE CLOCK}" * 20_000
+    assert await store.retry_later(first, LATER, NOW, reason)
+    assert await store.finish([second], Outcome.FAILED, NOW, reason) == 1
+    assert await store.mark_unreadable(third, reason, NOW)
+    (row,) = await store.list_unreadable(10)
+    details = [(await store.history(each.message.message_id))[-1].detail for each in (first, second)]
+    assert all(reason.startswith(each) and len(each) > 14_000 for each in [*details, row.reason])
+
+
+async def test_no_message_is_passed_over_when_a_mark_fails(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store_many([message(f"m-{n:04}", NOW + n * timedelta(microseconds=1)) for n in range(1_100)], NOW)
+        place.add(upstream(f"20260131115959_{GUID}", Body="a text"))
+        gateway.refuse(lambda _path, body: b"unreadable" in body)
+        with pytest.raises(StoreUnreachable):
+            await store.claim_due(LATER, 10)
+        assert (await ids_of(store))[0] == "m-0000"
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

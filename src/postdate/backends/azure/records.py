@@ -16,7 +16,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.layout import DelayedEntity, changed_at, etag_of, id_hash, instant_of, read_entity, text_of
+from postdate.backends.azure.layout import (
+    DelayedEntity,
+    changed_at,
+    cut,
+    etag_of,
+    id_hash,
+    instant_of,
+    read_entity,
+    text_of,
+)
 from postdate.backends.azure.pages import Pages
 from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage
@@ -24,8 +33,6 @@ from postdate.ports import Record, RecordKind
 
 _BUCKETS: Final = 4
 """Partitions of the ids: Azure works on some 2,000 rows a second in each. The number is part of the layout."""
-
-_LONGEST_DETAIL: Final = 30_000
 
 _CLOCK: Final = "clock"
 _AHEAD: Final = "AheadMicroseconds"
@@ -234,7 +241,7 @@ class Records:
 
 
 def _end(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
-    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": cut(detail)}
 
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
@@ -245,7 +252,7 @@ def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
         "At": text_of(record.at),
         "Due": None if record.due is None else text_of(record.due),
         "Destination": destination,
-        "Detail": record.detail[:_LONGEST_DETAIL],
+        "Detail": cut(record.detail),
     }
 
 
