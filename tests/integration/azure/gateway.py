@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 
 import anyio
 from aiohttp import ClientSession, web
+from tests.azure_store_subjects import TablePlace
 from yarl import URL
+
+from postdate.backends.azure.store import AzureTableStore
+from postdate.ports import TransactionMode
 
 LOST = 0
 """In place of a status: the connection ends without an answer."""
@@ -133,6 +137,20 @@ class Gateway:
         ) as answer:
             kept = {k: v for k, v in answer.headers.items() if k.lower() in _PASSED_ON or k.lower().startswith("x-ms")}
             return web.Response(status=answer.status, headers=kept, body=await answer.read())
+
+
+@asynccontextmanager
+async def slow_way(
+    place: TablePlace, mode: TransactionMode = TransactionMode.RECEIVE_ONLY
+) -> AsyncGenerator[tuple[Gateway, AzureTableStore]]:
+    """Yield a gateway to the table, and a store that goes through it."""
+    settings = dict(part.split("=", 1) for part in place.connection.strip(";").split(";"))
+    endpoint = settings["TableEndpoint"]
+    async with Gateway(endpoint).listening() as gateway:
+        store = await place.open(mode, place.connection.replace(endpoint, gateway.url))
+        await store.setup()
+        yield gateway, store
+        await store.close()
 
 
 def _refusal(rule: Rule) -> web.Response:

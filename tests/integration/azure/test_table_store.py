@@ -9,14 +9,13 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
-from tests.integration.azure.gateway import Gateway, Rule, Selection
+from tests.integration.azure.gateway import Gateway, Rule, Selection, slow_way
 
 from postdate import DelayedMessage, SystemClock
 from postdate.backends.azure.groups import Operation
@@ -54,18 +53,6 @@ async def store(place: TablePlace) -> AzureTableStore:
     store = await place.open()
     await store.setup()
     return store
-
-
-@asynccontextmanager
-async def slow_way(place: TablePlace, mode: TransactionMode = TransactionMode.RECEIVE_ONLY):
-    """Yield a gateway to the table, and a store that goes through it."""
-    settings = dict(part.split("=", 1) for part in place.connection.strip(";").split(";"))
-    endpoint = settings["TableEndpoint"]
-    async with Gateway(endpoint).listening() as gateway:
-        store = await place.open(mode, place.connection.replace(endpoint, gateway.url))
-        await store.setup()
-        yield gateway, store
-        await store.close()
 
 
 def deletion_in(row: str) -> Selection:

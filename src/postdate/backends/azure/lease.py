@@ -28,7 +28,7 @@ from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
 from postdate.ports import Claim
-from postdate.runtime.resource import Resource
+from postdate.runtime.resource import CallHealth, Resource
 
 if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
@@ -227,7 +227,8 @@ class Keeper:
     ) -> None:
         self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
         self._task: asyncio.Task[None] | None = None
-        self._outage = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
+        self._lease_health = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
+        self._look_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
         self.is_needed = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
@@ -238,7 +239,7 @@ class Keeper:
     async def begin(self) -> None:
         """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
         if self._task is None or self._task.done():
-            await self._safely(self._round)
+            await self._safely(self._round, self._lease_health)
         self.start()
 
     async def stop(self, until: float) -> None:
@@ -254,29 +255,30 @@ class Keeper:
             log_of_keeper.info("the lease of this process could not be given up and ends within %d s", LASTS_SECONDS)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        next_round = next_look = loop.time()
-        while True:
-            if loop.time() >= next_round:
-                await self._safely(self._round)
-                next_round = loop.time() + ROUND_SECONDS
-            if loop.time() >= next_look:
-                if self.is_needed and self._lease.is_in_force:
-                    await self._safely(self._look)
-                next_look = loop.time() + self._back_off.longer().total_seconds()
-            await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_again_and_again)
+            while True:
+                await self._safely(self._round, self._lease_health)
+                await asyncio.sleep(ROUND_SECONDS)
 
-    async def _safely(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _look_again_and_again(self) -> None:
+        """Run beside the renewals: the lease would end during a look at tables that answer late."""
+        while True:
+            if self.is_needed and self._lease.is_in_force:
+                await self._safely(self._look, self._look_health)
+            await asyncio.sleep(self._back_off.longer().total_seconds())
+
+    async def _safely(self, step: Callable[[], Awaitable[None]], health: CallHealth) -> None:
         """Do a step and log any error: if the task ended, the lease would be lost."""
         now = asyncio.get_running_loop().time()
         try:
             await step()
         except PostdateError as error:
-            self._outage.failed(error, now)
+            health.failed(error, now)
         except Exception:
-            log_of_keeper.exception("the lease cannot be kept for a reason that nobody thought of")
+            log_of_keeper.exception("the keeper of the lease failed for a reason that nobody thought of")
         else:
-            self._outage.succeeded(now)
+            health.succeeded(now)
 
     async def _round(self) -> None:
         self._lease.look()
