@@ -333,6 +333,46 @@ async def test_row_85_in_mode_none_a_send_that_fails_is_tried_again(place: Table
     assert [record.kind.name for record in await store.history("m-1")] == ["SCHEDULED", "RETRIED", "DELIVERED"]
 
 
+async def test_row_85_in_mode_none_an_hour_whose_deletion_fails_takes_no_other_with_it(place: TablePlace) -> None:
+    async with slow_way(place, TransactionMode.NONE) as (gateway, store):
+        for hours in (2, 1):
+            await store.store_many([message(f"{hours}-{n}", NOW - timedelta(hours=hours)) for n in range(5)], NOW)
+        gateway.refuse(deletion_in("2026013110"))
+        assert sorted(await ids_of(store)) == [f"1-{n}" for n in range(5)]
+        assert await store.next_attempt() == NOW - timedelta(hours=2)
+        assert not await store.cancel("2-0", NOW)
+        assert sorted(await ids_of(store)) == [f"2-{n}" for n in range(5)]
+        assert await ids_of(store) == place.entities() == []
+
+
+@pytest.mark.parametrize("is_claimed_again", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost answer", "cancelled"])
+async def test_row_85_in_mode_none_a_claim_that_ends_without_an_answer_loses_nothing(
+    place: TablePlace, *, is_lost: bool, is_claimed_again: bool
+) -> None:
+    async with slow_way(place, TransactionMode.NONE) as (gateway, store):
+        await store.store_many([message(f"m-{n}") for n in range(5)], NOW)
+        if is_lost:
+            gateway.lose(deletion_in("2026013112"), 9)
+            with pytest.raises(StoreUnreachable):
+                await store.claim_due(LATER, 10)
+        else:
+            stop = gateway.stop(deletion_in("2026013112"), after=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store.claim_due, LATER, 10)
+                await stop.reached.wait()
+                tasks.cancel_scope.cancel()
+            stop.opened.set()
+        gateway.rules.clear()
+        assert place.entities() == []
+        if is_claimed_again:
+            assert len(await ids_of(store)) == 5
+            assert await ids_of(store) == []
+        else:
+            await store.close()
+            assert len(place.entities()) == 5
+
+
 @pytest.mark.parametrize("mode", [TransactionMode.TRANSACTION_SCOPE, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE])
 async def test_modes_that_azure_cannot_keep_are_refused(place: TablePlace, mode: TransactionMode) -> None:
     with pytest.raises(UnsupportedTransactionMode, match="receive_only"):

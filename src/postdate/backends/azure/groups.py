@@ -134,32 +134,28 @@ class Table:
         await at_once([lambda o=operation: look(o) for operation in operations])
         return all(outcomes)
 
-    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+    async def each(self, operations: Sequence[Operation], outcomes: dict[int, bool] | None = None) -> list[bool]:
         """Do each operation, in as few transactions as possible; return which were done.
 
         An entity that was not as expected - present already, gone, changed - is skipped and stops no other. After an
-        error some may be done; repeating all of them does no harm.
+        error some may be done; repeating all of them does no harm. ``outcomes`` then has those that are certain, by
+        index.
         """
-        done: dict[int, bool] = {}
+        done: dict[int, bool] = {} if outcomes is None else outcomes
+
+        async def do_one(index: int) -> None:
+            done[index] = await self.atomically([operations[index]])
 
         async def do(group: Sequence[int]) -> None:
-            done.update(zip(group, await self._group([operations[index] for index in group]), strict=True))
+            if await self.atomically([operations[index] for index in group]):
+                done.update(dict.fromkeys(group, True))
+            elif len(group) == 1:
+                done[group[0]] = False
+            else:
+                await at_once([lambda i=index: do_one(i) for index in group])
 
         await at_once([lambda g=group: do(g) for group in _groups(operations)])
         return [done[index] for index in range(len(operations))]
-
-    async def _group(self, operations: Sequence[Operation]) -> Sequence[bool]:
-        if await self.atomically(operations):
-            return [True] * len(operations)
-        if len(operations) == 1:
-            return [False]
-        done = [False] * len(operations)
-
-        async def do(index: int) -> None:
-            done[index] = await self.atomically([operations[index]])
-
-        await at_once([lambda i=index: do(i) for index in range(len(operations))])
-        return done
 
 
 class Rounds:

@@ -362,10 +362,13 @@ class AzureClaims:
         self._claims: dict[str, ClaimedEntity] = {}
         self.deferred: dict[str, datetime] = {}
         """Until when messages are not claimed; not written to the table, as only this process claims."""
+        self.doubtful: dict[str, DelayedEntity] = {}
+        """In mode ``none``: messages whose deletion was requested and not answered, or answered to a cancelled claim.
+        The next claim finds out. They are ours only while the lease is."""
         self._when_lost: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
-        return message_id in self._claims
+        return message_id in self._claims or message_id in self.doubtful
 
     def of(self, message_id: str) -> ClaimedEntity | None:
         return self._claims.get(message_id)
@@ -390,12 +393,16 @@ class AzureClaims:
     def forget(self) -> None:
         self._claims.clear()
         self.deferred.clear()
+        self.doubtful.clear()
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def lose(self) -> None:
         """Drop the claims that a new holder of the lease may take, and tell the listeners of `when_lost`."""
+        if self.doubtful:
+            log.warning("may have left the table without being sent (mode none): %s", ", ".join(self.doubtful))
+            self.doubtful.clear()
         ids = [id_ for id_, claim in self._claims.items() if not claim.is_removed]
         for id_ in ids:
             del self._claims[id_]

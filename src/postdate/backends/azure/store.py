@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -35,6 +36,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
+    StoreUnavailable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage
@@ -171,6 +173,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
+        doubtful = list(self._holding.doubtful.values())
         self._holding.forget()
         async with AsyncExitStack() as leaving:
             for service in services or ():
@@ -179,7 +182,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 now = asyncio.get_running_loop().time()
                 leaving.push_async_callback(rooms.keeper.stop, now + LEAVES_WITHIN_SECONDS)
                 halfway = now + LEAVES_WITHIN_SECONDS / 2
-                await at_once([lambda each=each: each.stop(halfway) for each in (rooms.records.rounds, rooms.removals)])
+                await at_once(
+                    [
+                        partial(rooms.records.rounds.stop, halfway),
+                        partial(rooms.removals.stop, halfway),
+                        partial(self._put_back, rooms, doubtful, halfway),
+                    ]
+                )
 
     @property
     def _opened(self) -> _Rooms:
@@ -249,11 +258,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
-            waiting = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
-            if waiting:
-                self._back_off.reset()
-            await rooms.lease.sure()  # reading may have taken long
-            return await self._claimed(rooms, waiting if rooms.lease.is_in_force else [])
+            doubtful = list(self._holding.doubtful.values())[:limit]
+            try:
+                waiting = await rooms.pages.take(
+                    now, limit - len(doubtful), lambda each: self._is_free(each.message.message_id)
+                )
+                if waiting:
+                    self._back_off.reset()
+                await rooms.lease.sure()  # reading may have taken long
+                return await self._claimed(rooms, [*doubtful, *waiting] if rooms.lease.is_in_force else [])
+            except BaseException:
+                rooms.pages.forget()  # what was read and not claimed
+                raise
 
     def _is_free(self, message_id: object) -> bool:
         return message_id not in self._holding and message_id not in self._holding.deferred
@@ -262,10 +278,43 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         removes = self._mode is TransactionMode.NONE
         if removes:
-            deleted = await rooms.table.each([deletion_of(each) for each in waiting])
-            waiting = [each for each, is_deleted in zip(waiting, deleted, strict=True) if is_deleted]
+            waiting = await self._delete(rooms, waiting)
         now = asyncio.get_running_loop().time()
         return [self._holding.hold(ClaimedEntity(each, rooms.lease.term, removes, now)) for each in waiting]
+
+    async def _delete(self, rooms: _Rooms, waiting: Sequence[DelayedEntity]) -> list[DelayedEntity]:
+        """Return the messages that have certainly left the table by this deletion, or by an earlier one of ours.
+
+        The others stay doubtful after an error or when the claim is cancelled: they may have left it, too.
+        """
+        doubtful = self._holding.doubtful
+        deletions = [deletion_of(each, is_again=each.message.message_id in doubtful) for each in waiting]
+        doubtful.update({each.message.message_id: each for each in waiting})
+        outcomes: dict[int, bool] = {}
+        try:
+            await rooms.table.each(deletions, outcomes)
+        except StoreUnavailable as error:
+            if not any(outcomes.values()):
+                raise
+            log.warning("%d messages are claimed later: %s", len(waiting) - len(outcomes), error)
+        finally:
+            for index, is_deleted in outcomes.items():
+                if not is_deleted:  # another process took it
+                    doubtful.pop(waiting[index].message.message_id, None)
+        deleted = [waiting[index] for index in sorted(outcomes) if outcomes[index]]
+        for each in deleted:
+            doubtful.pop(each.message.message_id, None)
+        return deleted
+
+    async def _put_back(self, rooms: _Rooms, doubtful: Sequence[DelayedEntity], until: float) -> None:
+        """Put messages back that a claim in mode ``none`` may have deleted and did not return."""
+        with anyio.CancelScope(deadline=until) as scope:
+            try:
+                await rooms.table.each([Operation("upsert", each.entity()) for each in doubtful])
+            except StoreUnavailable as error:
+                log.warning("%d messages may have left the table without being sent: %s", len(doubtful), error)
+        if scope.cancelled_caught:
+            log.warning("%d messages may have left the table without being sent", len(doubtful))
 
     def _lost(self) -> None:
         """Forget claims and read-ahead of a lease that another may have by now."""
@@ -388,7 +437,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms = self._opened
         if rooms.lease.was_just_refused and rooms.keeper.is_needed:
             return None
-        attempts = list(self._holding.deferred.values())
+        attempts = [*self._holding.deferred.values(), *(each.attempt_at for each in self._holding.doubtful.values())]
         first = rooms.pages.next_ahead if rooms.lease.is_in_force else None
         if first is None:
             first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
