@@ -16,6 +16,7 @@ import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway, Rule, Selection, slow_way
+from tests.waiting import until
 
 from postdate import DelayedMessage, SystemClock
 from postdate.backends.azure.groups import Operation
@@ -506,6 +507,37 @@ async def test_what_is_changed_while_it_is_read_ahead_is_not_claimed_as_it_was(s
     assert len(failures) == 68
     assert not {"m-100", "m-101"} & failures.keys()
     assert failures["m-102"] == 1
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+async def test_a_change_that_takes_too_long_leaves_the_message_to_the_process_that_dispatches(
+    place: TablePlace, store: AzureTableStore, change: str
+) -> None:
+    await store.store(message(due=NOW + NEAR + SECOND / 2), NOW)
+    assert await ids_of(store, NOW) == []  # it has the lease
+    before = place.entities()
+    answers: list[bool] = []
+    async with slow_way(place) as (gateway, operator):
+
+        async def alter() -> None:
+            if change == "cancel":
+                answers.append(await operator.cancel("m-1", NOW))
+            else:
+                answers.append(await operator.reschedule("m-1", NOW + timedelta(days=1), NOW))
+
+        def is_record(path: str, body: bytes) -> bool:
+            return f"{records_table(place.table)}(" in path + body.decode() and b"RowKey" in body
+
+        stop, began = gateway.stop(is_record, after=True), anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(alter)
+            await stop.reached.wait()
+            await until(lambda: anyio.current_time() > began + 0.6)
+            stop.opened.set()
+    assert answers == [False]
+    assert place.entities() == before
+    assert [each.kind for each in await store.history("m-1")] == [RecordKind.SCHEDULED]
+    assert await store.cancel("m-1", NOW)
 
 
 @pytest.mark.parametrize("change", ["cancel", "reschedule", "remove"])

@@ -172,9 +172,18 @@ class Records:
         end = _end(kind, now, detail)
         await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
-    async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
-        """Take back an end whose deletion failed."""
-        await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
+    async def not_ended(self, index: IndexRow) -> None:
+        """Take back an end whose deletion failed, unless the row has changed since it was read."""
+        await self.table.atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
+
+    async def not_moved(self, old: DelayedEntity, new: DelayedEntity) -> None:
+        """Take back the record and the place of a rescheduling that was not done."""
+        index = await self.find(old.message.message_id)
+        if index is None or index.places[-1:] != [new.row]:
+            return
+        entry = {**self._base(old), "Location": old.row, "Former": "", "Records": index.records - 1}
+        record = Operation("delete", keys_of(index.message_id, index.records))
+        await self.table.atomically([Operation("change", entry, index.etag), record])
 
     async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
         """Record the failure of an unreadable message, of which perhaps only the id is known."""

@@ -32,7 +32,7 @@ from postdate.backends.azure.pages import BackOff, Pages, Polling
 from postdate.backends.azure.records import IndexRow, Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.unreadable import UnreadableEntities
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -489,14 +489,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Recorded as delivered."""
         if (claimed := self._holding.of(message_id)) is not None:
             return bool(await self.finish([Claim(claimed.waiting.message, claimed)], Outcome.DELIVERED, now))
-        async with self._changing(message_id, now) as entry:
+        async with self._changing(message_id, _clock_from(now)) as entry:
             return entry is not None and bool(await self._end([entry[1]], RecordKind.DELIVERED, now))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         if (claimed := self._holding.of(message_id)) is not None:
             return await self.retry_later(Claim(claimed.waiting.message, claimed), claimed.waiting.message.due, now, "")
-        async with self._changing(message_id, now) as entry:
+        async with self._changing(message_id, _clock_from(now)) as entry:
             if entry is None:
                 return False
             _, waiting = entry
@@ -521,7 +521,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return has_lease
 
     @asynccontextmanager
-    async def _changing(self, message_id: str, now: datetime) -> AsyncGenerator[tuple[IndexRow, DelayedEntity] | None]:
+    async def _changing(
+        self, message_id: str, clock: Callable[[], datetime]
+    ) -> AsyncGenerator[tuple[IndexRow, DelayedEntity] | None]:
         """Yield a message that is to be changed, and its id's row; ``None`` when a process may be dispatching it.
 
         No claims are made meanwhile, and none of messages that were read before: it may be among them, unchanged.
@@ -529,7 +531,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms = self._opened
         async with self._claiming:
             entry = await rooms.storing.find(message_id)
-            if entry is None or not all([await self._may_change(each, now) for each in entry[1]]):
+            if entry is None or not all([await self._may_change(each, clock()) for each in entry[1]]):
                 yield None
                 return
             index, (*others, waiting) = entry
@@ -543,26 +545,38 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
-        async with self._changing(message_id, now) as entry:
+        rooms, clock = self._opened, _clock_from(now)
+        async with self._changing(message_id, clock) as entry:
             if entry is None:
                 return False
             _, waiting = entry
-            if await self._end([waiting], RecordKind.CANCELLED, now):
+            await rooms.records.end([waiting], RecordKind.CANCELLED, now)
+            # Recording may have taken so long that another process dispatches the message by now.
+            if await self._may_change(waiting, clock()) and all(await rooms.removals.each([deletion_of(waiting)])):
                 return True
-            await self._opened.records.not_ended([waiting])
+            index = await rooms.records.find(message_id)
+            if index is None or [(each.kind, each.at) for each in index.ended()] != [(RecordKind.CANCELLED, now)]:
+                return False  # another process has ended it
+            if await rooms.storing.find(message_id) is None:
+                return True
+            await rooms.records.not_ended(index)
             return False
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """As for :meth:`cancel`."""
-        async with self._changing(message_id, now) as entry:
+        records, clock = self._opened.records, _clock_from(now)
+        async with self._changing(message_id, clock) as entry:
             if entry is None:
                 return False
             index, old = entry
-            records = self._opened.records
             new = old.rescheduled(due, wall_time, index.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
-            done = await records.append(index, old.row, new, record) and await self._move(old, new, deletion_of(old))
+            if not await records.append(index, old.row, new, record):
+                return False
+            done = await self._may_change(old, clock()) and await self._move(old, new, deletion_of(old))
+            if not done:
+                await records.not_moved(old, new)
         if done:
             self._holding.deferred.pop(message_id, None)
             self._next_due.announce(to_microseconds(new.attempt_at))
@@ -636,6 +650,13 @@ class _Rooms:
     storing: Storing
     unreadable: UnreadableEntities
     keeper: Keeper
+
+
+def _clock_from(now: datetime) -> Callable[[], datetime]:
+    """Return a clock that goes on from ``now`` while requests are under way."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    return lambda: later(now, timedelta(seconds=loop.time() - began))
 
 
 def open_store(address: str, **settings: Any) -> AzureTableStore:
