@@ -611,7 +611,7 @@ async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TableP
                         await stop.reached.wait()
                     return await atomically(operations)
 
-                table.atomically = look_first  # type: ignore[method-assign]
+                table.atomically = look_first
                 await move()
             stop.opened.set()
         assert found

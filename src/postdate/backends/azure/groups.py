@@ -13,7 +13,7 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
 from postdate.backends.azure.errors import TABLES, code_of, creating, translated
-from postdate.backends.azure.login import at_once, counted_attempts
+from postdate.backends.azure.login import RequestAttempts, at_once, count_attempts
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class Table:
         The refusal of a request that was made before proves nothing: the first one may have done what the second one
         finds done. Only here it is decided what such a refusal means: what the table has now tells.
         """
-        with translated(TABLES, self.what), counted_attempts() as attempts:
+        attempts = RequestAttempts()
+        with translated(TABLES, self.what), count_attempts(attempts):
             try:
                 if len(operations) == 1 and operations[0].kind != "delete":
                     # Without a transaction, at half its cost. Not for deletions: the SDK hides their 404.

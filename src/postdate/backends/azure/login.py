@@ -260,7 +260,7 @@ _AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
-class Attempts:
+class RequestAttempts:
     """How often one request was made: ``count`` is the number of connections that it used."""
 
     count: int = 0
@@ -271,16 +271,15 @@ class Attempts:
         return self.count > 1
 
 
-_attempts: ContextVar[Attempts | None] = ContextVar("postdate-azure-attempts", default=None)
+_attempts: ContextVar[RequestAttempts | None] = ContextVar("postdate-azure-attempts", default=None)
 
 
 @contextmanager
-def counted_attempts() -> Generator[Attempts]:
+def count_attempts(attempts: RequestAttempts) -> Generator[None]:
     """Count the attempts of the one request within the block, those that aiohttp makes by itself included."""
-    attempts = Attempts()
     token = _attempts.set(attempts)
     try:
-        yield attempts
+        yield
     finally:
         _attempts.reset(token)
 
@@ -299,7 +298,7 @@ class LastingTransport(AioHttpTransport):
     async def send(self, request: Any, **settings: Any) -> Any:
         sdk: Any = super()
         while True:  # each repetition uses up one kept connection
-            use = SimpleNamespace(is_again=False, attempts=_attempts.get() or Attempts())
+            use = SimpleNamespace(is_again=False, attempts=_attempts.get() or RequestAttempts())
             try:
                 return await sdk.send(request, trace_request_ctx=use, **settings)
             except AzureError as error:

@@ -536,8 +536,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 return
             index, (*others, waiting) = entry
             try:
-                # A process that died between the two steps of a move left another copy, which would be delivered.
-                is_single = all(await rooms.table.each([deletion_of(each) for each in others]))
+                # A process that died between the two steps of a move left another copy, which would be delivered. A
+                # living one may delete it first.
+                is_single = all(await rooms.table.each([deletion_of(each, is_again=True) for each in others]))
                 yield (index, waiting) if is_single else None
             finally:
                 rooms.pages.forget()

@@ -24,8 +24,9 @@ from postdate.backends.azure.errors import QUEUES, creating, translated
 from postdate.backends.azure.login import (
     LEAVES_WITHIN_SECONDS,
     AzureLogin,
+    RequestAttempts,
     at_once,
-    counted_attempts,
+    count_attempts,
     headers_of,
     parse_login,
 )
@@ -385,8 +386,9 @@ class AzureQueueReceiver(Receiver):
         async with hold.turn:
             if hold.lost:
                 raise ClaimLost.of(hold.native_id, queue=self._queue, reason=hold.lost)
+            attempts = RequestAttempts()
             try:
-                with counted_attempts() as attempts, self._service.asking(self._queue):
+                with count_attempts(attempts), self._service.asking(self._queue):
                     await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)
             except QueueNotFound as error:  # the message, or the queue
                 if attempts.is_repeated:
