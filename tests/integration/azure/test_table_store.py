@@ -21,6 +21,7 @@ from tests.waiting import until
 from postdate import DelayedMessage, SystemClock
 from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, read_entity, row_key, second_key
+from postdate.backends.azure.lease import deletion_of
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
@@ -782,6 +783,16 @@ async def test_an_end_whose_answer_is_lost_counts(place: TablePlace, losses: int
             gateway.rules.clear()
         assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
         assert place.entities() == []
+
+
+async def test_a_repeated_deletion_does_not_make_another_one_done(place: TablePlace, store: AzureTableStore) -> None:
+    """Both go in one transaction, and only the first may have been done by an earlier request."""
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    first, second = map(read_entity, place.entities())
+    for entity in place.entities():
+        place.remove(entity)
+    deletions = [deletion_of(first, is_again=True), deletion_of(second)]
+    assert await store._opened.table.each(deletions) == [True, False]
 
 
 async def test_a_cancellation_whose_answer_is_lost_is_one(place: TablePlace) -> None:

@@ -122,7 +122,7 @@ class Table:
                     raise
             else:
                 return True
-        may_be_done = attempts.is_repeated or any(each.is_again for each in operations)
+        may_be_done = attempts.is_repeated or all(each.is_again for each in operations)
         return may_be_done and await self._are_done(operations)
 
     async def _are_done(self, operations: Sequence[Operation]) -> bool:

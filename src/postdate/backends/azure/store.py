@@ -410,7 +410,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def _move(self, old: DelayedEntity, new: DelayedEntity, deletion: Operation) -> bool:
         """Write a message under another key: in one transaction within the same hour, else add first, then delete."""
         rooms = self._opened
-        put = Operation("upsert", new.entity())
+        put = Operation("upsert", new.entity(), is_again=deletion.is_again)
         if old.row == new.row:
             return await rooms.table.atomically([Operation("replace", new.entity(), old.etag, deletion.is_again)])
         if old.partition == new.partition:
