@@ -559,6 +559,18 @@ async def test_a_change_ends_both_copies_that_an_interrupted_move_left(
     assert await ids_of(store, later) == []
 
 
+async def test_a_message_that_is_rescheduled_where_it_stands_has_no_other_copy(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    await store.store(message(), NOW)
+    for _ in range(2):
+        assert await store.reschedule("m-1", NOW, NOW)
+        assert len(place.entities()) == 1
+    assert await store.increment_failure_count("m-1", NOW)
+    assert await store.cancel("m-1", NOW)
+    assert place.entities() == []
+
+
 async def test_a_message_stays_known_when_a_retry_and_then_a_rescheduling_are_interrupted(
     place: TablePlace, store: AzureTableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,8 @@ class IndexRow:
 
         At both while it moves, and after a move that was interrupted.
         """
-        return [place for name in ("Former", "Location") if (place := self._row.get(name))]
+        named = (self._row.get("Former"), self._row.get("Location"))
+        return list(dict.fromkeys(place for place in named if place))  # equal when it was changed where it stood
 
     def scheduled(self) -> list[Record]:
         """Return the record of scheduling; none for messages of upstream or of older versions."""
