@@ -10,13 +10,14 @@ import anyio
 import pytest
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
+from tests.integration.azure.gateway import slow_way
 from tests.proxy import FaultyLink
 from tests.waiting import until
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
 from postdate.backends.azure.groups import Rounds
 from postdate.backends.azure.lease import ContainerLease
-from postdate.backends.azure.login import parse_login
+from postdate.backends.azure.login import ANSWERS_WITHIN_SECONDS, parse_login
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.table_names import records_table
 from postdate.core.due.dispatcher import Dispatcher
@@ -221,6 +222,22 @@ async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace
     claimed_at = lease._renewed_at
     await until(lambda: lease._renewed_at != claimed_at)
     assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
+
+
+async def test_the_lease_is_renewed_while_a_table_does_not_answer(place: TablePlace, monkeypatch) -> None:
+    monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
+    async with slow_way(place) as (gateway, store):
+        await store.store(message("m"), NOW)
+        stop = gateway.stop(lambda path, _body: f"{place.table}()" in path)
+        stop_listening = await store.listen(lambda: None)
+        await stop.reached.wait()  # the keeper looks for messages of other processes
+        lease = store._opened.lease
+        looked_at, began = lease._renewed_at, anyio.current_time()
+        await until(lambda: lease._renewed_at != looked_at)
+        assert anyio.current_time() - began < ANSWERS_WITHIN_SECONDS / 2, "only once the look had failed"
+        stop.opened.set()
+        stop_listening()
 
 
 async def test_a_container_that_others_have_leased_out_holds_up_storing_in_no_way(place: TablePlace) -> None:

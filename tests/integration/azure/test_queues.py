@@ -409,6 +409,41 @@ async def test_a_message_that_another_took_over_is_lost_to_the_first(
         await receiver.close()
 
 
+@pytest.mark.parametrize("is_taken", [True, False], ids=["another has it", "it is free"])
+async def test_a_hold_that_lapsed_is_made_sure_of_before_anything_is_sent(
+    login: AzureLogin, queue: str, plain: QueueServiceClient, *, is_taken: bool
+) -> None:
+    """As after a handler that blocked its loop, or in a process that was frozen."""
+    async with transport_at(login) as transport:
+        await send(transport, envelope(queue, "held"))
+        receiver = transport.receiver(queue)
+        (received,) = await receive(receiver)
+        hold, client = receiver._claimed[received.token], plain.get_queue_client(queue)
+        hold.until = anyio.current_time()
+        if is_taken:
+            await client.update_message(hold.native_id, hold.receipt, visibility_timeout=0)
+            assert await client.receive_message(visibility_timeout=30) is not None
+            with pytest.raises(ClaimLost):
+                await receiver.commit(received, NOW, End(outgoing=[envelope(queue, "sent")]))
+            assert await is_empty(transport, queue)
+        else:
+            await receiver.commit(received, NOW, End(outgoing=[envelope(queue, "sent")]))
+            assert [each.envelope.message_id for each in await receive(receiver)] == ["sent"]
+
+
+async def test_a_deletion_whose_answer_is_lost_is_no_lost_claim(
+    login: AzureLogin, queue: str, gateway: Gateway
+) -> None:
+    async with transport_at(by_way_of(gateway, login)) as transport:
+        await send(transport, envelope(queue, "handled"))
+        receiver = transport.receiver(queue)
+        (received,) = await receive(receiver)
+        gateway.lose(lambda path, _body: "popreceipt" in path)
+        await receiver.commit(received, NOW)
+        assert gateway.requests.count("DELETE") == 2
+        assert await is_empty(transport, queue)
+
+
 async def test_a_message_whose_hold_is_lost_under_renewal_is_given_up(
     login: AzureLogin, queue: str, plain: QueueServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:

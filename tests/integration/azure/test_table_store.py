@@ -8,16 +8,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
-from tests.integration.azure.gateway import Gateway
+from tests.integration.azure.gateway import Gateway, Rule, Selection, slow_way
+from tests.waiting import until
 
 from postdate import DelayedMessage, SystemClock
-from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key
+from postdate.backends.azure.groups import Operation
+from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, read_entity, row_key, second_key
+from postdate.backends.azure.lease import deletion_of
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
@@ -51,6 +55,11 @@ async def store(place: TablePlace) -> AzureTableStore:
     store = await place.open()
     await store.setup()
     return store
+
+
+def deletion_in(row: str) -> Selection:
+    """Select the transactions with deletions of rows that begin so."""
+    return lambda path, body: "$batch" in path and b"DELETE" in body and row.encode() in body
 
 
 def message(name: str = "m-1", due: datetime = NOW, body: bytes = b"body", **headers: str) -> DelayedMessage:
@@ -295,8 +304,6 @@ async def test_an_id_without_its_message_is_stored_by_the_next_attempt(
 
 
 def _deletion(place: TablePlace):
-    from postdate.backends.azure.groups import Operation
-
     (entity,) = place.entities()
     return Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": entity["RowKey"]})
 
@@ -326,6 +333,46 @@ async def test_row_85_in_mode_none_a_send_that_fails_is_tried_again(place: Table
     assert claim.message.number_of_failures == 1
     assert await store.finish([claim], Outcome.DELIVERED, NOW) == 1
     assert [record.kind.name for record in await store.history("m-1")] == ["SCHEDULED", "RETRIED", "DELIVERED"]
+
+
+async def test_row_85_in_mode_none_an_hour_whose_deletion_fails_takes_no_other_with_it(place: TablePlace) -> None:
+    async with slow_way(place, TransactionMode.NONE) as (gateway, store):
+        for hours in (2, 1):
+            await store.store_many([message(f"{hours}-{n}", NOW - timedelta(hours=hours)) for n in range(5)], NOW)
+        gateway.refuse(deletion_in("2026013110"))
+        assert sorted(await ids_of(store)) == [f"1-{n}" for n in range(5)]
+        assert await store.next_attempt() == NOW - timedelta(hours=2)
+        assert not await store.cancel("2-0", NOW)
+        assert sorted(await ids_of(store)) == [f"2-{n}" for n in range(5)]
+        assert await ids_of(store) == place.entities() == []
+
+
+@pytest.mark.parametrize("is_claimed_again", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost answer", "cancelled"])
+async def test_row_85_in_mode_none_a_claim_that_ends_without_an_answer_loses_nothing(
+    place: TablePlace, *, is_lost: bool, is_claimed_again: bool
+) -> None:
+    async with slow_way(place, TransactionMode.NONE) as (gateway, store):
+        await store.store_many([message(f"m-{n}") for n in range(5)], NOW)
+        if is_lost:
+            gateway.lose(deletion_in("2026013112"), 9)
+            with pytest.raises(StoreUnreachable):
+                await store.claim_due(LATER, 10)
+        else:
+            stop = gateway.stop(deletion_in("2026013112"), after=True)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(store.claim_due, LATER, 10)
+                await stop.reached.wait()
+                tasks.cancel_scope.cancel()
+            stop.opened.set()
+        gateway.rules.clear()
+        assert place.entities() == []
+        if is_claimed_again:
+            assert len(await ids_of(store)) == 5
+            assert await ids_of(store) == []
+        else:
+            await store.close()
+            assert len(place.entities()) == 5
 
 
 @pytest.mark.parametrize("mode", [TransactionMode.TRANSACTION_SCOPE, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE])
@@ -367,6 +414,56 @@ async def test_entities_that_are_no_messages_are_marked_and_hold_up_nothing(
     assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112", "unreadable"}
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"Destination": b"\0" * 60_000},
+        {"Due": "\N{MANTELPIECE CLOCK}" * 16_380},
+    ],
+    ids=["bytes", "characters beyond the basic plane"],
+)
+async def test_an_entity_whose_mark_is_too_large_does_not_stop_dispatching(
+    place: TablePlace, store: AzureTableStore, columns: dict[str, object]
+) -> None:
+    place.add(upstream(f"20260131110000_{GUID}", **columns))
+    await store.store(message(), NOW)
+    assert await ids_of(store) == ["m-1"]
+
+
+async def test_an_entity_whose_mark_is_refused_stays_and_does_not_stop_dispatching(
+    place: TablePlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with slow_way(place) as (gateway, store):
+        place.add(upstream(f"20260131110000_{GUID}", Body="a text"))
+        await store.store(message(), NOW)
+        refusal = {"x-ms-error-code": "EntityTooLarge"}
+        gateway.rules.append(Rule("", 413, 9, refusal, is_meant=lambda _path, body: b"unreadable" in body))
+        assert await ids_of(store) == ["m-1"]
+        assert "cannot be marked so" in caplog.text
+
+
+async def test_long_reasons_are_cut_as_azure_counts_them(store: AzureTableStore) -> None:
+    await store.store_many([message(f"m-{number}") for number in range(3)], NOW)
+    first, second, third = await store.claim_due(LATER, 10)
+    reason = "why" + "\N{MANTELPIECE CLOCK}" * 20_000
+    assert await store.retry_later(first, LATER, NOW, reason)
+    assert await store.finish([second], Outcome.FAILED, NOW, reason) == 1
+    assert await store.mark_unreadable(third, reason, NOW)
+    (row,) = await store.list_unreadable(10)
+    details = [(await store.history(each.message.message_id))[-1].detail for each in (first, second)]
+    assert all(reason.startswith(each) and len(each) > 14_000 for each in [*details, row.reason])
+
+
+async def test_no_message_is_passed_over_when_a_mark_fails(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store_many([message(f"m-{n:04}", NOW + n * timedelta(microseconds=1)) for n in range(1_100)], NOW)
+        place.add(upstream(f"20260131115959_{GUID}", Body="a text"))
+        gateway.refuse(lambda _path, body: b"unreadable" in body)
+        with pytest.raises(StoreUnreachable):
+            await store.claim_due(LATER, 10)
+        assert (await ids_of(store))[0] == "m-0000"
+
+
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +495,142 @@ async def test_another_process_cancels_what_is_not_due_for_a_while_and_nothing_t
     assert [await other.cancel(name, NOW) for name in ("soon", "late")] == [False, True]
     assert [await other.reschedule(name, NOW + NEAR * 9, NOW) for name in ("soon", "late")] == [False, False]
     assert await ids_of(store, NOW + 100 * SECOND) == ["soon"]
+
+
+async def test_what_is_changed_while_it_is_read_ahead_is_not_claimed_as_it_was(store: AzureTableStore) -> None:
+    await store.store_many([message(f"m-{n:03}", NOW + n * timedelta(milliseconds=1)) for n in range(120)], NOW)
+    assert len(await store.claim_due(LATER, 50)) == 50
+    assert await store.cancel("m-100", LATER)
+    assert await store.remove("m-101", LATER)
+    assert await store.increment_failure_count("m-102", LATER)
+    claims = [*await store.claim_due(LATER, 50), *await store.claim_due(LATER, 50)]
+    failures = {claim.message.message_id: claim.message.number_of_failures for claim in claims}
+    assert len(failures) == 68
+    assert not {"m-100", "m-101"} & failures.keys()
+    assert failures["m-102"] == 1
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+async def test_a_change_that_takes_too_long_leaves_the_message_to_the_process_that_dispatches(
+    place: TablePlace, store: AzureTableStore, change: str
+) -> None:
+    await store.store(message(due=NOW + NEAR + SECOND / 2), NOW)
+    assert await ids_of(store, NOW) == []  # it has the lease
+    before = place.entities()
+    answers: list[bool] = []
+    async with slow_way(place) as (gateway, operator):
+
+        async def alter() -> None:
+            if change == "cancel":
+                answers.append(await operator.cancel("m-1", NOW))
+            else:
+                answers.append(await operator.reschedule("m-1", NOW + timedelta(days=1), NOW))
+
+        def is_record(path: str, body: bytes) -> bool:
+            return f"{records_table(place.table)}(" in path + body.decode() and b"RowKey" in body
+
+        stop, began = gateway.stop(is_record, after=True), anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(alter)
+            await stop.reached.wait()
+            await until(lambda: anyio.current_time() > began + 0.6)
+            stop.opened.set()
+    assert answers == [False]
+    assert place.entities() == before
+    assert [each.kind for each in await store.history("m-1")] == [RecordKind.SCHEDULED]
+    assert await store.cancel("m-1", NOW)
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule", "remove"])
+async def test_a_change_ends_both_copies_that_an_interrupted_move_left(
+    place: TablePlace, store: AzureTableStore, change: str
+) -> None:
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(LATER, 10)
+    (old,) = place.entities()
+    assert await store.retry_later(claim, NOW + timedelta(hours=2), NOW, "why")
+    place.add(old)  # as a process leaves it that died before its deletion
+    later = NOW + timedelta(days=1)
+    if change == "reschedule":
+        assert await store.reschedule("m-1", later, LATER)
+    else:
+        assert await (store.cancel if change == "cancel" else store.remove)("m-1", LATER)
+    assert len(place.entities()) == (change == "reschedule")
+    assert await ids_of(store, later) == []
+
+
+async def test_a_message_that_is_rescheduled_where_it_stands_has_no_other_copy(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    await store.store(message(), NOW)
+    for _ in range(2):
+        assert await store.reschedule("m-1", NOW, NOW)
+        assert len(place.entities()) == 1
+    assert await store.increment_failure_count("m-1", NOW)
+    assert await store.cancel("m-1", NOW)
+    assert place.entities() == []
+
+
+async def test_a_message_stays_known_when_a_retry_and_then_a_rescheduling_are_interrupted(
+    place: TablePlace, store: AzureTableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both end before they write the message under its new key."""
+    await store.store(message(), NOW + timedelta(hours=1))
+    old = read_entity(place.entities()[0])
+    await store._opened.records.retried(old, old.after_failure(NOW + timedelta(hours=2), 1), NOW, "why")
+
+    async def interrupted(*_: object) -> bool:
+        raise StoreUnreachable("as by a death")
+
+    monkeypatch.setattr(store, "_move", interrupted)
+    with pytest.raises(StoreUnreachable):
+        await store.reschedule("m-1", NOW + timedelta(days=1), NOW)
+    assert await store.get("m-1") is not None
+    with pytest.raises(DuplicateMessage):
+        await store.store(message(), NOW)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before its row", "after its row"])
+async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TablePlace, *, is_early: bool) -> None:
+    """Its reader looks at its old place when it has left that already."""
+    async with slow_way(place) as (gateway, reader):
+        store = await place.open()
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        found: list[DelayedMessage | None] = []
+
+        async def look() -> None:
+            found.append(await reader.get("m-1"))
+
+        def is_look(path: str, _body: bytes) -> bool:
+            return f"{place.table}(" in path and "20260131120005" in path
+
+        async def move() -> None:
+            assert await store.retry_later(claim, NOW + timedelta(hours=2), NOW, "why")
+
+        async with anyio.create_task_group() as tasks:
+            if is_early:
+                stop = gateway.stop(is_look)
+                tasks.start_soon(look)
+                await stop.reached.wait()
+                await move()
+            else:
+                table, stop = store._opened.table, gateway.stop(is_look)
+                atomically = table.atomically
+
+                async def look_first(operations: Sequence[Operation]) -> bool:
+                    if operations[0].kind == "upsert":
+                        tasks.start_soon(look)
+                        await stop.reached.wait()
+                    return await atomically(operations)
+
+                table.atomically = look_first
+                await move()
+            stop.opened.set()
+        assert found
+        assert found[0] is not None
+        with pytest.raises(DuplicateMessage):
+            await reader.store(message(), NOW)
 
 
 # --- what azure refuses -----------------------------------------------------------------------------------------------
@@ -499,6 +732,103 @@ async def test_an_answer_that_is_lost_leaves_nothing_double(place: TablePlace, s
     assert len(place.entities()) == 1
     assert (await store.history("m-1"))[0].kind is RecordKind.SCHEDULED
     assert [each["RowKey"] for each in place.entities(records_table(place.table))] == [keys_of("m-1")["RowKey"]]
+
+
+# --- answers that are lost: the request is made again, and refused, as it has been done ------------------------------
+
+
+@pytest.mark.parametrize("wait", [SECOND, timedelta(hours=2)], ids=["same hour", "another hour"])
+@pytest.mark.parametrize("losses", [1, 9], ids=["repeated by the connection", "repeated by the caller"])
+async def test_a_retry_whose_answer_is_lost_moves_the_message_and_loses_none(
+    place: TablePlace, wait: timedelta, losses: int
+) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        gateway.lose(deletion_in("2026013112"), losses)
+        if losses > 1:
+            with pytest.raises(StoreUnreachable):
+                await store.retry_later(claim, NOW + wait, NOW, "why")
+            gateway.rules.clear()
+        assert await store.retry_later(claim, NOW + wait, NOW, "why")
+        (entity,) = place.entities()
+        assert entity["RowKey"].startswith(second_key(NOW + wait))
+        assert await ids_of(store, NOW + wait + SECOND) == ["m-1"]
+
+
+async def test_a_rescheduling_whose_answer_is_lost_moves_the_message_and_loses_none(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW - timedelta(hours=1))
+        gateway.lose(deletion_in("2026013112"))
+        assert await store.reschedule("m-1", NOW + timedelta(days=2), NOW - timedelta(hours=1))
+        found = await store.get("m-1")
+        assert found is not None
+        assert found.due == NOW + timedelta(days=2)
+        assert len(place.entities()) == 1
+
+
+async def test_a_retry_of_a_message_that_another_process_has_ended_brings_nothing_back(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(LATER, 10)
+        stop = gateway.stop(deletion_in("2026013112"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.retry_later, claim, NOW + timedelta(hours=2), NOW, "why")
+            await stop.reached.wait()
+            old, _new = place.entities()
+            other = await place.open()
+            await other._opened.records.end([read_entity(old)], RecordKind.DELIVERED, NOW)
+            place.remove(old)
+            stop.opened.set()
+        assert place.entities() == []
+
+
+@pytest.mark.parametrize("losses", [1, 9], ids=["repeated by the connection", "repeated by the caller"])
+async def test_an_end_whose_answer_is_lost_counts(place: TablePlace, losses: int) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW)
+        claims = await store.claim_due(LATER, 10)
+        gateway.lose(deletion_in("2026013112"), losses)
+        if losses > 1:
+            with pytest.raises(StoreUnreachable):
+                await store.finish(claims, Outcome.DELIVERED, NOW)
+            gateway.rules.clear()
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+        assert place.entities() == []
+
+
+async def test_a_repeated_deletion_does_not_make_another_one_done(place: TablePlace, store: AzureTableStore) -> None:
+    """Both go in one transaction, and only the first may have been done by an earlier request."""
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    first, second = map(read_entity, place.entities())
+    for entity in place.entities():
+        place.remove(entity)
+    deletions = [deletion_of(first, is_again=True), deletion_of(second)]
+    assert await store._opened.table.each(deletions) == [True, False]
+
+
+async def test_a_cancellation_whose_answer_is_lost_is_one(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+        await store.store(message(), NOW + timedelta(hours=1))
+        gateway.lose(deletion_in("2026013112"))
+        assert await store.cancel("m-1", NOW)
+        assert place.entities() == []
+        assert [each.kind for each in await store.history("m-1")] == [RecordKind.SCHEDULED, RecordKind.CANCELLED]
+
+
+async def test_a_new_message_whose_answer_is_lost_is_no_duplicate(place: TablePlace) -> None:
+    async with slow_way(place) as (gateway, store):
+
+        def is_message(path: str, _body: bytes) -> bool:
+            return path.partition("?")[0].endswith(f"/{place.table}")
+
+        gateway.lose(is_message)
+        await store.store(message("m-1"), NOW)
+        gateway.lose(is_message)
+        assert (await store.store_many([message("m-2")], NOW)).stored == 1
+        with pytest.raises(DuplicateMessage):
+            await store.store(message("m-2"), NOW)
+        assert len(place.entities()) == 2
 
 
 def test_the_endpoint_of_the_guide_runs(azurite_connection: str) -> None:

@@ -13,7 +13,7 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
 from postdate.backends.azure.errors import TABLES, code_of, creating, translated
-from postdate.backends.azure.login import at_once
+from postdate.backends.azure.login import RequestAttempts, at_once, count_attempts
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _OVERHEAD_BYTES: Final = 1_000
 class Operation:
     """One change of one entity; an ``etag`` is the version that must still be there.
 
+    ``is_again``: an earlier request, of which no answer came, may have done it already.
+
     Its kinds: ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the given
     columns), ``change`` (change the given columns).
     """
@@ -41,6 +43,7 @@ class Operation:
     kind: str
     entity: Mapping[str, Any]
     etag: str = ""
+    is_again: bool = False
 
     def native(self) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
         """Return the operation as the SDK's tuple."""
@@ -101,8 +104,12 @@ class Table:
 
         At most a hundred operations, of one partition, on different entities. Without an answer they may have been
         done.
+
+        The refusal of a request that was made before proves nothing: the first one may have done what the second one
+        finds done. Only here it is decided what such a refusal means: what the table has now tells.
         """
-        with translated(TABLES, self.what):
+        attempts = RequestAttempts()
+        with translated(TABLES, self.what), count_attempts(attempts):
             try:
                 if len(operations) == 1 and operations[0].kind != "delete":
                     # Without a transaction, at half its cost. Not for deletions: the SDK hides their 404.
@@ -113,35 +120,43 @@ class Table:
             except HttpResponseError as error:
                 if error.status_code not in _REFUSED or code_of(error) in _NO_TABLE:
                     raise
-                return False
-        return True
+            else:
+                return True
+        may_be_done = attempts.is_repeated or all(each.is_again for each in operations)
+        return may_be_done and await self._are_done(operations)
 
-    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+    async def _are_done(self, operations: Sequence[Operation]) -> bool:
+        """Return whether the table has what all these operations make."""
+        outcomes: list[bool] = []
+
+        async def look(operation: Operation) -> None:
+            outcomes.append(_is_made(operation, await self.get(operation.entity)))
+
+        await at_once([lambda o=operation: look(o) for operation in operations])
+        return all(outcomes)
+
+    async def each(self, operations: Sequence[Operation], outcomes: dict[int, bool] | None = None) -> list[bool]:
         """Do each operation, in as few transactions as possible; return which were done.
 
         An entity that was not as expected - present already, gone, changed - is skipped and stops no other. After an
-        error some may be done; repeating all of them does no harm.
+        error some may be done; repeating all of them does no harm. ``outcomes`` then has those that are certain, by
+        index.
         """
-        done: dict[int, bool] = {}
+        done: dict[int, bool] = {} if outcomes is None else outcomes
+
+        async def do_one(index: int) -> None:
+            done[index] = await self.atomically([operations[index]])
 
         async def do(group: Sequence[int]) -> None:
-            done.update(zip(group, await self._group([operations[index] for index in group]), strict=True))
+            if await self.atomically([operations[index] for index in group]):
+                done.update(dict.fromkeys(group, True))
+            elif len(group) == 1:
+                done[group[0]] = False
+            else:
+                await at_once([lambda i=index: do_one(i) for index in group])
 
         await at_once([lambda g=group: do(g) for group in _groups(operations)])
         return [done[index] for index in range(len(operations))]
-
-    async def _group(self, operations: Sequence[Operation]) -> Sequence[bool]:
-        if await self.atomically(operations):
-            return [True] * len(operations)
-        if len(operations) == 1:
-            return [False]
-        done = [False] * len(operations)
-
-        async def do(index: int) -> None:
-            done[index] = await self.atomically([operations[index]])
-
-        await at_once([lambda i=index: do(i) for index in range(len(operations))])
-        return done
 
 
 class Rounds:
@@ -225,6 +240,13 @@ def _apart(asked: Sequence[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
             now.append(each)
             keys |= each.keys
     return now, later
+
+
+def _is_made(operation: Operation, entity: Mapping[str, Any] | None) -> bool:
+    """Return whether an entity, or its absence, is what an operation makes."""
+    if operation.kind == "delete":
+        return entity is None
+    return entity is not None and all(entity.get(name) == value for name, value in operation.entity.items())
 
 
 def _encoded_size(value: object) -> int:

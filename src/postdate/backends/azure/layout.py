@@ -28,6 +28,9 @@ LARGEST_BODY: Final = 64 * 1024
 LARGEST_TEXT: Final = 32 * 1024
 """In units of UTF-16, which Azure counts; the emulator does not, so that we must."""
 
+LONGEST_NOTE: Final = 30_000
+"""In the same units: room for a reason or detail, which is cut, beside its prefix."""
+
 KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
 """Columns for a message's id and times, without its content."""
 
@@ -180,7 +183,7 @@ def _text(entity: Mapping[str, Any], name: str) -> str:
     """Return a column that must be non-empty text; its length was checked when it was stored."""
     value = entity[name]
     if not isinstance(value, str) or not value.strip():
-        raise InvalidMessage(f"column {name} of the entity {entity['RowKey']!r} is {value!r}")
+        raise InvalidMessage(f"column {name} of the entity {entity['RowKey']!r} is {value!r:.80}")
     return value
 
 
@@ -210,6 +213,13 @@ def text_of(instant: datetime) -> str:
 
 def instant_of(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def cut(note: str) -> str:
+    """Return as much of a reason or detail as a column takes."""
+    if len(note) * 2 <= LONGEST_NOTE:
+        return note
+    return note.encode("utf-16-le", "surrogatepass")[: 2 * LONGEST_NOTE].decode("utf-16-le", "ignore")
 
 
 def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:

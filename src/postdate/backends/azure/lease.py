@@ -23,11 +23,12 @@ from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob.aio import BlobLeaseClient
 
 from postdate.backends.azure.errors import TABLES, code_of, creating, translate, translated
+from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
 from postdate.ports import Claim
-from postdate.runtime.resource import Resource
+from postdate.runtime.resource import CallHealth, Resource
 
 if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
@@ -226,7 +227,8 @@ class Keeper:
     ) -> None:
         self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
         self._task: asyncio.Task[None] | None = None
-        self._outage = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
+        self._lease_health = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
+        self._look_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
         self.is_needed = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
@@ -237,7 +239,7 @@ class Keeper:
     async def begin(self) -> None:
         """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
         if self._task is None or self._task.done():
-            await self._safely(self._round)
+            await self._safely(self._round, self._lease_health)
         self.start()
 
     async def stop(self, until: float) -> None:
@@ -253,29 +255,30 @@ class Keeper:
             log_of_keeper.info("the lease of this process could not be given up and ends within %d s", LASTS_SECONDS)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        next_round = next_look = loop.time()
-        while True:
-            if loop.time() >= next_round:
-                await self._safely(self._round)
-                next_round = loop.time() + ROUND_SECONDS
-            if loop.time() >= next_look:
-                if self.is_needed and self._lease.is_in_force:
-                    await self._safely(self._look)
-                next_look = loop.time() + self._back_off.longer().total_seconds()
-            await asyncio.sleep(max(min(next_round, next_look) - loop.time(), 0.0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_again_and_again)
+            while True:
+                await self._safely(self._round, self._lease_health)
+                await asyncio.sleep(ROUND_SECONDS)
 
-    async def _safely(self, step: Callable[[], Awaitable[None]]) -> None:
+    async def _look_again_and_again(self) -> None:
+        """Run beside the renewals: the lease would end during a look at tables that answer late."""
+        while True:
+            if self.is_needed and self._lease.is_in_force:
+                await self._safely(self._look, self._look_health)
+            await asyncio.sleep(self._back_off.longer().total_seconds())
+
+    async def _safely(self, step: Callable[[], Awaitable[None]], health: CallHealth) -> None:
         """Do a step and log any error: if the task ended, the lease would be lost."""
         now = asyncio.get_running_loop().time()
         try:
             await step()
         except PostdateError as error:
-            self._outage.failed(error, now)
+            health.failed(error, now)
         except Exception:
-            log_of_keeper.exception("the lease cannot be kept for a reason that nobody thought of")
+            log_of_keeper.exception("the keeper of the lease failed for a reason that nobody thought of")
         else:
-            self._outage.succeeded(now)
+            health.succeeded(now)
 
     async def _round(self) -> None:
         self._lease.look()
@@ -340,6 +343,16 @@ class ClaimedEntity:
     term: int
     is_removed: bool = False
     since: float = 0.0
+    was_asked_for: bool = False
+    """Whether its deletion was requested before. A caller that repeats a call got no answer to the last one."""
+
+    def deletion(self) -> Operation:
+        is_again, self.was_asked_for = self.was_asked_for, True
+        return deletion_of(self.waiting, is_again=is_again)
+
+
+def deletion_of(waiting: DelayedEntity, *, is_again: bool = False) -> Operation:
+    return Operation("delete", waiting.keys, waiting.etag, is_again)
 
 
 class AzureClaims:
@@ -349,10 +362,13 @@ class AzureClaims:
         self._claims: dict[str, ClaimedEntity] = {}
         self.deferred: dict[str, datetime] = {}
         """Until when messages are not claimed; not written to the table, as only this process claims."""
+        self.doubtful: dict[str, DelayedEntity] = {}
+        """In mode ``none``: messages whose deletion was requested and not answered, or answered to a cancelled claim.
+        The next claim finds out. They are ours only while the lease is."""
         self._when_lost: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
-        return message_id in self._claims
+        return message_id in self._claims or message_id in self.doubtful
 
     def of(self, message_id: str) -> ClaimedEntity | None:
         return self._claims.get(message_id)
@@ -377,12 +393,16 @@ class AzureClaims:
     def forget(self) -> None:
         self._claims.clear()
         self.deferred.clear()
+        self.doubtful.clear()
 
     def __len__(self) -> int:
         return len(self._claims)
 
     def lose(self) -> None:
         """Drop the claims that a new holder of the lease may take, and tell the listeners of `when_lost`."""
+        if self.doubtful:
+            log.warning("may have left the table without being sent (mode none): %s", ", ".join(self.doubtful))
+            self.doubtful.clear()
         ids = [id_ for id_, claim in self._claims.items() if not claim.is_removed]
         for id_ in ids:
             del self._claims[id_]

@@ -20,7 +20,9 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -257,6 +259,31 @@ log = logging.getLogger("postdate.azure.connections")
 _AT_ONCE: Final = 16
 
 
+@dataclass(slots=True)
+class RequestAttempts:
+    """How often one request was made: ``count`` is the number of connections that it used."""
+
+    count: int = 0
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the last answer may be about what an earlier attempt, whose answer was lost, has done already."""
+        return self.count > 1
+
+
+_attempts: ContextVar[RequestAttempts | None] = ContextVar("postdate-azure-attempts", default=None)
+
+
+@contextmanager
+def count_attempts(attempts: RequestAttempts) -> Generator[None]:
+    """Count the attempts of the one request within the block, those that aiohttp makes by itself included."""
+    token = _attempts.set(attempts)
+    try:
+        yield
+    finally:
+        _attempts.reset(token)
+
+
 class LastingTransport(AioHttpTransport):
     """Repeats a request when a reused connection ends before any of the answer has come."""
 
@@ -271,7 +298,7 @@ class LastingTransport(AioHttpTransport):
     async def send(self, request: Any, **settings: Any) -> Any:
         sdk: Any = super()
         while True:  # each repetition uses up one kept connection
-            use = SimpleNamespace(is_again=False)
+            use = SimpleNamespace(is_again=False, attempts=_attempts.get() or RequestAttempts())
             try:
                 return await sdk.send(request, trace_request_ctx=use, **settings)
             except AzureError as error:
@@ -283,9 +310,11 @@ class LastingTransport(AioHttpTransport):
 def _tracing() -> TraceConfig:
     async def used_again(_session: object, of: SimpleNamespace, _what: object) -> None:
         of.trace_request_ctx.is_again = True
+        of.trace_request_ctx.attempts.count += 1
 
     async def made(_session: object, of: SimpleNamespace, _what: object) -> None:
         of.trace_request_ctx.is_again = False
+        of.trace_request_ctx.attempts.count += 1
 
     tracing = TraceConfig()
     tracing.on_connection_reuseconn.append(used_again)

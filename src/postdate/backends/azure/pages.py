@@ -131,13 +131,14 @@ class Pages:
     async def _read(self, now: datetime) -> None:
         """Read the next page, or the first one."""
         page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
-        self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
         messages: list[DelayedEntity] = []
         for entity in page:
             try:
                 messages.append(read_entity(entity))
             except MessageError as error:
                 await self._mark(entity, error, now)
+        # Only now: when a mark fails, the page is read again, else its messages would be passed over.
+        self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
         self._ahead.extend(sorted(messages, key=lambda waiting: waiting.attempt_at))
 
     async def one_page(self, after: str, before: str) -> list[Entity]:

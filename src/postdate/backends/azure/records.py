@@ -16,7 +16,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.layout import DelayedEntity, changed_at, etag_of, id_hash, instant_of, read_entity, text_of
+from postdate.backends.azure.layout import (
+    DelayedEntity,
+    changed_at,
+    cut,
+    etag_of,
+    id_hash,
+    instant_of,
+    read_entity,
+    text_of,
+)
 from postdate.backends.azure.pages import Pages
 from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage
@@ -24,8 +33,6 @@ from postdate.ports import Record, RecordKind
 
 _BUCKETS: Final = 4
 """Partitions of the ids: Azure works on some 2,000 rows a second in each. The number is part of the layout."""
-
-_LONGEST_DETAIL: Final = 30_000
 
 _CLOCK: Final = "clock"
 _AHEAD: Final = "AheadMicroseconds"
@@ -58,8 +65,12 @@ class IndexRow:
 
     @property
     def places(self) -> list[str]:
-        """The row keys at which the message may wait: at one of them, unless it has left."""
-        return [place for name in ("Location", "Former") if (place := self._row.get(name))]
+        """The row keys at which the message may wait, the latest last: at one of them, unless it has left.
+
+        At both while it moves, and after a move that was interrupted.
+        """
+        named = (self._row.get("Former"), self._row.get("Location"))
+        return list(dict.fromkeys(place for place in named if place))  # equal when it was changed where it stood
 
     def scheduled(self) -> list[Record]:
         """Return the record of scheduling; none for messages of upstream or of older versions."""
@@ -109,6 +120,10 @@ class Records:
         row = await self.table.get(keys_of(message_id))
         return None if row is None else IndexRow(row)
 
+    async def has_ended(self, message_id: str) -> bool:
+        index = await self.find(message_id)
+        return index is not None and index.end is not None
+
     async def take_over(self, index: IndexRow, waiting: DelayedEntity) -> bool:
         """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
@@ -118,10 +133,10 @@ class Records:
         """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
         message, why = waiting.message, "came back from the error queue"
         record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, why)
-        return await self.append(index, waiting, record)
+        return await self.append(index, next(reversed(index.places), ""), waiting, record)
 
-    async def append(self, index: IndexRow, waiting: DelayedEntity, record: Record) -> bool:
-        """Add a record after the existing ones, its end included, and set the message's place.
+    async def append(self, index: IndexRow, former: str, waiting: DelayedEntity, record: Record) -> bool:
+        """Add a record after the existing ones, its end included, and set the message's place and the former one.
 
         Returns ``False``, with nothing done, when the row had changed.
         """
@@ -134,7 +149,7 @@ class Records:
         entry = {
             **self._base(waiting),
             "Location": waiting.row,
-            "Former": next(iter(index.places), ""),
+            "Former": former,
             "Records": index.records + len(added),
             "Ended": 0,
         }
@@ -158,9 +173,18 @@ class Records:
         end = _end(kind, now, detail)
         await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
-    async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
-        """Take back an end whose deletion failed."""
-        await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
+    async def not_ended(self, index: IndexRow) -> None:
+        """Take back an end whose deletion failed, unless the row has changed since it was read."""
+        await self.table.atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
+
+    async def not_moved(self, old: DelayedEntity, new: DelayedEntity) -> None:
+        """Take back the record and the place of a rescheduling that was not done."""
+        index = await self.find(old.message.message_id)
+        if index is None or index.places[-1:] != [new.row]:
+            return
+        entry = {**self._base(old), "Location": old.row, "Former": "", "Records": index.records - 1}
+        record = Operation("delete", keys_of(index.message_id, index.records))
+        await self.table.atomically([Operation("change", entry, index.etag), record])
 
     async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
         """Record the failure of an unreadable message, of which perhaps only the id is known."""
@@ -227,7 +251,7 @@ class Records:
 
 
 def _end(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
-    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": cut(detail)}
 
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
@@ -238,7 +262,7 @@ def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
         "At": text_of(record.at),
         "Due": None if record.due is None else text_of(record.due),
         "Destination": destination,
-        "Detail": record.detail[:_LONGEST_DETAIL],
+        "Detail": cut(record.detail),
     }
 
 
@@ -312,21 +336,30 @@ class Storing:
     async def _put(self, waiting: DelayedEntity) -> bool:
         return await self._table.atomically([Operation("create", waiting.entity())])
 
-    async def find(self, message_id: str) -> tuple[IndexRow, DelayedEntity] | None:
-        """Return a waiting message and its id's row; ``None`` when it does not wait."""
+    async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
+        """Return the copies of a waiting message, the latest last, and its id's row; ``None`` when it does not wait."""
         index = await self._records.find(message_id)
-        waiting = None if index is None else await self._at_one_of(index)
-        return None if index is None or waiting is None else (index, waiting)
+        while index is not None:
+            if copies := await self._copies(index):
+                return index, copies
+            if index.end is not None:
+                return None
+            read_before, index = index, await self._records.find(message_id)
+            if index is not None and index.etag == read_before.etag:
+                return None  # else it has moved since its row was read
+        return None
 
     async def _is_there(self, index: IndexRow) -> bool:
         """Return whether a message waits, or is marked as unreadable."""
-        if await self._at_one_of(index) is not None:
+        if await self._copies(index):
             return True
         return any([await self._pages.is_unreadable(row) for row in index.places])
 
-    async def _at_one_of(self, index: IndexRow) -> DelayedEntity | None:
+    async def _copies(self, index: IndexRow) -> list[DelayedEntity]:
+        """Read the places in their order: a move adds at the latest before it deletes at the former one."""
+        copies: list[DelayedEntity] = []
         for row in index.places:
             if (entity := await self._pages.at(row)) is not None:
                 with suppress(MessageError):  # marked when it is due
-                    return read_entity(entity)
-        return None
+                    copies.append(read_entity(entity))
+        return copies

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -17,16 +18,25 @@ from typing_extensions import override
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
-from postdate.backends.azure.lease import LASTS_SECONDS, AzureClaims, ClaimedEntity, ClaimLimit, ContainerLease, Keeper
+from postdate.backends.azure.lease import (
+    LASTS_SECONDS,
+    AzureClaims,
+    ClaimedEntity,
+    ClaimLimit,
+    ContainerLease,
+    Keeper,
+    deletion_of,
+)
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
 from postdate.backends.azure.pages import BackOff, Pages, Polling
-from postdate.backends.azure.records import Records, Storing
+from postdate.backends.azure.records import IndexRow, Records, Storing
 from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.unreadable import UnreadableEntities
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
+    StoreUnavailable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage
@@ -163,6 +173,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
+        doubtful = list(self._holding.doubtful.values())
         self._holding.forget()
         async with AsyncExitStack() as leaving:
             for service in services or ():
@@ -171,7 +182,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 now = asyncio.get_running_loop().time()
                 leaving.push_async_callback(rooms.keeper.stop, now + LEAVES_WITHIN_SECONDS)
                 halfway = now + LEAVES_WITHIN_SECONDS / 2
-                await at_once([lambda each=each: each.stop(halfway) for each in (rooms.records.rounds, rooms.removals)])
+                await at_once(
+                    [
+                        partial(rooms.records.rounds.stop, halfway),
+                        partial(rooms.removals.stop, halfway),
+                        partial(self._put_back, rooms, doubtful, halfway),
+                    ]
+                )
 
     @property
     def _opened(self) -> _Rooms:
@@ -241,11 +258,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
-            waiting = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
-            if waiting:
-                self._back_off.reset()
-            await rooms.lease.sure()  # reading may have taken long
-            return await self._claimed(rooms, waiting if rooms.lease.is_in_force else [])
+            doubtful = list(self._holding.doubtful.values())[:limit]
+            try:
+                waiting = await rooms.pages.take(
+                    now, limit - len(doubtful), lambda each: self._is_free(each.message.message_id)
+                )
+                if waiting:
+                    self._back_off.reset()
+                await rooms.lease.sure()  # reading may have taken long
+                return await self._claimed(rooms, [*doubtful, *waiting] if rooms.lease.is_in_force else [])
+            except BaseException:
+                rooms.pages.forget()  # what was read and not claimed
+                raise
 
     def _is_free(self, message_id: object) -> bool:
         return message_id not in self._holding and message_id not in self._holding.deferred
@@ -254,10 +278,43 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         removes = self._mode is TransactionMode.NONE
         if removes:
-            deleted = await rooms.table.each([_deletion(each) for each in waiting])
-            waiting = [each for each, is_deleted in zip(waiting, deleted, strict=True) if is_deleted]
+            waiting = await self._delete(rooms, waiting)
         now = asyncio.get_running_loop().time()
         return [self._holding.hold(ClaimedEntity(each, rooms.lease.term, removes, now)) for each in waiting]
+
+    async def _delete(self, rooms: _Rooms, waiting: Sequence[DelayedEntity]) -> list[DelayedEntity]:
+        """Return the messages that have certainly left the table by this deletion, or by an earlier one of ours.
+
+        The others stay doubtful after an error or when the claim is cancelled: they may have left it, too.
+        """
+        doubtful = self._holding.doubtful
+        deletions = [deletion_of(each, is_again=each.message.message_id in doubtful) for each in waiting]
+        doubtful.update({each.message.message_id: each for each in waiting})
+        outcomes: dict[int, bool] = {}
+        try:
+            await rooms.table.each(deletions, outcomes)
+        except StoreUnavailable as error:
+            if not any(outcomes.values()):
+                raise
+            log.warning("%d messages are claimed later: %s", len(waiting) - len(outcomes), error)
+        finally:
+            for index, is_deleted in outcomes.items():
+                if not is_deleted:  # another process took it
+                    doubtful.pop(waiting[index].message.message_id, None)
+        deleted = [waiting[index] for index in sorted(outcomes) if outcomes[index]]
+        for each in deleted:
+            doubtful.pop(each.message.message_id, None)
+        return deleted
+
+    async def _put_back(self, rooms: _Rooms, doubtful: Sequence[DelayedEntity], until: float) -> None:
+        """Put messages back that a claim in mode ``none`` may have deleted and did not return."""
+        with anyio.CancelScope(deadline=until) as scope:
+            try:
+                await rooms.table.each([Operation("upsert", each.entity()) for each in doubtful])
+            except StoreUnavailable as error:
+                log.warning("%d messages may have left the table without being sent: %s", len(doubtful), error)
+        if scope.cancelled_caught:
+            log.warning("%d messages may have left the table without being sent", len(doubtful))
 
     def _lost(self) -> None:
         """Forget claims and read-ahead of a lease that another may have by now."""
@@ -316,9 +373,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             return 0
         rooms = self._opened
         await rooms.records.end(messages, kind, now, detail)
-        removed = {each.waiting.row for each in claimed if each.is_removed}
-        there = [each for each in messages if each.row not in removed]
-        return len(removed) + sum(await rooms.removals.each([_deletion(each) for each in there]))
+        if claimed:
+            deletions = [each.deletion() for each in claimed if not each.is_removed]
+        else:
+            deletions = [deletion_of(each) for each in messages]
+        return len(messages) - len(deletions) + sum(await rooms.removals.each(deletions))
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
@@ -342,24 +401,28 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             await rooms.table.atomically([Operation("upsert", new.entity())])
             moved = True
         else:
-            moved = await self._move(old, new)
+            moved = await self._move(old, new, claimed.deletion())
         self._holding.let_go([claimed])
         if moved:
             self._may_be_attempted(attempt_at)
         return moved
 
-    async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
+    async def _move(self, old: DelayedEntity, new: DelayedEntity, deletion: Operation) -> bool:
         """Write a message under another key: in one transaction within the same hour, else add first, then delete."""
-        table = self._opened.table
-        put = Operation("upsert", new.entity())
+        rooms = self._opened
+        put = Operation("upsert", new.entity(), is_again=deletion.is_again)
         if old.row == new.row:
-            return await table.atomically([Operation("replace", new.entity(), old.etag)])
+            return await rooms.table.atomically([Operation("replace", new.entity(), old.etag, deletion.is_again)])
         if old.partition == new.partition:
-            return await table.atomically([_deletion(old), put])
-        await table.atomically([put])
-        if await table.atomically([_deletion(old)]):
+            return await rooms.table.atomically([deletion, put])
+        await rooms.table.atomically([put])
+        if await rooms.table.atomically([deletion]):
             return True
-        await table.atomically([Operation("delete", new.keys)])  # upstream took the old one meanwhile
+        # The new copy may be the only one: it goes only when the old one stands, changed by another process, or when
+        # another process has ended the message.
+        if await rooms.pages.at(old.row) is None and not await rooms.records.has_ended(old.message.message_id):
+            return True
+        await rooms.table.atomically([Operation("delete", new.keys)])
         return False
 
     @override
@@ -374,7 +437,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms = self._opened
         if rooms.lease.was_just_refused and rooms.keeper.is_needed:
             return None
-        attempts = list(self._holding.deferred.values())
+        attempts = [*self._holding.deferred.values(), *(each.attempt_at for each in self._holding.doubtful.values())]
         first = rooms.pages.next_ahead if rooms.lease.is_in_force else None
         if first is None:
             first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
@@ -426,16 +489,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         """Recorded as delivered."""
         if (claimed := self._holding.of(message_id)) is not None:
             return bool(await self.finish([Claim(claimed.waiting.message, claimed)], Outcome.DELIVERED, now))
-        waiting = await self._free(message_id, now)
-        return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
+        async with self._changing(message_id, _clock_from(now)) as entry:
+            return entry is not None and bool(await self._end([entry[1]], RecordKind.DELIVERED, now))
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         if (claimed := self._holding.of(message_id)) is not None:
             return await self.retry_later(Claim(claimed.waiting.message, claimed), claimed.waiting.message.due, now, "")
-        if (waiting := await self._free(message_id, now)) is None:
-            return False
-        return await self._retry(ClaimedEntity(waiting, self._opened.lease.term), waiting.message.due, now, "")
+        async with self._changing(message_id, _clock_from(now)) as entry:
+            if entry is None:
+                return False
+            _, waiting = entry
+            return await self._retry(ClaimedEntity(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
     @override
     async def next_due(self) -> datetime | None:
@@ -455,36 +520,66 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         rooms.keeper.start()
         return has_lease
 
-    async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
-        entry = await self._opened.storing.find(message_id)
-        return entry[1] if entry is not None and await self._may_change(entry[1], now) else None
+    @asynccontextmanager
+    async def _changing(
+        self, message_id: str, clock: Callable[[], datetime]
+    ) -> AsyncGenerator[tuple[IndexRow, DelayedEntity] | None]:
+        """Yield a message that is to be changed, and its id's row; ``None`` when a process may be dispatching it.
+
+        No claims are made meanwhile, and none of messages that were read before: it may be among them, unchanged.
+        """
+        rooms = self._opened
+        async with self._claiming:
+            entry = await rooms.storing.find(message_id)
+            if entry is None or not all([await self._may_change(each, clock()) for each in entry[1]]):
+                yield None
+                return
+            index, (*others, waiting) = entry
+            try:
+                # A process that died between the two steps of a move left another copy, which would be delivered. A
+                # living one may delete it first.
+                is_single = all(await rooms.table.each([deletion_of(each, is_again=True) for each in others]))
+                yield (index, waiting) if is_single else None
+            finally:
+                rooms.pages.forget()
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
-        async with self._claiming:
-            if (waiting := await self._free(message_id, now)) is None:
+        rooms, clock = self._opened, _clock_from(now)
+        async with self._changing(message_id, clock) as entry:
+            if entry is None:
                 return False
-            if await self._end([waiting], RecordKind.CANCELLED, now):
+            _, waiting = entry
+            await rooms.records.end([waiting], RecordKind.CANCELLED, now)
+            # Recording may have taken so long that another process dispatches the message by now.
+            if await self._may_change(waiting, clock()) and all(await rooms.removals.each([deletion_of(waiting)])):
                 return True
-            await self._opened.records.not_ended([waiting])
+            index = await rooms.records.find(message_id)
+            if index is None or [(each.kind, each.at) for each in index.ended()] != [(RecordKind.CANCELLED, now)]:
+                return False  # another process has ended it
+            if await rooms.storing.find(message_id) is None:
+                return True
+            await rooms.records.not_ended(index)
             return False
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """As for :meth:`cancel`."""
-        async with self._claiming:
-            entry = await self._opened.storing.find(message_id)
-            if entry is None or not await self._may_change(entry[1], now):
+        records, clock = self._opened.records, _clock_from(now)
+        async with self._changing(message_id, clock) as entry:
+            if entry is None:
                 return False
             index, old = entry
-            records = self._opened.records
             new = old.rescheduled(due, wall_time, index.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
-            done = await records.append(index, new, record) and await self._move(old, new)
+            if not await records.append(index, old.row, new, record):
+                return False
+            done = await self._may_change(old, clock()) and await self._move(old, new, deletion_of(old))
+            if not done:
+                await records.not_moved(old, new)
         if done:
             self._holding.deferred.pop(message_id, None)
-            self._opened.pages.forget()
             self._next_due.announce(to_microseconds(new.attempt_at))
         return done
 
@@ -512,7 +607,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def get(self, message_id: str) -> DelayedMessage | None:
         """Finds our messages only, not those that upstream stored."""
         entry = await self._opened.storing.find(message_id)
-        return None if entry is None else entry[1].message
+        return None if entry is None else entry[1][-1].message
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
@@ -558,8 +653,11 @@ class _Rooms:
     keeper: Keeper
 
 
-def _deletion(waiting: DelayedEntity) -> Operation:
-    return Operation("delete", waiting.keys, waiting.etag)
+def _clock_from(now: datetime) -> Callable[[], datetime]:
+    """Return a clock that goes on from ``now`` while requests are under way."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    return lambda: later(now, timedelta(seconds=loop.time() - began))
 
 
 def open_store(address: str, **settings: Any) -> AzureTableStore:

@@ -21,7 +21,15 @@ from typing_extensions import override
 
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, returns_in, with_returns
 from postdate.backends.azure.errors import QUEUES, creating, translated
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, at_once, headers_of, parse_login
+from postdate.backends.azure.login import (
+    LEAVES_WITHIN_SECONDS,
+    AzureLogin,
+    RequestAttempts,
+    at_once,
+    count_attempts,
+    headers_of,
+    parse_login,
+)
 from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
 from postdate.errors import ClaimLost, ConfigurationError, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
@@ -300,22 +308,38 @@ class AzureQueueReceiver(Receiver):
         Azure hides nothing beyond its expiry and counts in whole seconds: in its last two seconds a held message may be
         delivered once more.
         """
+        try:
+            async with hold.turn:
+                await self._hide_longer(hold)
+        except TransportError as error:  # retried until another receiver has it
+            log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
+
+    async def _hide_longer(self, hold: MessageWithReceipt) -> None:
+        now = asyncio.get_running_loop().time()
+        if hold.lost or hold.received.token not in self._claimed or hold.expires <= hold.until:
+            return
+        remaining_seconds = hold.expires - now - _CLOCK_GRAIN_SECONDS
+        seconds = int(min(round(self._transport.hold_for.total_seconds()), remaining_seconds))
+        if now + seconds <= hold.until:
+            return
+        try:
+            await self._hide(hold, seconds)
+            hold.until = now + seconds
+        except (ClaimLost, QueueNotFound) as error:
+            hold.lost = str(error)
+            log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
+
+    async def _make_sure(self, hold: MessageWithReceipt) -> None:
+        """Hide a message again whose time has run out, in a process that was frozen or a handler that blocked its loop.
+
+        Raises:
+            ClaimLost: another receiver has it.
+            TransportError: without an answer.
+        """
         async with hold.turn:
-            now = asyncio.get_running_loop().time()
-            if hold.lost or hold.received.token not in self._claimed or hold.expires <= hold.until:
-                return
-            remaining_seconds = hold.expires - now - _CLOCK_GRAIN_SECONDS
-            seconds = int(min(round(self._transport.hold_for.total_seconds()), remaining_seconds))
-            if now + seconds <= hold.until:
-                return
-            try:
-                await self._hide(hold, seconds)
-                hold.until = now + seconds
-            except (ClaimLost, QueueNotFound) as error:
-                hold.lost = str(error)
-                log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
-            except TransportError as error:  # retried until another receiver has it
-                log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
+            if asyncio.get_running_loop().time() >= hold.until - _CLOCK_GRAIN_SECONDS:
+                await self._hide_longer(hold)
+        self._what_holds(hold.received)
 
     async def _hide(self, hold: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
         with self._service.asking(self._queue):
@@ -346,6 +370,7 @@ class AzureQueueReceiver(Receiver):
         refuse_work(end.work, "of Azure Storage")
         hold = self._what_holds(received)
         if end.outgoing:
+            await self._make_sure(hold)
             await self._transport.send_all(end.outgoing, now)
         try:
             await self._delete(hold)
@@ -361,10 +386,13 @@ class AzureQueueReceiver(Receiver):
         async with hold.turn:
             if hold.lost:
                 raise ClaimLost.of(hold.native_id, queue=self._queue, reason=hold.lost)
+            attempts = RequestAttempts()
             try:
-                with self._service.asking(self._queue):
+                with count_attempts(attempts), self._service.asking(self._queue):
                     await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)
             except QueueNotFound as error:  # the message, or the queue
+                if attempts.is_repeated:
+                    return  # an earlier attempt, whose answer was lost, has deleted it
                 if asyncio.get_running_loop().time() < hold.expires - _CLOCK_GRAIN_SECONDS:
                     raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is gone: {error}") from error
 

@@ -15,10 +15,10 @@ from datetime import datetime
 from typing import Final
 
 from postdate.backends.azure.groups import Operation, Table
-from postdate.backends.azure.layout import UNREADABLE, changed_at
+from postdate.backends.azure.layout import UNREADABLE, changed_at, cut
 from postdate.backends.azure.pages import Entity
 from postdate.backends.azure.records import Records
-from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
+from postdate.errors import InvalidMessage, MessageError, MessageNotFound, PostdateError
 from postdate.messages import MESSAGE_ID_LIMIT, check_text
 from postdate.ports import UnreadableRow
 from postdate.ports.observation import UNREADABLE as UNREADABLE_DETAIL
@@ -29,6 +29,7 @@ _FORMER_PARTITION: Final = "malformed"
 _REASON: Final = "Reason"
 _OF_THE_MARK: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
 _NUMBER_BYTES: Final = 5
+_LONGEST_LOGGED: Final = 500
 
 log = logging.getLogger("postdate.stores.azure_table")
 
@@ -49,21 +50,21 @@ class UnreadableEntities:
 
         It is recorded as failed, if its id can be read.
         """
-        row = entity["RowKey"]
+        row, reason = entity["RowKey"], cut(str(error))
         try:
-            await self._keep(entity, str(error))
+            await self._keep(entity, reason)
             if message_id := _id_of(entity):
                 destination = entity.get("Destination")
                 destination_text = destination if isinstance(destination, str) else ""
-                await self._records.end_unread(message_id, destination_text, now, f"{UNREADABLE_DETAIL}{error}")
+                await self._records.end_unread(message_id, destination_text, now, f"{UNREADABLE_DETAIL}{reason}")
             await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
-        except StoreError as failure:
+        except PostdateError as failure:  # one about the content, too: it would stop dispatching for ever
             if failure.transient:
                 raise
             log.error("entity %s of %s is no message, and cannot be marked so: %s", row, self._table.what, failure)
             return
         text = "cannot be read, and marked so: entity %s of %s (%s); `postdate messages list --unreadable` lists it"
-        log.error(text, row, self._table.what, error)
+        log.error(text, row, self._table.what, reason[:_LONGEST_LOGGED])
 
     async def _keep(self, entity: Entity, reason: str) -> None:
         copy = {name: value for name, value in entity.items() if name not in _OF_THE_MARK}
