@@ -402,6 +402,61 @@ async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_inter
         await holding.close()
 
 
+async def stop_beats(store: RedisStore) -> str:
+    """Stop the beats of a process; return the name of its holder."""
+    holder, beats = await store._liveness.holder(), store._liveness._beats
+    assert beats is not None
+    beats.stop()
+    await anyio.to_thread.run_sync(beats.join)
+    return holder
+
+
+async def beat_once(store: RedisStore) -> None:
+    await store._server.run("beat", store._liveness.holder_now, 3 * SECOND // MICROSECOND, "{}")
+
+
+@pytest.mark.parametrize("first_back", ["a process that beats", "a new process"])
+async def test_a_time_in_which_the_server_heard_no_process_counts_as_silence_of_none(
+    prefix: Prefix, store: RedisStore, first_back: str
+) -> None:
+    """After a restart of the server one process is back first: the others live, and are not subscribed yet."""
+    holding, new = await prepared(RedisStore(prefix.login)), await prepared(RedisStore(prefix.login))
+    try:
+        await holding.store(message(), NOW)
+        claims = await holding.claim_due(NOW + SECOND, 10)
+        holders = [await stop_beats(each) for each in (holding, store)]
+        await holding._liveness._listening.close()
+        for holder in holders:
+            prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
+        first = store if first_back == "a process that beats" else new
+        await first._liveness.holder()
+        await beat_once(first)
+        assert await store.claim_due(NOW + SECOND, 10) == []
+        assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await new.close()
+        await holding.close()
+
+
+async def test_a_dead_process_is_dead_although_the_clock_of_the_server_was_set_back(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    dead = await prepared(RedisStore(prefix.login))
+    try:
+        await dead.store(message(), NOW)
+        assert len(await dead.claim_due(NOW + SECOND, 10)) == 1
+        holder = await stop_beats(dead)
+        await dead._liveness._listening.close()
+        await stop_beats(store)
+        prefix.client.zincrby(f"{prefix.login.tag}:holders", 3600 * SECOND / MICROSECOND, holder)
+        await beat_once(store)
+        prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
+        await beat_once(store)
+        assert len(await store.claim_due(NOW + SECOND, 10)) == 1
+    finally:
+        await dead.close()
+
+
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:
     prefix.name = f"kill-{os.getpid()}"
     prefix.login = parse_address(f"{redis_url}?prefix={prefix.name}")

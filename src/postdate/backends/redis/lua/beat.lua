@@ -4,6 +4,7 @@ local holders, now = tag .. ':holders', clock()
 if not call('ZSCORE', holders, holder) then
   return 0
 end
+credit_common_silence(holders, now)
 call('ZADD', holders, now, holder)
 call('HSET', tag .. ':about', holder, about)
 local all = call('ZRANGE', holders, 0, -1, 'WITHSCORES')

@@ -284,6 +284,22 @@ local function free_key(key, place)
   end
 end
 
+-- Move the last signs of life of all holders ahead by the time in which none of them was heard: then this server was away,
+-- or its clock stepped. The silence of a holder counts only while another one was heard, which beats every second.
+local function credit_common_silence(holders, now)
+  local newest = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2] or now)
+  local common = math.max(0, now - newest - 1000000)
+  if common == 0 and newest <= now then
+    return
+  end
+  local last_heard = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
+  for at = 1, #last_heard, 2 do
+    -- Not later than now: after a step back of the clock, a dead holder would count as alive until then.
+    local score = math.min(now, tonumber(last_heard[at + 1]) + common)
+    call('ZADD', holders, string.format('%.0f', score), last_heard[at])
+  end
+end
+
 local function forget_holder(holder)
   local held = call('HGETALL', tag .. ':held:' .. holder)
   for at = 1, #held, 2 do
