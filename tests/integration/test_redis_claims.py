@@ -379,3 +379,18 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
     assert await store.finish([claim], Outcome.DELIVERED, NOW) == 0
     assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
     assert held(prefix) == []
+
+
+async def test_a_beat_without_an_answer_is_given_up_before_the_process_counts_as_frozen(
+    through: RedisLogin, link: FaultyLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(through, holds_at_most=3 * SECOND)
+    try:
+        await store._liveness.holder()
+        link.stall(replies_only=True)
+        with anyio.fail_after(20):  # of the 30 s that other calls may take
+            await until(lambda: "cannot show that this process lives" in caplog.text)
+    finally:
+        link.cut()
+        link.restore()
+        await store.close()

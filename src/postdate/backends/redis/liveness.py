@@ -248,7 +248,9 @@ class RedisLiveness(forks.ForkAware):
 
     def _start_beating(self) -> Housekeeping:
         loop, runner = asyncio.get_running_loop(), asyncio.Runner()
-        connections = RedisConnections(self._connections.login, self._connections.answers_within)
+        # A beat that hangs must leave time for others before the server takes this process for frozen.
+        answers_within = min(self._connections.answers_within, self.holds_at_most / 3)
+        connections = RedisConnections(self._connections.login, answers_within)
 
         def beat() -> bool:
             holder = self._holder
