@@ -402,6 +402,23 @@ async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_inter
         await holding.close()
 
 
+async def test_a_process_that_was_forgotten_leaves_no_subscription_behind(prefix: Prefix, store: RedisStore) -> None:
+    liveness, tag = store._liveness, prefix.login.tag
+    names = set[str]()
+    for _ in range(3):
+        names.add(await liveness.holder())
+        liveness.lose(liveness.holder_now)
+    assert len(names) == 3
+    prefix.client.set(f"{tag}:holders", "refuses to register any process")
+    for _ in range(5):
+        with pytest.raises(ResponseError):
+            await liveness.holder()
+    listeners = [each for callbacks in liveness._listening._callbacks.values() for each in callbacks]
+    assert len(listeners) == 1
+    await until(lambda: len(prefix.client.pubsub_channels(f"{tag}:alive:*")) == 1)
+    prefix.client.delete(f"{tag}:holders")
+
+
 async def stop_beats(store: RedisStore) -> str:
     """Stop the beats of a process; return the name of its holder."""
     holder, beats = await store._liveness.holder(), store._liveness._beats

@@ -89,7 +89,7 @@ class Listening(forks.ForkAware):
         listeners = self._callbacks.get(name, [])
         if callback in listeners:
             listeners.remove(callback)
-        if not listeners:  # later messages are ignored until the connection is renewed
+        if not listeners:  # the reader ends the subscription
             self._callbacks.pop(name, None)
 
     async def close(self) -> None:
@@ -128,6 +128,7 @@ class Listening(forks.ForkAware):
         clock = asyncio.get_running_loop().time
         last_read_at = clock()
         while True:
+            await self._unsubscribe_unused(connection)
             message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
             if message is not None:
                 last_read_at = clock()
@@ -148,6 +149,13 @@ class Listening(forks.ForkAware):
             return
         for callback in list(self._callbacks.get(name, ())):
             callback(text)
+
+    async def _unsubscribe_unused(self, connection: Connection) -> None:
+        """End subscriptions whose listeners have all stopped."""
+        if names := self._subscribed.keys() - self._callbacks.keys():
+            for name in names:  # before the command: who listens anew meanwhile subscribes after it
+                del self._subscribed[name]
+            await connection.send_command("UNSUBSCRIBE", *names)
 
     async def _subscribe(self, *names: bytes) -> None:
         """Subscribe if connected; otherwise the next connection does it."""
@@ -190,6 +198,8 @@ class RedisLiveness(forks.ForkAware):
         self._holder: str | None = None
         self._in_force_until = 0.0
         self._beats: Housekeeping | None = None
+        self._stop_subscription: Callable[[], None] | None = None
+        """Ends the subscription that shows that ``_name`` lives."""
         self._registering = asyncio.Lock()
         self.undone_later: list[Undo] = []
         """What the script ``undo`` is run with once the server answers again."""
@@ -199,7 +209,7 @@ class RedisLiveness(forks.ForkAware):
     def after_fork_in_child(self) -> None:
         """Forget the holder, which is the parent: this process becomes another one with its first claim."""
         forks.keep_for_ever(self._beats)
-        self._started_at = self._name = self._holder = self._beats = None
+        self._started_at = self._name = self._holder = self._beats = self._stop_subscription = None
         self._in_force_until = 0.0
         self._registering = asyncio.Lock()
         self.undone_later = []
@@ -225,8 +235,10 @@ class RedisLiveness(forks.ForkAware):
 
     async def _register(self) -> str:
         holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
-        # The subscription itself is the sign of life; its messages do not matter.
-        await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", lambda _text: None)
+        if self._stop_subscription is None:  # else an earlier attempt to register failed after this
+            # The subscription itself is the sign of life; its messages do not matter.
+            channel = f"{self._connections.login.tag}:alive:{holder}"
+            self._stop_subscription = await self._listening.listen(channel, lambda _text: None)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
         await self._connections.run("register", holder, self._description(), self.holds_at_most // _MICROSECOND)
@@ -242,9 +254,16 @@ class RedisLiveness(forks.ForkAware):
         if holder == self._holder:
             place = self._connections.login.place
             log.warning("others may have what this process held in %s: it was not heard in time", place)
-            self._holder = self._name = None
+            self._forget_name()
             for tell in list(self.when_lost):
                 tell()
+
+    def _forget_name(self) -> None:
+        """Stop showing that the holder lives; the next claim registers another one."""
+        self._holder = self._name = None
+        if self._stop_subscription is not None:
+            self._stop_subscription()
+            self._stop_subscription = None
 
     def _start_beating(self) -> Housekeeping:
         loop, runner = asyncio.get_running_loop(), asyncio.Runner()
@@ -299,7 +318,8 @@ class RedisLiveness(forks.ForkAware):
         if beats is not None:
             beats.stop()
             await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
-        holder, self._holder, self._name = self._holder, None, None
+        holder = self._holder
+        self._forget_name()
         if holder is not None:
             try:
                 await self._connections.run("unregister", holder)
