@@ -224,6 +224,24 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
     await receiver.close()
 
 
+async def test_what_a_cancelled_call_received_is_given_back_with_a_beat(
+    transport: RedisTransport, prefix: Prefix, link: FaultyLink
+) -> None:
+    """No other call of this receiver need follow."""
+    receiver = transport.receiver("done")
+    assert await receiver.receive(1, wait=False) == []
+    await transport.send([Envelope("done", "e-1")], NOW)
+    link.stall(replies_only=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.receive, 1)
+        await until(lambda: len(held(prefix)) == 1)
+        tasks.cancel_scope.cancel()
+    link.restore()
+    await until(lambda: ready(prefix) == 1)
+    assert held(prefix) == []
+    await receiver.close()
+
+
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 

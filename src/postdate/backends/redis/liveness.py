@@ -335,7 +335,8 @@ class Claimant(forks.ForkAware):
     """Claims for a store or one receiver, one claim at a time.
 
     A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
-    It is declared void before the next claim; the server then releases its messages, even if the claim arrives later.
+    It is declared void before the next claim, or by the next beat if that comes first; the server then releases its
+    messages, even if the claim arrives later.
     """
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
@@ -362,9 +363,11 @@ class Claimant(forks.ForkAware):
                 await self._settle_doubts(holder)
                 self._number += 1
                 token = f"{holder}:{self._name}:{self._number}"
-                self._doubtful[token] = self._number
-                answer = await self._server.run(name, where, holder, token, *arguments)
-                del self._doubtful[token]
+                try:
+                    answer = await self._server.run(name, where, holder, token, *arguments)
+                except BaseException:
+                    self.doubt(token)
+                    raise
                 if answer is not None:
                     return token, answer
                 self._liveness.lose(holder)
@@ -375,8 +378,13 @@ class Claimant(forks.ForkAware):
         return token.split(":")[1] == self._name
 
     def doubt(self, token: str) -> None:
-        """Void a claim before the next one: its messages did not reach the caller."""
-        self._doubtful[token] = int(token.rpartition(":")[2])
+        """Void a claim, as its messages did not reach the caller: before the next claim, and with the next beat.
+
+        There may be no next claim for a long time, as in a store in which nothing else is due.
+        """
+        holder, number = token.split(":")[0], int(token.rpartition(":")[2])
+        self._doubtful[token] = number
+        self._liveness.undone_later.append((holder, self._name, number, number + 1))
 
     async def _settle_doubts(self, holder: str) -> None:
         for token, number in list(self._doubtful.items()):
