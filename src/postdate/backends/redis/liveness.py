@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import platform
 import secrets
@@ -21,7 +22,7 @@ from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from postdate.backends.redis.layout import written
+from postdate.backends.redis.layout import Part, written
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, ended, translate
 from postdate.clock import SystemClock
@@ -48,6 +49,9 @@ class Listening(forks.ForkAware):
         self._connections = connections
         self._callbacks: dict[bytes, list[OnMessage]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}
+        self._subscribed_since: dict[bytes, float] = {}
+        """When the server confirmed each subscription of the present connection, in seconds since boot."""
+        self._clock = SystemClock()
         self._connection: Connection | None = None
         self._was_connected = False
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +63,7 @@ class Listening(forks.ForkAware):
         """Forget connection, task and listeners, which are the parent's."""
         forks.keep_for_ever((self._connection, self._task))
         self._connection = self._task = self._failure = None
-        self._callbacks, self._subscribed, self._was_connected = {}, {}, False
+        self._callbacks, self._subscribed, self._subscribed_since, self._was_connected = {}, {}, {}, False
 
     async def listen(self, channel: str, callback: OnMessage) -> Callable[[], None]:
         """Call ``callback`` with each message on a channel from now on; return a function that stops it."""
@@ -77,6 +81,10 @@ class Listening(forks.ForkAware):
             self._stop(name, callback)
             raise
         return lambda: self._stop(name, callback)
+
+    def subscribed_since(self, channel: str) -> float | None:
+        """Return the second since boot from which on a subscription has stood without interruption, if it stands."""
+        return self._subscribed_since.get(channel.encode())
 
     async def _wait(self, subscribed: asyncio.Event) -> None:
         try:
@@ -122,6 +130,7 @@ class Listening(forks.ForkAware):
             await self._read(connection)
         finally:
             self._connection = None
+            self._subscribed_since.clear()
             await connection.disconnect(nowait=True)
 
     async def _read(self, connection: Connection) -> None:
@@ -144,6 +153,7 @@ class Listening(forks.ForkAware):
         kind, name, text = message[:3]
         if kind == b"subscribe":
             self._subscribed.setdefault(name, asyncio.Event()).set()
+            self._subscribed_since.setdefault(name, self._clock.since_boot())
             text = None  # no message is missed from here on; listeners must look again once
         elif kind != b"message":
             return
@@ -155,6 +165,7 @@ class Listening(forks.ForkAware):
         if names := self._subscribed.keys() - self._callbacks.keys():
             for name in names:  # before the command: who listens anew meanwhile subscribes after it
                 del self._subscribed[name]
+                self._subscribed_since.pop(name, None)
             await connection.send_command("UNSUBSCRIBE", *names)
 
     async def _subscribe(self, *names: bytes) -> None:
@@ -177,8 +188,11 @@ _BEATS_EVERY_SECONDS: Final = 1.0
 _DEAD_AFTER: Final = timedelta(seconds=3)
 """Without subscription and without beat; longer than it takes to connect anew after a connection was lost."""
 
-Undo = tuple[str, str, int, int]
-"""Holder, claimant, first and last number: see ``undo.lua``."""
+_CERTAIN_AFTER_BEAT_SECONDS: Final = _DEAD_AFTER.total_seconds() / 2
+"""So long after a beat no other process can have declared this one dead, with as much time left to act on that."""
+
+Call = tuple[Part, ...]
+"""The name of a script, and its arguments."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -196,13 +210,14 @@ class RedisLiveness(forks.ForkAware):
         self._started_at: datetime | None = None
         self._name: str | None = None
         self._holder: str | None = None
-        self._in_force_until = 0.0
+        self._last_beat_at = -math.inf
+        """When the last beat that the server answered, or the registration, began; in seconds since boot."""
         self._beats: Housekeeping | None = None
         self._stop_subscription: Callable[[], None] | None = None
         """Ends the subscription that shows that ``_name`` lives."""
         self._registering = asyncio.Lock()
-        self.undone_later: list[Undo] = []
-        """What the script ``undo`` is run with once the server answers again."""
+        self.postponed: list[Call] = []
+        """Scripts to run with the next beat that the server answers; added to in any thread."""
         forks.register(self)
 
     @override
@@ -210,9 +225,9 @@ class RedisLiveness(forks.ForkAware):
         """Forget the holder, which is the parent: this process becomes another one with its first claim."""
         forks.keep_for_ever(self._beats)
         self._started_at = self._name = self._holder = self._beats = self._stop_subscription = None
-        self._in_force_until = 0.0
+        self._last_beat_at = -math.inf
         self._registering = asyncio.Lock()
-        self.undone_later = []
+        self.postponed = []
 
     @property
     def holder_now(self) -> str:
@@ -222,7 +237,25 @@ class RedisLiveness(forks.ForkAware):
     @property
     def is_in_force(self) -> bool:
         """Whether, by our own clock, no other process can have taken our messages."""
-        return self._holder is not None and self._clock.since_boot() < self._in_force_until
+        silent_seconds = self._clock.since_boot() - self._last_beat_at
+        return self._holder is not None and silent_seconds < self.holds_at_most.total_seconds()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the server counts this process as alive for certain: others take its messages no sooner than later.
+
+        It does within seconds of a beat, and while the subscription stands that stood at the last beat. One that was
+        made anew since then proves nothing: others may have looked in between.
+        """
+        if not self.is_in_force:
+            return False
+        if self._clock.since_boot() - self._last_beat_at < _CERTAIN_AFTER_BEAT_SECONDS:
+            return True
+        subscribed_since = self._listening.subscribed_since(self._channel_of(self.holder_now))
+        return subscribed_since is not None and subscribed_since <= self._last_beat_at
+
+    def _channel_of(self, holder: str) -> str:
+        return f"{self._connections.login.tag}:alive:{holder}"
 
     async def holder(self) -> str:
         """Return the current holder's name, registered with the server."""
@@ -237,12 +270,11 @@ class RedisLiveness(forks.ForkAware):
         holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
         if self._stop_subscription is None:  # else an earlier attempt to register failed after this
             # The subscription itself is the sign of life; its messages do not matter.
-            channel = f"{self._connections.login.tag}:alive:{holder}"
-            self._stop_subscription = await self._listening.listen(channel, lambda _text: None)
+            self._stop_subscription = await self._listening.listen(self._channel_of(holder), lambda _text: None)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
         await self._connections.run("register", holder, self._description(), self.holds_at_most // _MICROSECOND)
-        self._in_force_until = began + self.holds_at_most.total_seconds()
+        self._last_beat_at = began
         return holder
 
     def _description(self) -> str:
@@ -305,10 +337,11 @@ class RedisLiveness(forks.ForkAware):
                 await connections.run("unregister", holder)
                 return False
             if is_registered:
-                self._in_force_until = began + self.holds_at_most.total_seconds()
-            while is_registered and self.undone_later:
-                await connections.run("undo", *self.undone_later[0])
-                self.undone_later.pop(0)
+                self._last_beat_at = began
+            while is_registered and self.postponed:
+                name, *arguments = self.postponed[0]
+                await connections.run(str(name), *arguments)
+                self.postponed.pop(0)
         except (RedisError, OSError) as error:
             raise translate(error, STORE, connections.login.place) from error
         return is_registered
@@ -382,9 +415,9 @@ class Claimant(forks.ForkAware):
 
         There may be no next claim for a long time, as in a store in which nothing else is due.
         """
-        holder, number = token.split(":")[0], int(token.rpartition(":")[2])
+        holder, number = token.partition(":")[0], int(token.rpartition(":")[2])
         self._doubtful[token] = number
-        self._liveness.undone_later.append((holder, self._name, number, number + 1))
+        self._liveness.postponed.append(("undo", holder, self._name, number, number + 1))
 
     async def _settle_doubts(self, holder: str) -> None:
         for token, number in list(self._doubtful.items()):
@@ -397,11 +430,11 @@ class Claimant(forks.ForkAware):
         async with self._claiming:
             if not (holder := self._liveness.holder_now) or not self._number:
                 return
-            undo = (holder, self._name, 0, self._number + 1)
+            arguments = (holder, self._name, 0, self._number + 1)
             try:
-                await self._server.run("undo", *undo)
+                await self._server.run("undo", *arguments)
             except BaseException:
-                self._liveness.undone_later.append(undo)
+                self._liveness.postponed.append(("undo", *arguments))
                 raise
 
     async def close_soon(self) -> None:
