@@ -38,6 +38,7 @@ from postdate.messages import (
     with_failures,
 )
 from postdate.ports import (
+    SUSPECT_AFTER,
     Claim,
     End,
     MessageFilter,
@@ -118,7 +119,8 @@ class SimulatedMessage:
 
     def received(self) -> Received:
         """Return it for the process that has it."""
-        return Received(self.envelope, self.failures, self.token, self.unanswered)
+        is_suspect = self.unanswered >= SUSPECT_AFTER
+        return Received(self.envelope, self.failures, self.token, self.unanswered, is_suspect=is_suspect)
 
 
 @dataclass(slots=True)

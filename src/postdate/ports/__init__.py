@@ -87,6 +87,7 @@ from postdate.ports.stores import (
 from postdate.ports.transports import (
     DUE_EXCHANGE_TYPES as DUE_EXCHANGE_TYPES,
     HANDLED as HANDLED,
+    SUSPECT_AFTER as SUSPECT_AFTER,
     DelayExchange as DelayExchange,
     End as End,
     Ending as Ending,
