@@ -13,7 +13,7 @@ for at = 1, #all, 2 do
   local limit = tonumber(call('HGET', tag .. ':limits', other) or '0')
   if other ~= holder and silent > math.min(grace, limit) then
     if silent > limit or call('PUBSUB', 'NUMSUB', tag .. ':alive:' .. other)[2] == 0 then
-      forget_holder(other)
+      forget_holder(other, true)
     end
   end
 end
