@@ -12,11 +12,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.integration.poison import let_a_message_kill_its_processes
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
-from tests.waiting import until
 
-from postdate import DelayedMessage, Envelope, Headers, SystemClock, TransactionMode
+from postdate import DelayedMessage, Headers, SystemClock, TransactionMode
 from postdate.backends.redis.login import parse_address
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
@@ -133,28 +133,9 @@ async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(
 
 @pytest.mark.timeout(280)
 async def test_a_message_that_kills_its_process_each_time_goes_alone_to_the_error_queue(redis_url: str, start) -> None:
-    """Each process that dies has read ahead of the messages behind it."""
-    messages = 200
     async with placed(redis_url) as place:
         queues = RedisTransport(place.address)
-        numbers = [*range(100), -1, *range(100, messages)]
-        works = [Envelope("consumer", f"m-{n}", CONTENT, json.dumps({"number": n}).encode()) for n in numbers]
-        await queues.send(works, now())
-        process, deaths = start("fragile_consumer", place.address), 0
-
-        async def has_ended_or_failed_it() -> bool:
-            return not process.is_running or (await queues.lengths_of(["error"])) == {"error": 1}
-
-        await until(has_ended_or_failed_it)
-        while not process.is_running:
-            process, deaths = start("fragile_consumer", place.address), deaths + 1
-            await until(has_ended_or_failed_it)
-        await until(lambda: place.done() >= messages)
-        process.stop()
-        assert deaths == 6
-        assert (await queues.lengths_of(["error", "consumer"])) == {"error": 1, "consumer": 0}
-        (copy,) = await queues.receiver("error").receive(10)
-        assert copy.envelope.message_id == "m--1"
+        await let_a_message_kill_its_processes(start, place.address, queues)
         await queues.close()
 
 

@@ -101,5 +101,6 @@ from postdate.ports.transports import (
     Receiver as Receiver,
     Transport as Transport,
     TransportCapabilities as TransportCapabilities,
+    count_received_together as count_received_together,
     refuse_work as refuse_work,
 )

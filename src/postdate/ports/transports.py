@@ -96,6 +96,14 @@ class Received(NamedTuple):
     is_suspect: bool = False
 
 
+def count_received_together(messages: Sequence[Received]) -> int:
+    """Return how many of these, oldest first, one call to ``receive`` returns: a suspect is received alone."""
+    for position, message in enumerate(messages):
+        if message.is_suspect:
+            return max(position, 1)
+    return len(messages)
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """How handling of a received message ended.
