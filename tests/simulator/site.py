@@ -38,7 +38,6 @@ from postdate.messages import (
     with_failures,
 )
 from postdate.ports import (
-    SUSPECT_AFTER,
     Claim,
     End,
     MessageFilter,
@@ -118,8 +117,8 @@ class SimulatedMessage:
     token: int = 0
 
     def received(self) -> Received:
-        """Return it for the process that has it."""
-        is_suspect = self.unanswered >= SUSPECT_AFTER
+        """Return it for the process that has it: as a suspect sooner than real queues do, and not alone."""
+        is_suspect = self.unanswered > 0
         return Received(self.envelope, self.failures, self.token, self.unanswered, is_suspect=is_suspect)
 
 
