@@ -7,6 +7,7 @@ as the command line opens it.
 A role says ``ready`` on its standard output when it works, and ends at SIGTERM, finishing what is in hand.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from postdate import (
     Envelope,
     HandlerContext,
     LocalTransport,
+    Recoverability,
     SqliteStore,
     SystemClock,
     TransactionMode,
@@ -74,7 +76,7 @@ def queues_in(place: str) -> Transport:
 class Opened:
     """Store and queues, and an endpoint on them; a consumer delivers too where both are in one database."""
 
-    def __init__(self, place: str, name: str, *, send_only: bool) -> None:
+    def __init__(self, place: str, name: str, *, send_only: bool, recoverability: Recoverability | None = None) -> None:
         storing, _, queueing = place.partition(" ")
         self.store, self.transport = store_in(storing), queues_in(queueing or storing)
         # A broker that is back between a failed attempt and its error copy would get the copy.
@@ -85,6 +87,7 @@ class Opened:
             delayed_delivery=DelayedDelivery(self.store, retries) if send_only or not queueing else None,
             transaction_mode=TransactionMode.RECEIVE_ONLY if queueing else TransactionMode.TRANSACTION_SCOPE,
             send_only=send_only,
+            recoverability=recoverability,
         )
 
     async def run_until_terminated(self) -> None:
@@ -145,6 +148,19 @@ async def slow_consumer(path: str, go: str) -> None:
     await opened.run_until_terminated()
 
 
+async def fragile_consumer(path: str) -> None:
+    """Handle messages; one with a number below zero kills the process, as a lack of memory does."""
+    opened = Opened(path, "consumer", send_only=False, recoverability=Recoverability(delayed_retries=0))
+
+    @opened.endpoint.handler(Work, name="Work")
+    async def handle(message: Work, context: HandlerContext) -> None:
+        if message.number < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await context.send(Done(message.number, 0), destination="done", message_id=f"done-{message.number}")
+
+    await opened.run_until_terminated()
+
+
 async def holder(path: str) -> None:
     """Claim what is due and keep it."""
     store = store_in(path)
@@ -193,7 +209,7 @@ async def storer(path: str, first: str, count: str) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (service, consumer, slow_consumer, holder, zombie, storer)
+    role.__name__: role for role in (service, consumer, slow_consumer, fragile_consumer, holder, zombie, storer)
 }
 
 if __name__ == "__main__":

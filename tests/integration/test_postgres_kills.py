@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.integration.poison import let_a_message_kill_its_processes
 from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, placed
 from tests.servers import PostgreSQL
-from tests.waiting import claimed
+from tests.waiting import claimed, until
 
+from postdate import Envelope
 from postdate.ports import RecordKind
 
 ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "5"))
@@ -168,6 +170,41 @@ async def test_messages_of_a_queue_that_a_killed_process_held_are_received_by_an
         for process in (consumer, service):
             process.stop()
         assert [body["number"] for _, body in place.in_queue("done")] == [7]
+
+
+async def test_a_queue_counts_the_processes_that_died_with_a_message_and_gives_a_suspect_out_alone(
+    postgres_url: str,
+) -> None:
+    async with placed(postgres_url) as place:
+        await place.transport.send([Envelope("done", name) for name in ("first", "a", "b")], now())
+        nobody = 1_234_567
+        held = f"UPDATE queue_message SET holder = {nobody}, unanswered = 2 WHERE message_id IN ('a', 'b') RETURNING 1"
+        assert place.rows(held) == [(1,), (1,)]
+        receiver = place.transport.receiver("done")
+        freed = "SELECT count(*) FROM queue_message WHERE holder IS NULL AND unanswered = 3"
+        (first,) = await receiver.receive(10)
+        await until(lambda: place.rows(freed) == [(2,)])
+        await receiver.roll_back(first, failed=False)
+        for expected in (("first", 0, 0, False), ("a", 3, 3, True), ("b", 3, 3, True)):
+            (each,) = await receiver.receive(10)
+            assert (each.envelope.message_id, each.failures, each.unanswered, each.is_suspect) == expected
+        await receiver.close()
+        assert place.rows("SELECT sum(unanswered) FROM queue_message WHERE holder IS NULL") == [(6,)]
+
+
+@pytest.mark.soak(
+    "kills a process seven times",
+    part="kills",
+    proven_by=(
+        "tests/integration/test_processes.py::test_a_message_that_kills_its_process_each_time_goes_alone_to_the_error_queue",
+        "tests/integration/test_postgres_kills.py::test_a_queue_counts_the_processes_that_died_with_a_message_and_gives_a_suspect_out_alone",
+    ),
+)
+async def test_a_message_that_kills_its_process_each_time_goes_alone_to_the_error_queue(
+    postgres_url: str, start
+) -> None:
+    async with placed(postgres_url) as place:
+        await let_a_message_kill_its_processes(start, place.address, place.transport)
 
 
 async def test_two_processes_move_thousands_of_messages_and_double_none(postgres_url: str, start, eventually) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.integration.poison import let_a_message_kill_its_processes
 from tests.waiting import UntilWoken, until
 
 from postdate import (
@@ -210,6 +211,12 @@ async def test_what_a_killed_process_held_is_delivered_by_another_row_25(one_fil
     service.stop()
     assert one_file.length("done") == 100
     assert all(claimant is None for (claimant,) in one_file.rows("SELECT claimant FROM queue_message"))
+
+
+async def test_a_message_that_kills_its_process_each_time_goes_alone_to_the_error_queue(
+    one_file: OneFile, start
+) -> None:
+    await let_a_message_kill_its_processes(start, str(one_file.path), one_file.transport)
 
 
 async def test_while_another_process_holds_what_is_due_a_poller_hardly_works_row_57(one_file: OneFile, start) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.ports import Delivered, MessageFilter, Outcome
+from postdate.ports import Delivered, MessageFilter, Outcome, Received
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -400,6 +400,123 @@ async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_inter
         assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
     finally:
         await holding.close()
+
+
+async def test_a_process_that_was_forgotten_leaves_no_subscription_behind(prefix: Prefix, store: RedisStore) -> None:
+    liveness, tag = store._liveness, prefix.login.tag
+    names = set[str]()
+    for _ in range(3):
+        names.add(await liveness.holder())
+        liveness.lose(liveness.holder_now)
+    assert len(names) == 3
+    prefix.client.set(f"{tag}:holders", "refuses to register any process")
+    for _ in range(5):
+        with pytest.raises(ResponseError):
+            await liveness.holder()
+    listeners = [each for callbacks in liveness._listening._callbacks.values() for each in callbacks]
+    assert len(listeners) == 1
+    await until(lambda: len(prefix.client.pubsub_channels(f"{tag}:alive:*")) == 1)
+    prefix.client.delete(f"{tag}:holders")
+
+
+async def stop_beats(adapter: RedisStore | RedisTransport) -> str:
+    """Stop the beats of a process; return the name of its holder."""
+    holder, beats = await adapter._liveness.holder(), adapter._liveness._beats
+    assert beats is not None
+    beats.stop()
+    await anyio.to_thread.run_sync(beats.join)
+    return holder
+
+
+async def beat_once(adapter: RedisStore | RedisTransport) -> None:
+    await adapter._server.run("beat", adapter._liveness.holder_now, 3 * SECOND // MICROSECOND, "{}")
+
+
+async def let_die(prefix: Prefix, dead: RedisTransport, other: RedisTransport) -> None:
+    """Have the server, asked by another process, see that a process has died."""
+    holder = await stop_beats(dead)
+    await dead._liveness._listening.close()
+    prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
+    await other._liveness.holder()
+    await beat_once(other)
+    await dead.close()
+
+
+def counts(received: Sequence[Received]) -> list[tuple[str, int, int, bool]]:
+    return [(each.envelope.message_id, each.failures, each.unanswered, each.is_suspect) for each in received]
+
+
+async def test_a_queue_counts_the_processes_that_died_with_a_message_and_gives_a_suspect_out_alone(
+    prefix: Prefix, transport: RedisTransport
+) -> None:
+    receiver = transport.receiver("done")
+    await transport.send([Envelope("done", name) for name in ("first", "a", "b")], NOW)
+    (first,) = await receiver.receive(1)
+    for deaths in range(3):
+        dead = RedisTransport(prefix.login)
+        received = await dead.receiver("done").receive(10)
+        assert counts(received) == [("a", deaths, deaths, False), ("b", deaths, deaths, False)]
+        await let_die(prefix, dead, transport)
+    await receiver.roll_back(first, failed=False)
+    for expected in ([("first", 0, 0, False)], [("a", 3, 3, True)], [("b", 3, 3, True)]):
+        assert counts(await receiver.receive(10)) == expected
+    await receiver.close()
+
+
+async def test_a_queue_counts_no_process_that_stops_or_gives_a_message_back(
+    prefix: Prefix, transport: RedisTransport
+) -> None:
+    await transport.send([Envelope("done", "a")], NOW)
+    receiver, other = transport.receiver("done"), RedisTransport(prefix.login)
+    (received,) = await receiver.receive(1)
+    await receiver.roll_back(received)
+    assert len(await receiver.receive(1)) == 1
+    await receiver.close()
+    assert len(await other.receiver("done").receive(1)) == 1
+    await other.close()
+    assert counts(await transport.receiver("done").receive(1)) == [("a", 1, 0, False)]
+
+
+@pytest.mark.parametrize("first_back", ["a process that beats", "a new process"])
+async def test_a_time_in_which_the_server_heard_no_process_counts_as_silence_of_none(
+    prefix: Prefix, store: RedisStore, first_back: str
+) -> None:
+    """After a restart of the server one process is back first: the others live, and are not subscribed yet."""
+    holding, new = await prepared(RedisStore(prefix.login)), await prepared(RedisStore(prefix.login))
+    try:
+        await holding.store(message(), NOW)
+        claims = await holding.claim_due(NOW + SECOND, 10)
+        holders = [await stop_beats(each) for each in (holding, store)]
+        await holding._liveness._listening.close()
+        for holder in holders:
+            prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
+        first = store if first_back == "a process that beats" else new
+        await first._liveness.holder()
+        await beat_once(first)
+        assert await store.claim_due(NOW + SECOND, 10) == []
+        assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await new.close()
+        await holding.close()
+
+
+async def test_a_dead_process_is_dead_although_the_clock_of_the_server_was_set_back(
+    prefix: Prefix, store: RedisStore
+) -> None:
+    dead = await prepared(RedisStore(prefix.login))
+    try:
+        await dead.store(message(), NOW)
+        assert len(await dead.claim_due(NOW + SECOND, 10)) == 1
+        holder = await stop_beats(dead)
+        await dead._liveness._listening.close()
+        await stop_beats(store)
+        prefix.client.zincrby(f"{prefix.login.tag}:holders", 3600 * SECOND / MICROSECOND, holder)
+        await beat_once(store)
+        prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
+        await beat_once(store)
+        assert len(await store.claim_due(NOW + SECOND, 10)) == 1
+    finally:
+        await dead.close()
 
 
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:

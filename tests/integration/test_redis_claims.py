@@ -1,10 +1,11 @@
 """What is held in Redis when answers are lost, or come late: nothing is held that nobody knows of."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
 
 import anyio
 import pytest
-from tests.integration.test_redis import NOW, SECOND, message, prepared
+from tests.integration.test_redis import NOW, SECOND, message, prepared, stop_beats
 from tests.proxy import FaultyLink
 from tests.redis_subjects import Prefix
 from tests.waiting import until
@@ -224,6 +225,24 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
     await receiver.close()
 
 
+async def test_what_a_cancelled_call_received_is_given_back_with_a_beat(
+    transport: RedisTransport, prefix: Prefix, link: FaultyLink
+) -> None:
+    """No other call of this receiver need follow."""
+    receiver = transport.receiver("done")
+    assert await receiver.receive(1, wait=False) == []
+    await transport.send([Envelope("done", "e-1")], NOW)
+    link.stall(replies_only=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.receive, 1)
+        await until(lambda: len(held(prefix)) == 1)
+        tasks.cancel_scope.cancel()
+    link.restore()
+    await until(lambda: ready(prefix) == 1)
+    assert held(prefix) == []
+    await receiver.close()
+
+
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
@@ -353,12 +372,16 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the
     assert "moved to error queue error: HandlingInterrupted: it came back 3 times without an answer" in caplog.text
 
 
-class MuchLater(SystemClock):
-    """As if more time had passed than a process may be silent."""
+class Later(SystemClock):
+    """As if more time had passed since the machine started."""
+
+    def __init__(self, more: timedelta) -> None:
+        super().__init__()
+        self._more_seconds = more.total_seconds()
 
     @override
     def since_boot(self) -> float:
-        return super().since_boot() + 2 * HOLDS_AT_MOST.total_seconds()
+        return super().since_boot() + self._more_seconds
 
 
 async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_else_was_there_to_take_it(
@@ -370,7 +393,7 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
     await store.store(message(), NOW)
     (claim,) = await store.claim_due(NOW + SECOND, 1)
     link.cut()
-    store._liveness._clock = MuchLater()
+    store._liveness._clock = Later(2 * HOLDS_AT_MOST)  # more than a process may be silent
     assert not store.still_holds(claim)
     assert len(held(prefix)) == 1
     link.restore()
@@ -379,3 +402,51 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
     assert await store.finish([claim], Outcome.DELIVERED, NOW) == 0
     assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
     assert held(prefix) == []
+
+
+async def test_a_claim_that_others_may_have_is_void_and_released_and_no_other_claim_is(
+    prefix: Prefix, link: FaultyLink, store: RedisStore
+) -> None:
+    """Without subscription others take it 3 s after the last beat, long before ``holds_at_most``."""
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    one, other = await store.claim_due(NOW + SECOND, 10)
+    assert store.still_holds(one)
+    link.cut()
+    await until(lambda: not store.still_holds(one))
+    assert store._liveness.is_in_force
+    link.restore()
+    await until(lambda: len(held(prefix)) == 1)
+    await until(lambda: store.get("m-1"), despite=StoreUnreachable)
+    assert await store.finish([one], Outcome.DELIVERED, NOW) == 0
+    assert store.still_holds(other)
+    assert await store.finish([other], Outcome.DELIVERED, NOW) == 1
+    (again,) = await store.claim_due(NOW + SECOND, 10)
+    assert store.still_holds(again)
+    assert await store.finish([again], Outcome.DELIVERED, NOW) == 1
+
+
+async def test_a_subscription_that_is_newer_than_the_last_beat_makes_no_claim_certain(store: RedisStore) -> None:
+    """Others may have looked when there was none."""
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(NOW + SECOND, 1)
+    await stop_beats(store)
+    liveness = store._liveness
+    liveness._clock = Later(2 * SECOND)
+    assert store.still_holds(claim)
+    for channel in liveness._listening._subscribed_since:
+        liveness._listening._subscribed_since[channel] = liveness._last_beat_at + 1
+    assert not store.still_holds(claim)
+
+
+async def test_a_beat_without_an_answer_is_given_up_before_the_process_counts_as_frozen(
+    through: RedisLogin, link: FaultyLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(through, holds_at_most=3 * SECOND, answers_within=timedelta(minutes=10))
+    try:
+        await store._liveness.holder()
+        link.stall(replies_only=True)
+        await until(lambda: "cannot show that this process lives" in caplog.text)
+    finally:
+        link.cut()
+        link.restore()
+        await store.close()

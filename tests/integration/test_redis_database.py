@@ -12,11 +12,12 @@ from tests.waiting import received, until
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, Recoverability, SystemClock, TransactionMode
 from postdate.backends.redis.database import Redis
+from postdate.backends.redis.layout import written
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.endpoint.outgoing import through_queue
 from postdate.errors import ConfigurationError
-from postdate.ports import Outcome
+from postdate.ports import End, Outcome
 from postdate.wiring import open_store, open_transport
 from postdate.wiring.adapters import Databases
 
@@ -118,6 +119,21 @@ async def test_each_is_made_once_and_others_are_made_from_it(database: Redis) ->
         RedisStore(database, holds_at_most=SECOND)
     with pytest.raises(ConfigurationError, match="answers_within="):
         RedisTransport(database, answers_within=SECOND)
+
+
+async def test_a_transaction_announces_the_earliest_of_all_that_it_stores(database: Redis, prefix: Prefix) -> None:
+    """Its messages come in one part for each call that delays some."""
+    with prefix.client.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe(f"{database.store.place}:wake")
+        await database.queues.send([Envelope("done", "e-1")], NOW)
+        receiver = database.queues.receiver("done")
+        (received,) = await receiver.receive(1)
+        later, soon = message("later", NOW + 60 * SECOND), message("soon", NOW + SECOND)
+        work = [database.store.storing([each], NOW) for each in (later, soon)]
+        await receiver.commit(received, NOW, End(work=work))
+        said = await until(lambda: channel.get_message(timeout=0))
+        assert said["data"].decode() == written(soon.due)
+        await receiver.close()
 
 
 async def test_closing_the_store_gives_back_its_claims_and_leaves_the_queues_alone(

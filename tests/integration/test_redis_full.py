@@ -81,8 +81,8 @@ async def test_what_is_held_on_a_full_server_stays_held(redis_server: servers.Re
         await store.store(message(), NOW)
         (claim,) = await store.claim_due(NOW + SECOND, 10)
         fill(redis_server)
-        before = store._liveness._in_force_until
-        await until(lambda: store._liveness._in_force_until > before + 1)
+        before = store._liveness._last_beat_at
+        await until(lambda: store._liveness._last_beat_at > before + 1)
         assert store.still_holds(claim)
         await store.report_clock(SECOND)
         assert await store.retry_later(claim, NOW, NOW, "why")

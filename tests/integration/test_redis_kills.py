@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.integration.poison import let_a_message_kill_its_processes
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.soak(
     proven_by=(
         "tests/integration/test_redis.py::test_what_a_killed_process_held_is_claimed_by_another_row_25",
         "tests/integration/test_redis.py::test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on",
+        "tests/integration/test_redis.py::test_a_queue_counts_the_processes_that_died_with_a_message_and_gives_a_suspect_out_alone",
         "tests/integration/test_redis_claims.py::test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again",
         "tests/integration/test_redis_claims.py::test_a_commit_whose_answer_was_lost_took_place_once",
     ),
@@ -127,6 +129,14 @@ async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(
         for process in last:
             process.stop()
         await place.check_all_done_once(messages)
+
+
+@pytest.mark.timeout(280)
+async def test_a_message_that_kills_its_process_each_time_goes_alone_to_the_error_queue(redis_url: str, start) -> None:
+    async with placed(redis_url) as place:
+        queues = RedisTransport(place.address)
+        await let_a_message_kill_its_processes(start, place.address, queues)
+        await queues.close()
 
 
 @pytest.mark.timeout(280)

@@ -131,9 +131,10 @@ async def test_no_row_is_missing_and_every_one_can_be_read(
     place.restore(commit)
     tables = kept_tables(place)
     before = place.contents(tables)
-    if commit == "468e06b":
+    is_older = commit == "468e06b" or not isinstance(place, MariaDbPlace)  # which got no migration since then
+    if is_older:
         await expect_told_to_set_up(place, capsys)
-    for count in (1 if commit == "468e06b" else 0, 0):
+    for count in (int(is_older), 0):
         caplog.clear()
         await set_up(place, monkeypatch)
         assert caplog.text.count("was set up by an earlier Postdate: the shared tables went from version") == count

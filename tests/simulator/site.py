@@ -117,8 +117,9 @@ class SimulatedMessage:
     token: int = 0
 
     def received(self) -> Received:
-        """Return it for the process that has it."""
-        return Received(self.envelope, self.failures, self.token, self.unanswered)
+        """Return it for the process that has it: as a suspect sooner than real queues do, and not alone."""
+        is_suspect = self.unanswered > 0
+        return Received(self.envelope, self.failures, self.token, self.unanswered, is_suspect=is_suspect)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from typing_extensions import override
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.health.circuit_breaker import RepeatedFailures
@@ -255,6 +256,61 @@ async def test_a_step_prepares_for_no_message_that_comes_alone(clock: VirtualClo
         tasks.start_soon(pump.run)
         await handled.wait()
         pump.stop()
+
+
+class Suspecting(Holding):
+    """Gives out messages of other receivers' dead processes: suspects alone, or among others.
+
+    Args:
+        batches: what each call returns: "s" for a suspect, "-" for another message. Then there is nothing.
+    """
+
+    def __init__(self, *batches: str) -> None:
+        super().__init__()
+        self.batches = list(batches)
+        self.unended = set[object]()
+
+    @override
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        await anyio.lowlevel.checkpoint()
+        if not self.batches:
+            await anyio.sleep_forever()
+        batch = self.batches.pop(0)
+        return [
+            Received(Envelope("sales", f"{kind}{place}"), 3, object(), 3, is_suspect=kind == "s")
+            for place, kind in enumerate(batch)
+        ]
+
+    @override
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.unended.remove(received.token)
+
+
+@pytest.mark.parametrize("prefetches", [True, False])
+async def test_a_suspect_is_handled_while_no_other_message_is_in_hand(clock: VirtualClock, prefetches: bool) -> None:
+    receiver, beside, handled = Suspecting("---", "s", "-s-s", "--"), list[int](), list[str]()
+    ended = anyio.Event()
+
+    async def handle(received: Received) -> StepOutcome:
+        if received.is_suspect:
+            beside.append(len(receiver.unended))
+        receiver.unended.add(received.token)
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        handled.append(received.envelope.message_id)
+        if len(handled) == 7:
+            ended.set()
+        return DONE
+
+    pump = reading_ahead(receiver, handle, clock, prefetches=prefetches)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await ended.wait()
+        pump.stop()
+    assert handled == ["-0", "-1", "-2", "s0", "s1", "-0", "-1"]
+    assert beside == [0, 0]
+    assert [each.envelope.message_id for each in receiver.back] == ["-0", "-2", "s3"]
 
 
 class Losing(Holding):

@@ -87,6 +87,7 @@ from postdate.ports.stores import (
 from postdate.ports.transports import (
     DUE_EXCHANGE_TYPES as DUE_EXCHANGE_TYPES,
     HANDLED as HANDLED,
+    SUSPECT_AFTER as SUSPECT_AFTER,
     DelayExchange as DelayExchange,
     End as End,
     Ending as Ending,
@@ -100,5 +101,6 @@ from postdate.ports.transports import (
     Receiver as Receiver,
     Transport as Transport,
     TransportCapabilities as TransportCapabilities,
+    count_received_together as count_received_together,
     refuse_work as refuse_work,
 )

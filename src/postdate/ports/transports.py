@@ -68,6 +68,10 @@ class TransportCapabilities:
     takes_by_id: bool = False
 
 
+SUSPECT_AFTER: Final = 3
+"""A message is a suspect from so many processes on that died while they held it. Source: ADR 61."""
+
+
 class Received(NamedTuple):
     """A message taken from a queue and held by this process.
 
@@ -79,6 +83,8 @@ class Received(NamedTuple):
             Rollbacks of other processes are included where the queue cannot tell them apart; 0 where it does not count.
         is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
         tries: how often its step was asked about it while it has been held; not set by transports.
+        is_suspect: several processes died while they held it: it is handled while this process holds no other message
+            of its queue. Set by queues that count such deaths exactly, in ``unanswered``; see :data:`SUSPECT_AFTER`.
     """
 
     envelope: Envelope
@@ -87,6 +93,15 @@ class Received(NamedTuple):
     unanswered: int = 0
     is_last: bool = False
     tries: int = 0
+    is_suspect: bool = False
+
+
+def count_received_together(messages: Sequence[Received]) -> int:
+    """Return how many of these, oldest first, one call to ``receive`` returns: a suspect is received alone."""
+    for position, message in enumerate(messages):
+        if message.is_suspect:
+            return max(position, 1)
+    return len(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +143,7 @@ class Receiver(ABC):
 
     @abstractmethod
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        """Wait until there is a message, then hold up to ``limit``, oldest first.
+        """Wait until there is a message, then hold up to ``limit``, oldest first; a suspect alone.
 
         Without ``wait``: return as soon as the server has answered, maybe with nothing. So a pump learns that an outage
         is over, and need not take it for a lasting one until the next message comes.

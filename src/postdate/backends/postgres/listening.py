@@ -415,7 +415,10 @@ class Listener:
             ),
             (names.schema,),
         )
-        return [(names.of("queue_message"), ""), *((names.of(name), ", attempt_at = due") for (name,) in stores)]
+        return [
+            (names.of("queue_message"), ", unanswered = unanswered + 1"),
+            *((names.of(name), ", attempt_at = due") for (name,) in stores),
+        ]
 
     def _free(self, connection: Connection, dead: list[int | None]) -> None:
         """Free the messages of some numbers, table by table: a failure in one must not stop the others."""

@@ -319,4 +319,5 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 def _queued(row: Sequence[Any]) -> Queued:
     number, queue, *columns, pid = row
-    return Queued(queue, *envelope_of(queue, *columns), pid, number)
+    envelope, failures, unanswered = envelope_of(queue, *columns)
+    return Queued(queue, envelope, failures + unanswered, pid, number)

@@ -129,7 +129,7 @@ LISTED: Final = (
 )
 """Columns of a waiting message and its content ``c``, for :func:`page_of_rows`: the same for every session."""
 
-QUEUED: Final = "m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
+QUEUED: Final = "m.message_id, m.due, m.expires_at, m.failures, m.unanswered, c.headers, c.body"
 """Columns of a message in a queue and its content ``c``, for :func:`envelope_of`."""
 
 
@@ -183,11 +183,18 @@ def _instant(number: int | None) -> datetime | None:
 
 
 def envelope_of(  # noqa: PLR0913 - the columns
-    queue: str, message_id: str, due: Any, expires_at: Any, failures: int, headers: str | None, body: bytes
-) -> tuple[Envelope, int]:
-    """Return the envelope of a message in a queue, and its failures."""
+    queue: str,
+    message_id: str,
+    due: Any,
+    expires_at: Any,
+    failures: int,
+    unanswered: int,
+    headers: str | None,
+    body: bytes,
+) -> tuple[Envelope, int, int]:
+    """Return the envelope of a message in a queue, its failures, and how many processes died with it."""
     decoded = decode_headers(present(headers))
-    return Envelope.restored(queue, message_id, decoded, body, utc(expires_at), utc(due)), failures
+    return Envelope.restored(queue, message_id, decoded, body, utc(expires_at), utc(due)), failures, unanswered
 
 
 def utc(instant: datetime | None) -> datetime | None:

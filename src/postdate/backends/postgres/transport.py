@@ -47,6 +47,7 @@ from postdate.messages import (
 )
 from postdate.ports import (
     HANDLED,
+    SUSPECT_AFTER,
     End,
     Ending,
     Received,
@@ -59,6 +60,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    count_received_together,
     do_works,
 )
 from postdate.runtime import forks
@@ -374,7 +376,14 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             self._discard([row for row in rows if row[0]], holder)
         if bad:
             self._mark_unreadable(bad, holder)
-        return None if (rows or bad) and not live else [self._received(row, holder) for row in live]
+        if (rows or bad) and not live:
+            return None
+        received = [self._received(row, holder) for row in live]
+        count = count_received_together(received)
+        if count < len(received):
+            self._give_back_blocking([_Hold(row[1], row[_NUMBER_AT], holder) for row in live[count:]], failures=0)
+        self._claimed |= {row[_NUMBER_AT]: each for row, each in zip(live[:count], received, strict=False)}
+        return received[:count]
 
     def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
         def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
@@ -428,7 +437,11 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             if rows and rows[0][0]:
                 self._discard(rows, holder)
                 return None
-            return self._received(rows[0], holder) if rows else None
+            if not rows:
+                return None
+            received = self._received(rows[0], holder)
+            self._claimed[rows[0][_NUMBER_AT]] = received
+            return received
 
         return await self._in_thread(take)
 
@@ -437,10 +450,9 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return (has_ended, queue_id, number, *envelope_of(self.queue, *columns))
 
     def _received(self, row: Row, holder: int) -> Received:
-        _, queue_id, number, envelope, failures = row
-        token = _Hold(queue_id, number, holder)
-        received = self._claimed[number] = Received(envelope, failures, token)
-        return received
+        _, queue_id, number, envelope, failures, unanswered = row
+        token, is_suspect = _Hold(queue_id, number, holder), unanswered >= SUSPECT_AFTER
+        return Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
@@ -494,7 +506,11 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
     async def _give_back(self, messages: Sequence[Received], failures: int) -> None:
         holds = [hold for each in messages if (hold := self._hold_of(each)) is not None]
+        await self._in_thread(lambda: self._give_back_blocking(holds, failures))
+        for each in messages:
+            self._forget(each)
 
+    def _give_back_blocking(self, holds: Sequence[_Hold], failures: int) -> None:
         def give_back(connection: Connection) -> None:
             connection.execute(
                 self._sql.give_back,
@@ -506,11 +522,9 @@ class PostgresReceiver(Receiver, forks.ForkAware):
                 },
             )
 
-        await self._in_thread(lambda: self._database.run_blocking(give_back))
+        self._database.run_blocking(give_back)
         for hold in holds:
             self._low.sent(hold.number)
-        for each in messages:
-            self._forget(each)
 
     @override
     async def close(self) -> None:

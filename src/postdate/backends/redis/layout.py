@@ -127,9 +127,12 @@ def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
     )
 
 
-def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int]:
-    """Return a message from the fields ``i h b x d f``, and its number of failures; raises `MessageError`."""
-    message_id, headers, body, expires_at, due, failures = fields[:6]
+def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int, int]:
+    """Return a message from the fields ``i h b x d f u``, how often handling it failed, and how often its process died.
+
+    Raises `MessageError`.
+    """
+    message_id, headers, body, expires_at, due, failures, deaths = fields[:7]
     content = _read_content(headers, body)
     envelope = Envelope.restored(
         queue,
@@ -138,7 +141,7 @@ def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope,
         None if expires_at is None else read_instant(expires_at, "its expiry"),
         None if due is None else read_instant(due, "its due time"),
     )
-    return envelope, _read_failures(failures)
+    return envelope, _read_failures(failures), _read_failures(deaths)
 
 
 # --- records ------------------------------------------------------------------------------------------------------

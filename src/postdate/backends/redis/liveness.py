@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import platform
 import secrets
@@ -21,7 +22,7 @@ from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from postdate.backends.redis.layout import written
+from postdate.backends.redis.layout import Part, written
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, ended, translate
 from postdate.clock import SystemClock
@@ -48,6 +49,9 @@ class Listening(forks.ForkAware):
         self._connections = connections
         self._callbacks: dict[bytes, list[OnMessage]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}
+        self._subscribed_since: dict[bytes, float] = {}
+        """When the server confirmed each subscription of the present connection, in seconds since boot."""
+        self._clock = SystemClock()
         self._connection: Connection | None = None
         self._was_connected = False
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +63,7 @@ class Listening(forks.ForkAware):
         """Forget connection, task and listeners, which are the parent's."""
         forks.keep_for_ever((self._connection, self._task))
         self._connection = self._task = self._failure = None
-        self._callbacks, self._subscribed, self._was_connected = {}, {}, False
+        self._callbacks, self._subscribed, self._subscribed_since, self._was_connected = {}, {}, {}, False
 
     async def listen(self, channel: str, callback: OnMessage) -> Callable[[], None]:
         """Call ``callback`` with each message on a channel from now on; return a function that stops it."""
@@ -78,6 +82,10 @@ class Listening(forks.ForkAware):
             raise
         return lambda: self._stop(name, callback)
 
+    def subscribed_since(self, channel: str) -> float | None:
+        """Return the second since boot from which on a subscription has stood without interruption, if it stands."""
+        return self._subscribed_since.get(channel.encode())
+
     async def _wait(self, subscribed: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(self._connections.answers_within.total_seconds()):
@@ -89,7 +97,7 @@ class Listening(forks.ForkAware):
         listeners = self._callbacks.get(name, [])
         if callback in listeners:
             listeners.remove(callback)
-        if not listeners:  # later messages are ignored until the connection is renewed
+        if not listeners:  # the reader ends the subscription
             self._callbacks.pop(name, None)
 
     async def close(self) -> None:
@@ -122,12 +130,14 @@ class Listening(forks.ForkAware):
             await self._read(connection)
         finally:
             self._connection = None
+            self._subscribed_since.clear()
             await connection.disconnect(nowait=True)
 
     async def _read(self, connection: Connection) -> None:
         clock = asyncio.get_running_loop().time
         last_read_at = clock()
         while True:
+            await self._unsubscribe_unused(connection)
             message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
             if message is not None:
                 last_read_at = clock()
@@ -143,11 +153,20 @@ class Listening(forks.ForkAware):
         kind, name, text = message[:3]
         if kind == b"subscribe":
             self._subscribed.setdefault(name, asyncio.Event()).set()
+            self._subscribed_since.setdefault(name, self._clock.since_boot())
             text = None  # no message is missed from here on; listeners must look again once
         elif kind != b"message":
             return
         for callback in list(self._callbacks.get(name, ())):
             callback(text)
+
+    async def _unsubscribe_unused(self, connection: Connection) -> None:
+        """End subscriptions whose listeners have all stopped."""
+        if names := self._subscribed.keys() - self._callbacks.keys():
+            for name in names:  # before the command: who listens anew meanwhile subscribes after it
+                del self._subscribed[name]
+                self._subscribed_since.pop(name, None)
+            await connection.send_command("UNSUBSCRIBE", *names)
 
     async def _subscribe(self, *names: bytes) -> None:
         """Subscribe if connected; otherwise the next connection does it."""
@@ -169,8 +188,11 @@ _BEATS_EVERY_SECONDS: Final = 1.0
 _DEAD_AFTER: Final = timedelta(seconds=3)
 """Without subscription and without beat; longer than it takes to connect anew after a connection was lost."""
 
-Undo = tuple[str, str, int, int]
-"""Holder, claimant, first and last number: see ``undo.lua``."""
+_CERTAIN_AFTER_BEAT_SECONDS: Final = _DEAD_AFTER.total_seconds() / 2
+"""So long after a beat no other process can have declared this one dead, with as much time left to act on that."""
+
+Call = tuple[Part, ...]
+"""The name of a script, and its arguments."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -188,21 +210,24 @@ class RedisLiveness(forks.ForkAware):
         self._started_at: datetime | None = None
         self._name: str | None = None
         self._holder: str | None = None
-        self._in_force_until = 0.0
+        self._last_beat_at = -math.inf
+        """When the last beat that the server answered, or the registration, began; in seconds since boot."""
         self._beats: Housekeeping | None = None
+        self._stop_subscription: Callable[[], None] | None = None
+        """Ends the subscription that shows that ``_name`` lives."""
         self._registering = asyncio.Lock()
-        self.undone_later: list[Undo] = []
-        """What the script ``undo`` is run with once the server answers again."""
+        self.postponed: list[Call] = []
+        """Scripts to run with the next beat that the server answers; added to in any thread."""
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         """Forget the holder, which is the parent: this process becomes another one with its first claim."""
         forks.keep_for_ever(self._beats)
-        self._started_at = self._name = self._holder = self._beats = None
-        self._in_force_until = 0.0
+        self._started_at = self._name = self._holder = self._beats = self._stop_subscription = None
+        self._last_beat_at = -math.inf
         self._registering = asyncio.Lock()
-        self.undone_later = []
+        self.postponed = []
 
     @property
     def holder_now(self) -> str:
@@ -212,7 +237,25 @@ class RedisLiveness(forks.ForkAware):
     @property
     def is_in_force(self) -> bool:
         """Whether, by our own clock, no other process can have taken our messages."""
-        return self._holder is not None and self._clock.since_boot() < self._in_force_until
+        silent_seconds = self._clock.since_boot() - self._last_beat_at
+        return self._holder is not None and silent_seconds < self.holds_at_most.total_seconds()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the server counts this process as alive for certain: others take its messages no sooner than later.
+
+        It does within seconds of a beat, and while the subscription stands that stood at the last beat. One that was
+        made anew since then proves nothing: others may have looked in between.
+        """
+        if not self.is_in_force:
+            return False
+        if self._clock.since_boot() - self._last_beat_at < _CERTAIN_AFTER_BEAT_SECONDS:
+            return True
+        subscribed_since = self._listening.subscribed_since(self._channel_of(self.holder_now))
+        return subscribed_since is not None and subscribed_since <= self._last_beat_at
+
+    def _channel_of(self, holder: str) -> str:
+        return f"{self._connections.login.tag}:alive:{holder}"
 
     async def holder(self) -> str:
         """Return the current holder's name, registered with the server."""
@@ -225,12 +268,13 @@ class RedisLiveness(forks.ForkAware):
 
     async def _register(self) -> str:
         holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
-        # The subscription itself is the sign of life; its messages do not matter.
-        await self._listening.listen(f"{self._connections.login.tag}:alive:{holder}", lambda _text: None)
+        if self._stop_subscription is None:  # else an earlier attempt to register failed after this
+            # The subscription itself is the sign of life; its messages do not matter.
+            self._stop_subscription = await self._listening.listen(self._channel_of(holder), lambda _text: None)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
         await self._connections.run("register", holder, self._description(), self.holds_at_most // _MICROSECOND)
-        self._in_force_until = began + self.holds_at_most.total_seconds()
+        self._last_beat_at = began
         return holder
 
     def _description(self) -> str:
@@ -242,13 +286,22 @@ class RedisLiveness(forks.ForkAware):
         if holder == self._holder:
             place = self._connections.login.place
             log.warning("others may have what this process held in %s: it was not heard in time", place)
-            self._holder = self._name = None
+            self._forget_name()
             for tell in list(self.when_lost):
                 tell()
 
+    def _forget_name(self) -> None:
+        """Stop showing that the holder lives; the next claim registers another one."""
+        self._holder = self._name = None
+        if self._stop_subscription is not None:
+            self._stop_subscription()
+            self._stop_subscription = None
+
     def _start_beating(self) -> Housekeeping:
         loop, runner = asyncio.get_running_loop(), asyncio.Runner()
-        connections = RedisConnections(self._connections.login, self._connections.answers_within)
+        # A beat that hangs must leave time for others before the server takes this process for frozen.
+        answers_within = min(self._connections.answers_within, self.holds_at_most / 3)
+        connections = RedisConnections(self._connections.login, answers_within)
 
         def beat() -> bool:
             holder = self._holder
@@ -284,10 +337,11 @@ class RedisLiveness(forks.ForkAware):
                 await connections.run("unregister", holder)
                 return False
             if is_registered:
-                self._in_force_until = began + self.holds_at_most.total_seconds()
-            while is_registered and self.undone_later:
-                await connections.run("undo", *self.undone_later[0])
-                self.undone_later.pop(0)
+                self._last_beat_at = began
+            while is_registered and self.postponed:
+                name, *arguments = self.postponed[0]
+                await connections.run(str(name), *arguments)
+                self.postponed.pop(0)
         except (RedisError, OSError) as error:
             raise translate(error, STORE, connections.login.place) from error
         return is_registered
@@ -297,7 +351,8 @@ class RedisLiveness(forks.ForkAware):
         if beats is not None:
             beats.stop()
             await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
-        holder, self._holder, self._name = self._holder, None, None
+        holder = self._holder
+        self._forget_name()
         if holder is not None:
             try:
                 await self._connections.run("unregister", holder)
@@ -313,7 +368,8 @@ class Claimant(forks.ForkAware):
     """Claims for a store or one receiver, one claim at a time.
 
     A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
-    It is declared void before the next claim; the server then releases its messages, even if the claim arrives later.
+    It is declared void before the next claim, or by the next beat if that comes first; the server then releases its
+    messages, even if the claim arrives later.
     """
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
@@ -340,9 +396,11 @@ class Claimant(forks.ForkAware):
                 await self._settle_doubts(holder)
                 self._number += 1
                 token = f"{holder}:{self._name}:{self._number}"
-                self._doubtful[token] = self._number
-                answer = await self._server.run(name, where, holder, token, *arguments)
-                del self._doubtful[token]
+                try:
+                    answer = await self._server.run(name, where, holder, token, *arguments)
+                except BaseException:
+                    self.doubt(token)
+                    raise
                 if answer is not None:
                     return token, answer
                 self._liveness.lose(holder)
@@ -353,8 +411,13 @@ class Claimant(forks.ForkAware):
         return token.split(":")[1] == self._name
 
     def doubt(self, token: str) -> None:
-        """Void a claim before the next one: its messages did not reach the caller."""
-        self._doubtful[token] = int(token.rpartition(":")[2])
+        """Void a claim, as its messages did not reach the caller: before the next claim, and with the next beat.
+
+        There may be no next claim for a long time, as in a store in which nothing else is due.
+        """
+        holder, number = token.partition(":")[0], int(token.rpartition(":")[2])
+        self._doubtful[token] = number
+        self._liveness.postponed.append(("undo", holder, self._name, number, number + 1))
 
     async def _settle_doubts(self, holder: str) -> None:
         for token, number in list(self._doubtful.items()):
@@ -367,11 +430,11 @@ class Claimant(forks.ForkAware):
         async with self._claiming:
             if not (holder := self._liveness.holder_now) or not self._number:
                 return
-            undo = (holder, self._name, 0, self._number + 1)
+            arguments = (holder, self._name, 0, self._number + 1)
             try:
-                await self._server.run("undo", *undo)
+                await self._server.run("undo", *arguments)
             except BaseException:
-                self._liveness.undone_later.append(undo)
+                self._liveness.postponed.append(("undo", *arguments))
                 raise
 
     async def close_soon(self) -> None:

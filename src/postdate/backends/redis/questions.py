@@ -331,7 +331,7 @@ def _is(queued: Queued, message_id: str) -> bool:
 def _queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> Queued | None:
     """Return a queued message; ``None`` when it cannot be read: it is marked when it is received."""
     try:
-        envelope, failures = read_envelope(queue, fields)
+        envelope, failures, unanswered = read_envelope(queue, fields)
     except MessageError:
         return None
-    return Queued(queue, envelope, failures, pid, number)
+    return Queued(queue, envelope, failures + unanswered, pid, number)

@@ -300,7 +300,18 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     def still_holds(self, claim: Claim) -> bool:
-        return self._liveness.is_in_force and claim.message.message_id in self._claims and bool(self._own([claim]))
+        """As far as is certain; the next beat releases a claim that is not.
+
+        Its caller drops it, and perhaps no other process has it: the server would keep it while this process lives.
+        """
+        if claim.message.message_id not in self._claims or not self._own([claim]):
+            return False
+        if self._liveness.is_certain:
+            return True
+        if self._liveness.is_in_force:  # else the next beat releases all claims
+            self._forget_claims([claim])
+            self._liveness.postponed.append(("release", self.place, "", *finish_parts([claim])))
+        return False
 
     @override
     async def next_attempt(self) -> datetime | None:

@@ -32,6 +32,7 @@ from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFoun
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
     HANDLED,
+    SUSPECT_AFTER,
     End,
     Observer,
     Received,
@@ -255,7 +256,9 @@ class RedisReceiver(Receiver):
     async def _claim(self, limit: int, message_id: str) -> Sequence[Received]:
         """Claim messages; unreadable ones are marked and replaced by others."""
         while True:
-            token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
+            token, rows = await self._claimant.claim(
+                "receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id, SUSPECT_AFTER
+            )
             if rows == 1:
                 await self._transport.make_again(self.queue)
                 continue
@@ -263,11 +266,13 @@ class RedisReceiver(Receiver):
             unread: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:
                 try:
-                    envelope, failures = read_envelope(self.queue, fields)
+                    envelope, failures, unanswered = read_envelope(self.queue, fields)
                 except MessageError as error:
                     unread.append((number, error))
                     continue
-                messages.append(Received(envelope, failures, _HoldToken(number, token)))
+                is_suspect = unanswered >= SUSPECT_AFTER
+                hold = _HoldToken(number, token)
+                messages.append(Received(envelope, failures + unanswered, hold, unanswered, is_suspect=is_suspect))
             try:
                 for number, error in unread:
                     await self._mark(number, token, error)

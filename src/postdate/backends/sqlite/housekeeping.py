@@ -43,7 +43,8 @@ INSERT_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destinati
 _CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
 # With its expiry it would also vanish from the dead letters, or from the queue to which it is returned.
 _KEEP: Final = """
-    UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0
+    UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0,
+        unanswered = 0
     WHERE seq = ?"""
 
 

@@ -126,8 +126,8 @@ def _standing(row: Row) -> Standing:
 
 def _queued(row: Row) -> Queued:
     *message, queue, pid = row
-    envelope, failures = envelope_of(message, queue)
-    return Queued(queue, envelope, failures, pid, row[0])
+    envelope, failures, unanswered = envelope_of(message, queue)
+    return Queued(queue, envelope, failures + unanswered, pid, row[0])
 
 
 def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:

@@ -163,13 +163,14 @@ def registered_numbers(connection: sqlite3.Connection) -> set[int]:
     return {claimant for (claimant,) in connection.execute(_REGISTERED)}
 
 
-def unregister(tx: Transaction, claimant: int) -> None:
-    """Free the claims of a process, and forget its number."""
+def unregister(tx: Transaction, claimant: int, *, has_died: bool = False) -> None:
+    """Free the claims of a process, and forget its number; of one that has died, count that for messages in queues."""
     freed = tx.execute(
         "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
     ).rowcount
     queues = tx.execute(
-        "UPDATE queue_message SET claimant = NULL WHERE claimant = ? RETURNING queue_id", (claimant,)
+        "UPDATE queue_message SET claimant = NULL, unanswered = unanswered + ? WHERE claimant = ? RETURNING queue_id",
+        (int(has_died), claimant),
     ).fetchall()
     tx.execute("DELETE FROM listener WHERE claimant = ?", (claimant,))
     tx.execute("DELETE FROM claimant WHERE claimant = ?", (claimant,))

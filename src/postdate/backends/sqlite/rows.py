@@ -126,7 +126,7 @@ _CONTENT: Final = (
 WAITING_COLUMNS: Final = f"seq, {', '.join(WAITING_FIELDS)}, {_CONTENT}"
 """Of a waiting message, for :func:`message_of`. Headers as bytes: they may be no UTF-8."""
 
-QUEUED_COLUMNS: Final = f"seq, {', '.join(QUEUED_FIELDS[:4])}, {_CONTENT}"
+QUEUED_COLUMNS: Final = f"seq, {', '.join(QUEUED_FIELDS[:4])}, {_CONTENT}, unanswered"
 """Of a message in a queue, for :func:`envelope_of`."""
 
 INSERT_WAITING: Final = f"""
@@ -170,9 +170,12 @@ def message_of(row: Row) -> DelayedMessage:
     )
 
 
-def envelope_of(row: Row, queue: str) -> tuple[Envelope, int]:
-    """Return the envelope of a row of :data:`QUEUED_COLUMNS`, and its failures; see :func:`message_of`."""
-    _, message_id, due, expires_at, failures, headers, body = row
+def envelope_of(row: Row, queue: str) -> tuple[Envelope, int, int]:
+    """Return the envelope of a row of :data:`QUEUED_COLUMNS`, its failures, and how many processes died with it.
+
+    Raises as :func:`message_of`.
+    """
+    _, message_id, due, expires_at, failures, headers, body, unanswered = row
     envelope = Envelope.restored(
         queue,
         text(message_id, "the message id"),
@@ -180,7 +183,7 @@ def envelope_of(row: Row, queue: str) -> tuple[Envelope, int]:
         None if expires_at is None else instant(expires_at, "the expiry"),
         None if due is None else instant(due, "the due time"),
     )
-    return envelope, whole(failures, "the number of failures")
+    return envelope, whole(failures, "the number of failures"), whole(unanswered, "the number of dead processes")
 
 
 def text(value: object, what: str) -> str:

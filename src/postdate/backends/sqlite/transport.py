@@ -51,6 +51,7 @@ from postdate.errors import (
 from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
     HANDLED,
+    SUSPECT_AFTER,
     End,
     Ending,
     Received,
@@ -61,6 +62,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
+    count_received_together,
     do_works,
 )
 from postdate.ports.transports import ExpiryRules, end_in_queue
@@ -268,11 +270,16 @@ class LocalReceiver(Receiver):
 
         def claim(tx: Transaction) -> list[Received]:
             def hold(row: Row) -> Received:
-                envelope, failures = envelope_of(row, self._queue)
-                return Received(envelope, failures, token=(row[0], tx.claimant))
+                envelope, failures, unanswered = envelope_of(row, self._queue)
+                token, is_suspect = (row[0], tx.claimant), unanswered >= SUSPECT_AFTER
+                return Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
 
             chosen = {"claimant": tx.claimant, "queue": self._queue, "now": tx.rules.now(), **values}
-            return claimed(tx, QUEUED, sql, chosen, hold)
+            messages = claimed(tx, QUEUED, sql, chosen, hold)
+            count = count_received_together(messages)
+            if count < len(messages):
+                self._give_back(tx, messages[count:], 0)
+            return messages[:count]
 
         messages = await self._file.write(claim)
         for each in messages:

@@ -127,12 +127,12 @@ class FileUpkeep(Housekeeping):
         dead = [claimant for claimant in sorted((numbers | holders) - {own}) if is_gone(folder, claimant)]
         for claimant in dead:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
-            self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant))
+            self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
         silent = self._silent(holders - {self._file.claimant, *dead})
         for claimant in silent:
             text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
             log.warning(text, claimant)
-            self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant))
+            self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
             forget(folder, claimant)
         return len(dead) + len(silent)
 

@@ -157,8 +157,7 @@ class MessagePump:
 
     async def _finish(self, settler: Settler) -> None:
         """Wait until no message is in progress, then stop the settler."""
-        while self._in_hand or self._unended or settler.count:
-            await self._room_made()
+        await self._until_nothing_in_hand()
         settler.finish()
 
     async def _end_at_stop(self, receiving: anyio.CancelScope) -> None:
@@ -183,9 +182,31 @@ class MessagePump:
                 self._busy -= 1
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
+        if any(each.is_suspect for each in received):
+            await self._handle_suspects(received, messages)
+            return
         self._ready.extend(received)
         if received:
             self._wake_one(messages)
+
+    async def _handle_suspects(self, received: Sequence[Received], messages: anyio.abc.TaskGroup) -> None:
+        """Handle each message while no other of the queue is in hand: its handling may end this process.
+
+        The queue counts that for every message in hand, and those that are not to blame must not reach the error queue.
+        A suspect comes alone. From a queue that does not see to that, the others go back at once.
+        """
+        suspect = next(each for each in received if each.is_suspect)
+        for other in received:
+            if other is not suspect:
+                await self._give_back(other, failed=False)
+        await self._until_nothing_in_hand()
+        self._ready.append(suspect)
+        self._wake_one(messages)
+        await self._until_nothing_in_hand()
+
+    async def _until_nothing_in_hand(self) -> None:
+        while self._in_hand or self._unended or (self._settler is not None and self._settler.count):
+            await self._room_made()
 
     def _free_capacity(self) -> int:
         """Return how many may be received now; when reading ahead, 0 instead of a few."""

@@ -4,6 +4,7 @@ local holders, now = tag .. ':holders', clock()
 if not call('ZSCORE', holders, holder) then
   return 0
 end
+credit_common_silence(holders, now)
 call('ZADD', holders, now, holder)
 call('HSET', tag .. ':about', holder, about)
 local all = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
@@ -12,7 +13,7 @@ for at = 1, #all, 2 do
   local limit = tonumber(call('HGET', tag .. ':limits', other) or '0')
   if other ~= holder and silent > math.min(grace, limit) then
     if silent > limit or call('PUBSUB', 'NUMSUB', tag .. ':alive:' .. other)[2] == 0 then
-      forget_holder(other)
+      forget_holder(other, true)
     end
   end
 end

@@ -11,8 +11,8 @@
 --   STORE:m:ID         a waiting message: i d q h b x f; D and A, its members in :due and :free; t, the token of its claim
 --   STORE:due, :free   sorted sets without scores: instant, number of storing, id; all of them, and those nobody holds
 --   STORE:r:ID         records of one message; STORE:counts  of each kind
---   {tag}:qm:NUMBER    a message in a queue: i h b x d f; Q, its queue; e, when it ends there; B, the store it came from; of
---                      that are D and A, which mean nothing here
+--   {tag}:qm:NUMBER    a message in a queue: i h b x d f; u, how often a process died that held it; Q, its queue; e, when
+--                      it ends there; B, the store it came from; of that are D and A, which mean nothing here
 --   {tag}:q:NAME:ready, :ends   sorted sets of numbers, by place in the queue and by when they end
 --   PLACE:xs           sorted set of what cannot be read, by the number of marking: ids of a store, or numbers of all
 --                      queues; their hashes have reason and at, and dump, as DUMP wrote what was no hash
@@ -284,9 +284,29 @@ local function free_key(key, place)
   end
 end
 
-local function forget_holder(holder)
+-- Move the last signs of life of all holders ahead by the time in which none of them was heard: then this server was away,
+-- or its clock stepped. The silence of a holder counts only while another one was heard, which beats every second.
+local function credit_common_silence(holders, now)
+  local newest = tonumber(call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2] or now)
+  local common = math.max(0, now - newest - 1000000)
+  if common == 0 and newest <= now then
+    return
+  end
+  local last_heard = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
+  for at = 1, #last_heard, 2 do
+    -- Not later than now: after a step back of the clock, a dead holder would count as alive until then.
+    local score = math.min(now, tonumber(last_heard[at + 1]) + common)
+    call('ZADD', holders, string.format('%.0f', score), last_heard[at])
+  end
+end
+
+-- Release what a holder has. Where it died: count that for each message of a queue, which may have been the cause.
+local function forget_holder(holder, has_died)
   local held = call('HGETALL', tag .. ':held:' .. holder)
   for at = 1, #held, 2 do
+    if has_died and string.sub(held[at + 1], 1, 1) == 'q' and fields_of(held[at], 't')[1] then
+      redis.pcall('HINCRBY', held[at], 'u', 1) -- what others wrote there is no number: it is marked when it is received
+    end
     free_key(held[at], held[at + 1])
   end
   call('DEL', tag .. ':held:' .. holder, tag .. ':fence:' .. holder)

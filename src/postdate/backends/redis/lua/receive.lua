@@ -1,6 +1,7 @@
--- queue, holder, token, messages at most, bytes at most, id or '': return the number and fields of each; 1: there is no
--- such queue; false where it may not
+-- queue, holder, token, messages at most, bytes at most, id or '', deaths from which on a message is a suspect: return the
+-- number and fields of each; 1: there is no such queue; false where it may not. A suspect is returned alone.
 local queue, holder, token, limit, bytes, wanted = take(), take(), take(), tonumber(take()), tonumber(take()), take()
+local suspect_after = tonumber(take())
 if call('SISMEMBER', tag .. ':queues', queue) == 0 then
   return 1
 end
@@ -23,9 +24,10 @@ end
 local found, size = {}, 0
 for _, number in ipairs(numbers) do
   local key = tag .. ':qm:' .. number
-  local fields = fields_of(key, 'i', 'h', 'b', 'x', 'd', 'f')
+  local fields = fields_of(key, 'i', 'h', 'b', 'x', 'd', 'f', 'u')
+  local is_suspect = (tonumber(fields[7] or 0) or 0) >= suspect_after
   size = size + #(fields[2] or '') + #(fields[3] or '')
-  if size > bytes and #found > 0 then
+  if (is_suspect or size > bytes) and #found > 0 then
     break
   end
   call('ZREM', ready, number)
@@ -35,6 +37,9 @@ for _, number in ipairs(numbers) do
   end
   call('HSET', key, 't', token, 'Q', queue)
   call('HSET', tag .. ':held:' .. holder, key, 'q' .. queue)
-  found[#found + 1] = { number, unpack(fields, 1, 6) }
+  found[#found + 1] = { number, unpack(fields, 1, 7) }
+  if is_suspect then
+    break
+  end
 end
 return found

@@ -45,7 +45,7 @@ while argument < #ARGV do
   parts[#parts + 1] = part
 end
 
-local time, missing = clock(), {}
+local time, missing, first_free_before = clock(), {}, {}
 
 local function send_one(sent, now)
   local number = call('INCR', tag .. ':q:number')
@@ -83,15 +83,20 @@ for _, part in ipairs(parts) do
       end
     end
   elseif part.what == 'store' then
-    local before = first_free(part.store)
+    if first_free_before[part.store] == nil then
+      first_free_before[part.store] = first_free(part.store) or false
+    end
     for _, message in ipairs(part) do
       store_one(part.store, part.now, message, true)
     end
-    wake_if_earlier(part.store, before)
   else
     for _, claim in ipairs(part) do
       end_one(part.store, part.kind, claim.id, part.now, part.detail)
     end
   end
+end
+-- After all parts: a store is announced once, with the earliest message of all of them.
+for store, before in pairs(first_free_before) do
+  wake_if_earlier(store, before)
 end
 return { 'done', missing }
