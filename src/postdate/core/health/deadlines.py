@@ -435,5 +435,5 @@ class Deadlines:
 
 
 def _is_cancelled_once(task: asyncio.Task[Any], error: BaseException) -> bool:
-    """Return whether an error is a single cancellation, as by :meth:`Deadlines.watch`, and none by a scope around it."""
+    """Return whether an error is a single cancellation, as by :meth:`Deadlines.watch`, and not one by a scope."""
     return isinstance(error, asyncio.CancelledError) and task.cancelling() <= 1 and not is_scope_cancelled()

@@ -311,7 +311,7 @@ class MessagePump:
                 self._settler.put(received, outcome)
             else:
                 await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
             await self._not_handled(received, error)
         finally:
             self._busy -= 1
@@ -457,14 +457,14 @@ class MessagePump:
             else:
                 as_seen, outcome = await self._after(*failure)
                 await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
             await self._not_handled(received, error)
         finally:
             self._busy -= 1
             self._signal_capacity()
 
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
-        """Give a message back that could not be dealt with, after a pause."""
+        """Return a message whose handling raised an unexpected error to its queue, after a pause."""
         try:
             self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
