@@ -1,4 +1,4 @@
-"""Changes of waiting messages by an application, and what became of each. Source: ADR 31."""
+"""Changes of pending messages by an application, and the answer for each. Source: ADR 31."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AT_ONCE: Final = 16
 
 
 def administrable(store: ClaimingStore) -> AdministrableStore:
-    """Return the store if its messages can be seen and changed; raises `NotSupported`."""
+    """Return the store if its messages can be listed and changed; else raise `NotSupported`."""
     if isinstance(store, AdministrableStore):
         return store
     raise NotSupported(f"{type(store).__name__} does not show what is in it, nor lets it be changed")
@@ -62,7 +62,7 @@ async def reschedule(
 
 
 def would_be(message: DelayedMessage, due: datetime | None) -> Answer:
-    """Return the answer that a change would be given, if nothing changes until then; ``due``: ``None`` to cancel."""
+    """Return the answer that a change would get if it were made now; ``due``: ``None`` to cancel."""
     try:
         if due is not None:
             check_reschedule(message.message_id, due, message.expires_at)
@@ -74,7 +74,7 @@ def would_be(message: DelayedMessage, due: datetime | None) -> Answer:
 async def standing(store: AdministrableStore, message_id: str) -> Answer:
     """Return why a message was not changed."""
     records = list[Record]()
-    for _ in range(2):  # it may come back from the error queue between the two questions
+    for _ in range(2):  # the message may be returned from the error queue between the two calls
         if await store.get(message_id) is not None:
             return Answer.BEING_DELIVERED
         records = await store.history(message_id)
@@ -88,21 +88,21 @@ async def standing(store: AdministrableStore, message_id: str) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Which of the waiting messages: those that fulfil every condition that is given.
+    """A filter for pending messages. A message matches if it fulfils all given conditions.
 
     Args:
-        destination: queue that they are meant for.
-        due_from, due_to: due from then on, and before then; aware.
-        headers: that they have, with these values.
-        text: that is in their bodies, in UTF-8.
+        destination: the queue that the messages are for.
+        due_from, due_to: due at or after ``due_from``, and before ``due_to``; aware.
+        headers: headers that the messages have, with these values.
+        text: a text that is in their bodies, in UTF-8.
         failing: whether an attempt to deliver them has failed.
-        zone: by whose clocks they are due, such as ``Europe/Paris``.
-        origins: why they wait. Unless you say otherwise they are those that an application scheduled: no messages that
-            wait to be tried again after their handler failed, and no timeouts of sagas.
+        zone: the zone by whose clocks they are due, such as ``Europe/Paris``.
+        origins: why they are stored. By default only messages that an application scheduled match: no messages that
+            wait for a retry after their handler failed, and no timeouts of sagas.
 
     Raises:
-        InvalidTimestamp: a date-time without a time zone.
-        InvalidMessage, InvalidHeaders: a condition that is empty, or of another type.
+        InvalidTimestamp: a date-time has no time zone.
+        InvalidMessage, InvalidHeaders: a condition is empty or has another type.
     """
 
     destination: str | None = None
@@ -132,16 +132,16 @@ class Pending:
 
     @property
     def says_something(self) -> bool:
-        """Whether there is a condition; to leave out what an application scheduled is one, too."""
+        """Whether there is a condition. ``origins`` without :attr:`Origin.APPLICATION` is a condition, too."""
         return replace(self, origins=_SCHEDULED) != Pending() or Origin.APPLICATION not in self.origins
 
     def check_says_something(self) -> None:
-        """Refuse to mean everything: it may be a variable that was not set."""
+        """Raise `InvalidMessage` if there is no condition: the caller may have left a variable unset."""
         if not self.says_something:
             raise InvalidMessage("no condition is given, which would change every message: give one, such as due_to=…")
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Return whether a message fulfils the conditions that no store knows, and is none of the store's own."""
+        """Return whether a message fulfils the conditions that a store cannot check, and is no message of the store."""
         return (
             message.destination not in OF_THE_STORE
             and message.origin in self.origins
@@ -166,32 +166,34 @@ def _origins(origins: object) -> frozenset[Origin]:
 
 
 EVERYTHING: Final = Pending(origins=frozenset(Origin))
-"""All that waits, for whatever reason."""
+"""All pending messages of any origin."""
 
 
 def check_limit(limit: object) -> None:
-    """Refuse what is no number of messages, in the same way for each store."""
+    """Raise `InvalidMessage` unless ``limit`` is a number of messages. The error is the same for each store."""
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise InvalidMessage(f"limit must be a whole number of messages, 0 or more, not {repr(limit)[:80]}")
 
 
 class PendingPages:
-    """Reads what matches, the first due first: :meth:`ask` the store for a page, :meth:`take` what matches of it.
+    """Reads matching messages page by page, the first due first.
 
-    Nothing that was passed is read again, and no page is kept. What is stored meanwhile, due before what was read, is
-    not met; a message that gets a later due time meanwhile may be met twice.
+    :meth:`ask` returns the filter and size of the next page; :meth:`take` returns the matching messages of a page.
+    Pages are not kept, and no page is read again. A message that is stored meanwhile, due before the messages that were
+    read, is not returned. A message that gets a later due time meanwhile may be returned twice.
 
     Args:
-        pending: which messages.
-        limit: how many; ``None``: all.
-        after: the cursor of the message behind which the list goes on.
-        among: where so many were read, reading is over; ``None``: when nothing is left.
+        pending: the filter.
+        limit: how many messages to return; ``None``: all.
+        after: the cursor of the message after which the list continues.
+        among: how many messages to read at most, matching or not; ``None``: all.
     """
 
     def __init__(self, pending: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
         self._pending, self._missing, self._readable = pending, limit, among
         self._where = MessageFilter(pending.destination, pending.due_from, pending.due_to, among, after)
-        # Most often all messages of the first page match. Where they do not, few of the next ones may.
+        # Mostly all messages of the first page match, so read no more than needed. If they do not, few of the next
+        # ones may match, and full pages are cheaper.
         self._page = _PAGE if limit is None else min(limit, _PAGE)
         self.is_over = limit == 0
 
@@ -199,7 +201,7 @@ class PendingPages:
         return self._where, self._page
 
     def take(self, page: PendingPage) -> list[DelayedMessage]:
-        """Return what matches of a page, no more than is missing, and note where the next one begins."""
+        """Return the matching messages of a page, at most as many as are missing; note where the next page begins."""
         messages = [each for each in page.messages if self._pending.matches(each)][: self._missing]
         self.is_over = page.after is None
         if self._missing is not None:
@@ -219,7 +221,10 @@ async def first_of(
     after: str | None = None,
     among: int | None = None,
 ) -> list[DelayedMessage]:
-    """Return up to ``limit`` that match, the first due first; ``None``: all, without bodies and most headers."""
+    """Return up to ``limit`` matching messages, the first due first.
+
+    With ``None`` return all of them, without bodies and most headers, as they may be many.
+    """
     pages, messages = PendingPages(pending, limit, after, among), dict[str, DelayedMessage]()
     while not pages.is_over:
         _keep(messages, pages.take(await store.read_pending(*pages.ask())), limit)
@@ -237,7 +242,7 @@ def first_steps(
 
 
 def _keep(messages: dict[str, DelayedMessage], page: Sequence[DelayedMessage], limit: int | None) -> None:
-    """Add the messages of a page by their ids, each once: one that moves meanwhile may be met again."""
+    """Add the messages of a page by their ids, each once: a message that is rescheduled meanwhile may be read twice."""
     for each in page:
         messages.setdefault(each.message_id, each if limit is not None else _without_content(each))
 
@@ -248,11 +253,11 @@ def _without_content(message: DelayedMessage) -> DelayedMessage:
 
 
 Expected: TypeAlias = Callable[[DelayedMessage], Answer]
-"""Returns the answer that a change of a message would be given; see :func:`would_be`."""
+"""Returns the answer that a change of a message would get; see :func:`would_be`."""
 
 
 async def count_of(store: AdministrableStore, pending: Pending, expected: Expected) -> Counter[Answer]:
-    """Return how many of those that match would be given each answer; none of them is kept."""
+    """Return how many matching messages would get each answer. It keeps no message in memory."""
     pages, count = PendingPages(pending, None), Counter[Answer]()
     while not pages.is_over:
         count.update(map(expected, pages.take(await store.read_pending(*pages.ask()))))
@@ -270,22 +275,22 @@ def count_steps(store: JoiningStore, pending: Pending, expected: Expected) -> St
 async def change_all(
     messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
 ) -> Counter[Answer]:
-    """Change messages, several at a time; return how often each answer was given.
+    """Change messages, several concurrently; return how often each answer was given.
 
-    After the first error no further message is begun, and the error is raised.
+    After the first error no further change is begun. The changes in progress are finished, then the error is raised.
     """
     answers, waiting = Counter[Answer](), iter(messages)
 
     first_errors = list[Exception]()
 
     async def work() -> None:
-        # Cancelling these tasks would not do: SQLite finishes a call that is cancelled, and the loop would go on.
+        # Cancelling these tasks would not stop them: SQLite finishes a call that is cancelled, and the loop goes on.
         while not first_errors and (message := next(waiting, None)) is not None:
             try:
                 answers[await change(message)] += 1
             except InvalidMessage:
                 answers[Answer.WOULD_EXPIRE] += 1
-            except Exception as error:  # noqa: BLE001 - raised below, by itself
+            except Exception as error:  # noqa: BLE001 - raised below, without an exception group
                 first_errors.append(error)
 
     async with anyio.create_task_group() as tasks:

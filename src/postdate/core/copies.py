@@ -1,4 +1,4 @@
-"""Whether a store has the copy of a message that it was given: as it was, or as the store itself has changed it since.
+"""Checks whether a store has its copy of a message: unchanged, or as the store itself has changed it since.
 
 Pure: callers read the copy and its records. Source: ADR 15, ADR 44.
 """
@@ -17,7 +17,7 @@ from postdate.ports.scanning import ARCHIVED
 MISSING: Final = "missing"
 
 IN_ANOTHER_STORE: Final = "moved away"
-"""The store gave the message to another store, and would not deliver it again."""
+"""The store has moved the message to another store, and will not deliver it itself."""
 
 _NOT_COPIED: Final = frozenset({"message_id", "number_of_failures"})
 _FIELDS: Final = [each.name for each in fields(DelayedMessage) if each.compare and each.name not in _NOT_COPIED]
@@ -25,19 +25,19 @@ _ENDS: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED
 
 
 def different_fields(message: DelayedMessage, copy: DelayedMessage) -> list[str]:
-    """Return the names of the fields in which a waiting copy differs from its message; failed attempts do not count."""
+    """Return the names of the fields in which a pending copy differs from its message. Failures do not count."""
     return [name for name in _FIELDS if getattr(message, name) != getattr(copy, name)]
 
 
 def difference(message: DelayedMessage, copy: DelayedMessage | None, records: Sequence[Record]) -> str:
-    """Return why a store's message of this id is not a copy of ``message``; empty if it is one.
+    """Return the reason why the store's message with this id is no copy of ``message``; empty if it is one.
 
-    A copy may have been delivered, ended otherwise, rescheduled or replaced since. Then its content cannot be compared,
-    and the record of its scheduling must have the same due time and destination.
+    A copy may have been delivered, rescheduled or replaced since, or have ended otherwise. Then its content cannot be
+    compared. Instead the record of its scheduling must have the same due time and destination.
 
     Args:
-        message: as the store was given it.
-        copy: the message that waits in the store under this id; ``None``: none waits.
+        message: as it was passed to the store.
+        copy: the message that is pending in the store under this id; ``None``: there is none.
         records: all records of the id in the store, in the order of writing.
     """
     fields = [] if copy is None else different_fields(message, copy)
@@ -54,6 +54,6 @@ def difference(message: DelayedMessage, copy: DelayedMessage | None, records: Se
         return "" if was_changed else ", ".join(fields)
     if records[-1].detail.startswith(MOVED_AWAY):
         return IN_ANOTHER_STORE
-    # Of an archived message there is no other record.
+    # An archived message has no other record in the store.
     has_ended = scheduled.detail == ARCHIVED or any(record.kind in _ENDS for record in records)
     return "" if has_ended else MISSING

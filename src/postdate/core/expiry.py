@@ -1,4 +1,4 @@
-"""Time to be received: when a message is past its use. The rule itself, pure. Source: specification 2.4."""
+"""The rule of the time to be received: when a message expires. Pure. Source: specification 2.4."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from postdate.messages import DelayedMessage, Headers, expires_at_of, format_tim
 
 
 def is_expired(message: DelayedMessage, now: datetime) -> bool:
-    """Return whether a message is strictly after its expiry."""
+    """Return whether ``now`` is strictly after the expiry of a message."""
     return message.expires_at is not None and message.expires_at < now
 
 
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
-    """Return why a received message is discarded, or ``None``. At the very instant of expiry it is still processed.
+    """Return why a received message is discarded; ``None`` to process it. At the instant of expiry it is processed.
 
     ``allowance`` is added to the expiry, for clocks that differ.
     """
@@ -26,10 +26,10 @@ def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedel
 
 
 def end_of_use(headers: Mapping[str, str]) -> datetime | None:
-    """Return when a message expires, UTC, or ``None``: it does not.
+    """Return when a message expires, UTC; ``None`` if it does not.
 
-    Two rules, of which the earlier end counts: the time to be received counts from the time sent and needs both
-    headers; the absolute expiry stands for itself. A time to be received that cannot be read counts as none.
+    There are two rules, and the earlier end counts. The time to be received counts from the time sent and needs both
+    headers. The absolute expiry needs its own header only. An unreadable time to be received is ignored.
 
     Raises:
         InvalidTimestamp: the time sent or the absolute expiry is malformed, or the sum is outside the calendar.

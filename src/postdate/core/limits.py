@@ -1,8 +1,8 @@
-"""Limits of destinations: paused, so many a second, within windows. All services of a store keep them together.
+"""Limits of destinations: a pause, a rate, or windows. All services of a store apply them together.
 
-What is due for a destination with limits is not sent, but held: given back with an attempt time in the lane of its
-destination, whoever claims it. From there a service lets through what the limits allow at that moment; how many a rate
-allows is taken from one instant in the store, which only one of several services moves on. Source: ADR 34.
+A due message for a limited destination is not sent. The service that claims it releases it with an attempt time in the
+lane of its destination. From the lane a service sends as many messages as the limits allow at that moment. A rate is
+counted from one instant in the store; if several services try to advance it, only one succeeds. Source: ADR 34.
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ from postdate.runtime.bounded import Bounded
 
 AT_ONCE: Final = 1_000
 SAME_FOR: Final = 1.0
-"""Seconds for which what a store said of its limits counts, where some are in force."""
+"""Seconds for which the limits read from a store are used before they are read again."""
 
 _TURN: Final = 0.1
-"""Seconds: under a rate, messages go in turns so far apart, or one by one if that is slower."""
+"""Seconds between two turns of a rate. If the rate allows less than one message in a turn, a turn is one message."""
 
 _MADE_UP_FOR: Final = 2.0
 _MADE_UP_FOR_ONE_BY_ONE: Final = 1.5
-"""So many turns may go at once after a late look, or after nothing was held; where they are of one message, one."""
+"""The number of turns that may be sent together after a late poll, or if the lane was empty before.
+
+If a turn is one message, only one message may be sent: 1.5 turns leave time for a late poll.
+"""
 
 _DECODED: Final = 10_000
-"""Destinations of which the decoded limits are kept."""
+"""The most destinations whose decoded limits are cached."""
 
 _AHEAD: Final = timedelta(minutes=1)
-"""An instant so far ahead was set by a clock that is wrong: it counts as now. Nearer ones are waited for."""
+"""An instant further ahead than this was set by a wrong clock, and counts as now. A nearer one is waited for."""
 
 log = logging.getLogger("postdate.limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a destination may be sent: everything, unless something is said.
+    """The limits of a destination; by default it has none.
 
     Args:
-        paused: nothing, until that is taken back.
-        per_second: so many messages on average, spread over each second; above 0.
-        windows: only within one of these, such as ``mon-fri 09:00-17:00 Europe/Paris``. Zones are looked up when the
-            limits are set, and whenever :meth:`opens` is asked: zone files of machines differ, and change.
+        paused: no message is sent until the destination is resumed.
+        per_second: the number of messages a second on average, spread over each second; above 0.
+        windows: messages are sent only within one of these, such as ``mon-fri 09:00-17:00 Europe/Paris``. Zones are
+            read when the limits are set, and by each call of :meth:`opens`: zone files of machines differ and change.
 
     Raises:
-        InvalidMessage: a rate that is none.
-        InvalidTimestamp: a window that is none.
+        InvalidMessage: the rate is invalid.
+        InvalidTimestamp: a window is invalid.
     """
 
     paused: bool = False
@@ -79,7 +82,7 @@ class Limits:
         return ", ".join([*parts, *(f"within {each}" for each in self.windows)]) or "no limits"
 
     def opens(self, now: datetime) -> datetime:
-        """Return ``now`` if messages may go then, as far as that is known beforehand; else when they may; UTC.
+        """Return the next instant, UTC, at which pause and windows allow messages; ``now`` if they do so now.
 
         Raises:
             InvalidTimestamp: the zone files of this machine do not have the zone of a window, or not any more.
@@ -89,20 +92,20 @@ class Limits:
         return min((Window.parse(each).opens(now) for each in self.windows), default=now)
 
     def allowed(self, free_at: datetime, now: datetime) -> int:
-        """Return how many messages may go at once; ``free_at``: when the next might at the earliest."""
+        """Return how many messages the rate allows now; ``free_at``: the earliest instant of the next message."""
         if self.per_second is None:
             return AT_ONCE
         passed = (now - self._since(free_at, now)).total_seconds()
         return min(max(math.floor(passed * self.per_second + 1e-6), 0), AT_ONCE)
 
     def after(self, count: int, free_at: datetime, now: datetime) -> datetime:
-        """Return ``free_at`` after ``count`` messages have gone; always another."""
+        """Return ``free_at`` after ``count`` messages were sent. It always differs, so that other services notice."""
         if self.per_second is None:
             return later(free_at, timedelta(microseconds=1))
         return later(self._since(free_at, now), timedelta(seconds=count / self.per_second))
 
     def next_turn(self, free_at: datetime) -> datetime:
-        """Return when more may go."""
+        """Return when more messages may be sent."""
         return later(free_at, timedelta(seconds=self._turn))
 
     @property
@@ -122,7 +125,7 @@ _UNREADABLE: Final = Limits(paused=True)
 
 
 def limits_in(stored: KeptLimits) -> Limits:
-    """Return what a store keeps. What is damaged, or of a newer version, lets nothing through."""
+    """Return the limits that a store keeps. Limits that are damaged or of a newer version stop all messages."""
     if (limits := _read(stored.limits)) is not None:
         return limits
     log.error(
@@ -140,7 +143,7 @@ def _read(text: str) -> Limits | None:
 
 
 def limiting(store: object) -> LimitingStore:
-    """Return the store if it keeps limits. Raises `NotSupported`."""
+    """Return the store if it keeps limits; else raise `NotSupported`."""
     if isinstance(store, LimitingStore):
         return store
     raise NotSupported(
@@ -154,7 +157,7 @@ async def limits_of(store: LimitingStore) -> dict[str, Limits]:
 
 
 async def has_limits(store: object, destination: str) -> bool:
-    """Return whether limits of a destination are in force, so that only the store may let messages through to it."""
+    """Return whether limits of a destination are in force. Then messages may be sent to it only through the store."""
     if not isinstance(store, LimitingStore):
         return False
     return any(each.limits for each in await store.kept_limits([destination]))
@@ -163,12 +166,12 @@ async def has_limits(store: object, destination: str) -> bool:
 async def change_limits(
     store: LimitingStore, destination: str, change: Callable[[Limits], Limits], now: datetime
 ) -> Limits:
-    """Have all services of a store keep other limits of a destination than before; return them.
+    """Change the limits of a destination for all services of a store; return the new limits.
 
-    A rate goes on where it was.
+    If there was a rate before, the instant from which it counts stays.
 
     Raises:
-        InvalidMessage: no queue has such a name; or the change keeps a part of limits that cannot be read.
+        InvalidMessage: the name is invalid for a queue, or the change keeps a part of limits that cannot be read.
     """
     check_text(destination, "destination", DESTINATION_LIMIT)
     while True:
@@ -193,7 +196,7 @@ def resumed(limits: Limits) -> Limits:
 
 
 def _readable(limits: Limits) -> Limits:
-    """Return limits of which a change keeps a part. Raises `InvalidMessage` if they cannot be read."""
+    """Return limits that a change keeps in part. Raises `InvalidMessage` if they cannot be read."""
     if limits is _UNREADABLE:
         raise InvalidMessage(
             "the limits of this queue cannot be read: they are damaged, or of a newer version of postdate. Use that "
@@ -203,7 +206,7 @@ def _readable(limits: Limits) -> Limits:
 
 
 def limited(per_second: float | None, windows: str | Sequence[str]) -> Callable[[Limits], Limits]:
-    """Return the change to these limits; what is paused stays so, and what cannot be read counts as no limits."""
+    """Return the change to these limits. A pause stays; limits that cannot be read count as no limits."""
     several = tuple(windows) if isinstance(windows, list | tuple) else (str(windows),)
 
     def change(limits: Limits) -> Limits:
@@ -218,10 +221,10 @@ def limited(per_second: float | None, windows: str | Sequence[str]) -> Callable[
 
 
 class LimitsCache:
-    """What a service knows of the limits of its store, at most :data:`SAME_FOR` old.
+    """The limits of a store as a service has read them, at most :data:`SAME_FOR` seconds old.
 
-    It asks for the limits of destinations that have messages: those of a claimed batch, and those whose lanes are not
-    empty. So limits of destinations without messages cost nothing, however many there are.
+    It reads only the limits of destinations with messages: of those in a claimed batch, and of those whose lanes have
+    messages. So limits of destinations without messages cost nothing, even if there are many.
     """
 
     def __init__(self, store: ClaimingStore, deadlines: Deadlines, clock: Clock) -> None:
@@ -230,9 +233,9 @@ class LimitsCache:
         self.any = False
         """Whether limits are in force for any destination."""
         self.lanes = dict[str, tuple[KeptLimits, Limits]]()
-        """The limits of destinations whose lanes have messages, lifted ones included."""
+        """The limits of destinations whose lanes have messages, including limits that were removed."""
         self.new = set[str]()
-        """Destinations whose lanes have got messages from this service. Whoever looks into a lane removes it here."""
+        """Destinations whose lanes have got messages from this service. The poll of a lane removes its entry."""
         self.version = 0
         """Changes whenever ``lanes`` or ``new`` do."""
         self._of_destinations = dict[str, tuple[KeptLimits, Limits] | None]()
@@ -249,12 +252,12 @@ class LimitsCache:
         self._until = -math.inf
 
     def note(self, stored: KeptLimits, limits: Limits) -> None:
-        """Remember limits that this service has changed, or that hold a message that it gave back."""
+        """Remember limits that this service has changed, or because of which it has put a message into a lane."""
         self.lanes[stored.destination] = (stored, limits)
         self.version += 1
 
     async def refresh(self) -> None:
-        """Ask the store which limits are in use, unless that was a moment ago. Raises `PostdateError`."""
+        """Ask the store which limits are in use, unless the last answer is recent. Raises `PostdateError`."""
         if self._store is None or self._clock.monotonic() < self._until:
             return
         in_use = await self._deadlines.call_apart(self._store.limits_in_use)
@@ -264,10 +267,10 @@ class LimitsCache:
         self.version += 1
 
     async def learn(self, destinations: Collection[str]) -> None:
-        """Ask the store for the limits of destinations, for :meth:`of`, unless that was a moment ago.
+        """Ask the store for the limits of destinations, for :meth:`of`, unless the last answer is recent.
 
         Raises:
-            PostdateError: nothing was learnt.
+            PostdateError: the limits are not known.
         """
         await self.refresh()
         if self._store is None or not self.any:
@@ -278,12 +281,12 @@ class LimitsCache:
             self._of_destinations |= {each.destination: (each, self._decode(each)) for each in stored}
 
     def of(self, destination: str) -> tuple[KeptLimits, Limits] | None:
-        """Return the limits in force of a destination that was learnt; ``None``: it has none."""
+        """Return the limits in force of a destination passed to :meth:`learn` before; ``None``: it has none."""
         entry = self._of_destinations.get(destination)
         return None if entry is None or entry[1] == NO_LIMITS else entry
 
     async def apply_to(self, destination: str) -> bool:
-        """Return whether limits of a destination are in force, so that only the store may let messages through to it.
+        """Return whether limits of a destination are in force. Then messages may be sent to it only through the store.
 
         Raises:
             PostdateError: the store does not answer.
@@ -292,7 +295,7 @@ class LimitsCache:
         return self.of(destination) is not None
 
     def hold(self, claim: Claim) -> datetime | None:
-        """Return the attempt time with which a claim is given back because of limits; ``None``: it may be sent."""
+        """Return the attempt time with which to release a claim because of limits; ``None``: it may be sent."""
         if (entry := self.of(claim.message.destination)) is None:
             return None
         stored, limits = entry
@@ -304,7 +307,7 @@ class LimitsCache:
         return stored.place(claim.message.due)
 
     def _decode(self, stored: KeptLimits) -> Limits:
-        """Decode limits once for each text: what cannot be read is logged, and windows take a while."""
+        """Decode limits once for each text: unreadable limits are logged only once, and decoding windows takes time."""
         text, limits = self._decoded.get(stored.destination, (None, NO_LIMITS))
         if text != stored.limits:
             limits = limits_in(stored)

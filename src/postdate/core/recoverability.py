@@ -1,4 +1,4 @@
-"""Decisions after failures: one pure function for each place where they happen. Source: specification 1.6, 5."""
+"""Decisions after failures: one pure function for each place where failures occur. Source: specification 1.6, 5."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ T = TypeVar("T")
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
 
 LONGEST_OUTAGE_DELAY = timedelta(seconds=10)
-"""After an outage. A server that is back should not find its messages asleep: whatever was due goes within this."""
+"""The longest pause after an outage. When the server is back, due messages are sent within this time."""
 EXCEPTION_MESSAGE_LIMIT = 16_384
 STACK_TRACE_LIMIT = 16_384
 DATA_ENTRIES = 64
-"""Entries of an exception's mapping ``data`` that are reported at most, in order."""
+"""The most entries of an exception's mapping ``data`` that are reported, in their order."""
 DATA_KEY_LIMIT = 200
 DATA_LIMIT = 32_768
 """Bytes of keys and values together, in UTF-8."""
@@ -63,7 +63,7 @@ _LONGEST_COUNT: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class ImmediateRetry:
-    """Give the message back to its queue; it is handled again at once."""
+    """Return the message to its queue; it is handled again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class DelayedRetry:
 
 @dataclass(frozen=True, slots=True)
 class MoveToError:
-    """Move the message to an error queue: ``queue``, which must exist, or ``None``, that of the endpoint."""
+    """Move the message to the error queue ``queue``, which must exist; ``None``: the error queue of the endpoint."""
 
     queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Take the message off its queue, and record why; no copy is kept anywhere."""
+    """Remove the message from its queue and record the reason. No copy is kept."""
 
     reason: str
 
@@ -90,15 +90,17 @@ class Discard:
 Decision: TypeAlias = ImmediateRetry | DelayedRetry | MoveToError | Discard
 
 Policy: TypeAlias = "Callable[[BaseException, int, Mapping[str, str], Recoverability, datetime], Decision]"
-"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: time is an
-argument. An error that it raises is a critical error, and the message is handled again."""
+"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`.
+
+Pure: time is an argument. An error that it raises is a critical error, and the message is handled again.
+"""
 
 CustomizeHeaders: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
-"""Returns the headers of an error copy, from those it would have. Pure."""
+"""Returns the headers of an error copy; its argument is the headers that the copy has otherwise. Pure."""
 
 
 class _Default(int):
-    """A number of retries that nobody has chosen: where it is impossible it is ignored, not refused."""
+    """A default number of retries, which no user has chosen. If it is impossible it is ignored and not refused."""
 
     __slots__ = ()
 
@@ -112,10 +114,10 @@ class Recoverability:
     """How often handling a message is tried.
 
     Args:
-        error_queue: where messages go that cannot be handled; ``None``: the endpoint's error queue.
-        immediate_retries: tries in a row after the first; 0 or more.
+        error_queue: the queue for messages that cannot be handled; ``None``: the endpoint's error queue.
+        immediate_retries: attempts in a row after the first; 0 or more.
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
-        time_increase: the n-th delayed retry waits n times this.
+        time_increase: the n-th delayed retry waits n times this duration.
         unrecoverable: exceptions after which a retry is useless; subclasses count.
         policy: decides instead of :func:`after_handling_failed`, which it may call.
         customize_headers: makes the final headers of error copies.
@@ -146,10 +148,10 @@ def after_handling_failed(
     """Decide about a message whose handling failed.
 
     Args:
-        error: what the handler raised.
-        failures: how often handling failed in this round, this one included; 1 or more.
-        headers: of the message: performed delayed retries and when the last one was scheduled.
-        policy: how often to try.
+        error: the error that the handler raised.
+        failures: how often handling has failed in this round, this failure included; 1 or more.
+        headers: of the message: the number of delayed retries, and when the last one was scheduled.
+        policy: the numbers of retries.
         now: UTC.
     """
     if isinstance(error, policy.unrecoverable):
@@ -164,10 +166,10 @@ def after_handling_failed(
 
 
 def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -> None:
-    """Refuse retries that were chosen and are impossible; defaults do not count. Source: specification 5.
+    """Refuse retries that a user has chosen and that are impossible; defaults are not refused. Source: specification 5.
 
-    ``immediate``: a message can be given back to its queue, not in transaction mode ``none``. ``delayed``: it can come
-    back later, with a store, and not in that mode.
+    ``immediate``: whether a message can return to its queue; not in transaction mode ``none``. ``delayed``: whether it
+    can be delivered again later; this needs a store, and is impossible in that mode, too.
     """
     retries, rounds = settings.immediate_retries, settings.delayed_retries
     if retries > 0 and not immediate and not isinstance(retries, _Default):
@@ -192,7 +194,7 @@ def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> st
 
 
 def performed_delayed_retries(headers: Mapping[str, str]) -> int:
-    """Return how many delayed retries a message has behind it; an unreadable count is none."""
+    """Return how many delayed retries a message has had; an unreadable count is 0."""
     text = headers.get(Headers.DELAYED_RETRIES, "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_COUNT else 0
 
@@ -216,11 +218,11 @@ def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str
 
 
 def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
-    """Decide about a due message that could not be sent to its destination, after so many earlier ``failures``.
+    """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
-    ``number_of_retries`` means what it says: after it, the message has been attempted ``number_of_retries + 1`` times
-    (upstream makes two or more; specification D4). A missing queue is not retried (row 38). While the server of the
-    queues cannot be reached the message waits, however often that is found out.
+    A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
+    missing queue is not retried (row 38). While the server of the queues is out of reach the message waits, and these
+    attempts do not count.
     """
     if is_outage(error):
         return DelayedRetry(retry_delay(failures, error))
@@ -230,21 +232,21 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether store or queues themselves are in trouble: no message is to blame, so none is given up for it."""
+    """Return whether the store or the queues themselves fail. No message caused that, so none is given up for it."""
     return isinstance(error, PostdateError) and error.outage
 
 
 def may_be_of_one(error: BaseException) -> bool:
-    """Return whether an outage may concern a single row; a store that is read-only, full or away is so for all."""
+    """Return whether an outage may concern a single row. A store that is read-only, full or away fails for all rows."""
     of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
     return isinstance(of_store, StoreTroubled | NotADatabase)
 
 
 def checked_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequence[T]:
-    """Return the answers of a transport, or a receiver, to ``count`` messages that it was to send, or to end.
+    """Return the answers of a transport or receiver for ``count`` messages that it was to send or to end.
 
     Raises:
-        TransportUnavailable: there are fewer answers, or more. A message without an answer may be nowhere.
+        TransportUnavailable: the number of answers differs. A message without an answer may be lost otherwise.
     """
     if len(errors) != count:
         raise TransportUnavailable(f"{type(adapter).__name__} answered for {len(errors)} of {count} messages")
@@ -252,9 +254,9 @@ def checked_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequenc
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
-    """Return the pause after a failed attempt: 1 s, doubled by each failure before it, at most one minute.
+    """Return the pause after a failed attempt: 1 s, doubled by each earlier failure, at most one minute.
 
-    After an outage at most :data:`LONGEST_OUTAGE_DELAY`: it is not the message that fails again and again.
+    After an outage it is at most :data:`LONGEST_OUTAGE_DELAY`, as the message is not the cause of the failures.
     """
     longest = LONGEST_OUTAGE_DELAY if error is not None and is_outage(error) else LONGEST_RETRY_DELAY
     return min(timedelta(seconds=1) * 2 ** min(failures, 10), longest)
@@ -263,15 +265,18 @@ def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
 # --- received messages -----------------------------------------------------------------------------------------------
 
 BORNE: Final = 10
-"""Times that a message may fail for a reason that others do not meet: until then it may be chance."""
+"""How often a message may fail while others do not. Up to this number it may be a coincidence."""
 
 ASKED_ANEW: Final = 1_000
-"""Times that a step is asked again at once. Each conflict of a saga means that another message got on: after so many in
-a row it is no coincidence, its store reports one whatever happens."""
+"""How often a step is called again at once.
+
+Each conflict of a saga means that another message succeeded. After so many conflicts in a row this is not plausible:
+the store must report a conflict in every case.
+"""
 
 
 class Resolution(enum.Enum):
-    """What becomes of a message whose step failed, or whose end was refused."""
+    """The next step for a message whose step failed or whose end was refused."""
 
     RETRY_NOW = "its step is asked again at once"
     WAIT_FOR_STORE = "it stays in hand until its store takes something again"
@@ -285,14 +290,16 @@ class Resolution(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRules:
-    """What may be done about failures of one kind of outcome.
+    """The rules for failures of one kind of outcome.
 
     Args:
-        asked_again_after: errors after which the step is asked again: others were faster, or there is another way.
-        waits_in_hand: while its store takes nothing a message stays in hand; otherwise it goes back to its queue.
-        shares_database: store and queues are one database: queues that cannot be reached are an outage of the store.
-        counts_transient: transient failures count against the message, after a pause; otherwise it goes back.
-        already_off_queue: the message is off its queue already, so it cannot go back (transaction mode ``none``).
+        asked_again_after: errors after which the step is called again: another message was faster, or the step has
+            another way.
+        waits_in_hand: the claim of a message is kept while its store takes nothing; otherwise it returns to its queue.
+        shares_database: store and queues share a database, so queues out of reach are an outage of the store.
+        counts_transient: transient failures count against the message, after a pause; otherwise it returns to its
+            queue.
+        already_off_queue: the message is off its queue already, so it cannot return (transaction mode ``none``).
     """
 
     asked_again_after: tuple[type[PostdateError], ...] = ()
@@ -303,7 +310,7 @@ class RecoveryRules:
 
 
 def is_lasting(error: PostdateError) -> bool:
-    """Return whether the same call would fail again, however long one waits, and the claim is still held."""
+    """Return whether the same call would fail again after any wait, although the claim is in force."""
     return not (error.transient or error.outage or isinstance(error, ClaimLost))
 
 
@@ -318,15 +325,16 @@ def resolve_failure(
 ) -> Resolution:
     """Decide about a received message whose step failed, or whose end was refused.
 
-    Nothing comes back for ever because of an error that only it meets: after :data:`BORNE` times that counts.
+    No message returns for ever because of an error that only this message meets: after :data:`BORNE` times the error
+    counts as its failure.
 
     Args:
-        refused: the resolution that was decided before, and could not be carried out; ``None``: there is none.
+        refused: the earlier resolution that could not be carried out; ``None``: there is none.
         error: of the step, or of the end.
         received: the message.
-        failed_alone: how often it failed while others succeeded, other than by its own fault.
+        failed_alone: how often it failed while other messages succeeded, not counting errors of the message itself.
         rules: of the kind of outcome.
-        other_messages_succeeded: whether anything has succeeded since the last of these failures.
+        other_messages_succeeded: whether any message has succeeded since the last of these failures.
     """
     is_final = rules.already_off_queue or is_lasting(error) or failed_alone > BORNE
     if refused is not None:
@@ -350,7 +358,7 @@ def resolve_failure(
 
 
 def after_copy(refused: Resolution, error: PostdateError) -> Resolution:
-    """Return what follows when ``refused`` could not be carried out: an error copy in full, then in brief."""
+    """Return the resolution after ``refused`` could not be carried out: a full error copy, then a brief one."""
     if refused is Resolution.BRIEF_ERROR_COPY:
         return Resolution.STUCK if isinstance(error, MessageError) else Resolution.REQUEUE
     return Resolution.BRIEF_ERROR_COPY if refused is Resolution.ERROR_COPY else Resolution.ERROR_COPY
@@ -361,7 +369,7 @@ def after_copy(refused: Resolution, error: PostdateError) -> Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a message was processed; part of every error copy."""
+    """The process that handled a message; part of every error copy."""
 
     endpoint: str
     machine: str = field(default_factory=platform.node)
@@ -378,10 +386,10 @@ def error_headers(
     *,
     brief: bool = False,
 ) -> dict[str, str]:
-    """Return the headers of an error copy: the message's own, and everything about the failure.
+    """Return the headers of an error copy: the headers of the message, and headers about the failure.
 
-    An exception's mapping ``data`` and text ``help_link`` are in headers, too; ``brief`` leaves out these and the stack
-    trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
+    They include the mapping ``data`` and the text ``help_link`` of an exception. ``brief`` leaves out these and the
+    stack trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
     """
     own = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
     added = {
@@ -402,14 +410,14 @@ def error_headers(
         added[Headers.ERROR_CODE] = error.code
     if not brief:
         return {**own, **added, **_help_and_data_headers(error)}
-    for each in (own, added):  # that of an earlier failure would be taken for this one's
+    for each in (own, added):  # a stack trace of an earlier failure would look like the one of this failure
         each.pop(Headers.EXCEPTION_STACK_TRACE, None)
     added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
     return {**own, **added}
 
 
 def _help_and_data_headers(error: BaseException) -> dict[str, str]:
-    """Return headers for an exception's ``help_link`` and ``data``, within the limits above; raises nothing."""
+    """Return headers for an exception's ``help_link`` and ``data``, within the limits above. Never raises."""
     headers: dict[str, str] = {}
     free_bytes = DATA_LIMIT
     try:
@@ -431,7 +439,7 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
 
 
 def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
-    """Return headers after the application's ``customize``; when that fails it is logged, and the copy leaves."""
+    """Return headers after the application's ``customize``. If that fails, log it and return the headers unchanged."""
     if customize is None:
         return headers
     try:
@@ -445,7 +453,10 @@ def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> d
 
 @dataclass(frozen=True, slots=True)
 class ErrorQueue:
-    """An error queue. Its copies are to be returned to ``failed_queue``; ``customize`` is for full ones only."""
+    """An error queue.
+
+    An operator returns its copies to ``failed_queue``. ``customize`` is applied to full copies, not to brief ones.
+    """
 
     name: str
     failed_queue: str
@@ -453,7 +464,7 @@ class ErrorQueue:
     customize: CustomizeHeaders | None = None
 
     def copy(self, original: Envelope, error: BaseException, now: datetime, *, brief: bool = False) -> Envelope:
-        """Return an error copy, which never expires: an operator must find it. ``brief`` after a full one."""
+        """Return an error copy. It never expires, so that an operator finds it. ``brief``: a full one was refused."""
         headers = error_headers(original.headers, error, self.failed_queue, now, self.host, brief=brief)
         if not brief:
             headers = customized(headers, self.customize)
@@ -461,15 +472,18 @@ class ErrorQueue:
 
 
 BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
-"""Bytes of the bodies of all messages in flight; a little more where a batch has larger ones than the one before."""
+"""The most bytes of the bodies of all messages in flight.
+
+It may be exceeded a little if a batch has larger messages than the batch before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """Where messages go that cannot be delivered.
+    """The settings for messages that cannot be delivered.
 
     Args:
-        timeouts_queue: returning an error copy to it dispatches the message again (row 40).
+        timeouts_queue: the queue to return an error copy to, to dispatch the message again (row 40).
         number_of_retries: attempts after the first.
         errors_return_to_destination: error copies of due messages name their destination as the queue to return them
             to, instead of the timeouts queue (specification 3.6).
@@ -496,10 +510,10 @@ class DispatchSettings:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text, also where its own ``__str__`` fails; what no header or database takes is escaped."""
+    """Return the text of an exception, also if its ``__str__`` fails. Characters that cannot be stored are escaped."""
     try:
         return storable(str(error))
-    except Exception as failure:  # noqa: BLE001 - whatever the exception of an application does
+    except Exception as failure:  # noqa: BLE001 - `__str__` of an application's exception may raise any error
         return f"(its text cannot be read: {type(failure).__name__})"
 
 
@@ -508,7 +522,7 @@ def reason_of(error: PostdateError) -> str:
 
 
 def _shortened(trace: str) -> str:
-    """Cut the middle out of a long stack trace: it begins with frames, and ends with the exception's text."""
+    """Cut the middle out of a long stack trace: its begin has the first frames, its end the text of the exception."""
     if len(trace) <= STACK_TRACE_LIMIT:
         return trace
     gap = f"\n[… {len(trace) - STACK_TRACE_LIMIT} characters or more are left out …]\n"
@@ -521,8 +535,8 @@ def _type_name(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """Replace lone surrogates, which nothing can encode, and NUL, which PostgreSQL keeps in no text.
+    """Escape lone surrogates, which UTF-8 cannot encode, and NUL, which PostgreSQL cannot store in a text.
 
-    An exception may quote either; if its report could not be stored, its message would come again for ever.
+    An exception may quote both. If its report could not be stored, the message would be received again for ever.
     """
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

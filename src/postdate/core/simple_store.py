@@ -1,7 +1,7 @@
-"""Claims in batches, from the six methods of a user's store (specification 1.1, row 26).
+"""Claims in batches on top of the six methods of a user's store (specification 1.1, row 26).
 
-These cannot say when the next attempt of a failed message may be made, so that is kept in memory. Other processes that
-share such a store do not know of it, and may try sooner.
+These methods cannot store the next attempt of a failed message, so it is kept in memory. Other processes that share
+such a store do not know it, and may attempt the message earlier.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ T = TypeVar("T")
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
 
 MOST_LOCKED = 10_000
-"""Failed messages kept in memory until their next attempt, and next attempts remembered. With more of them, due
-messages behind them wait until some of these are due again."""
+"""The most failed messages kept in memory until their next attempt, and the most next attempts remembered.
+
+Above that, due messages that the store would return later wait until some of these are due again.
+"""
 
 LOOK_AGAIN_AFTER = timedelta(milliseconds=200)
-"""While the earliest message is one that is held here, ``next_due`` does not tell what follows: look this often."""
+"""The poll interval while the earliest message is claimed here: ``next_due`` does not return the one that follows."""
 
 
 def claiming(store: object) -> ClaimingStore:
@@ -63,7 +65,7 @@ def claiming(store: object) -> ClaimingStore:
 
 
 def sharing(store: T, own: object | None, database: object | None) -> T | None:
-    """Return a store whose ``own`` database is this one, so that a transaction can span both; else ``None``."""
+    """Return the store if its ``own`` database is ``database``, so that a transaction can span both; else ``None``."""
     return store if own is not None and own == database else None
 
 
@@ -88,14 +90,14 @@ def check_methods(store: object, methods: Sequence[str], what: str, advice: str 
 
 @dataclass(slots=True)
 class _LockedMessage:
-    """A failed message that the store gave out again before its next attempt may be made."""
+    """A failed message that the store returned again before its next attempt."""
 
     message: DelayedMessage
     attempt_at: datetime
 
 
 class SimpleStore(ClaimingStore):
-    """Claims by fetching, finishes by removing, gives back by counting a failure."""
+    """A claiming store on six methods: it claims by fetching, finishes by removing, releases by counting a failure."""
 
     def __init__(self, store: DelayedMessageStore) -> None:
         self._store = store
@@ -131,7 +133,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """An error of the store is left as it is: it is its answer."""
+        """Call the store. Its error is not translated, as the error is its answer."""
         await self._store.initialize(endpoint, mode)
 
     async def _call(self, method: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs) -> T:
@@ -168,7 +170,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Store one after the other: no transaction holds them together here."""
+        """Store messages one after the other, without a transaction around them."""
         already_there: list[str] = []
         for message in messages:
             try:
@@ -179,7 +181,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """Fetch until there is no more or enough; a failed fetch keeps the messages before it, which are held here."""
+        """Fetch until there are enough messages or no more. After a failed fetch, return those fetched before."""
         self._looked = now
         ready = [locked.message for locked in self._locked_until_next_attempt.values() if locked.attempt_at < now][
             :limit
@@ -199,7 +201,7 @@ class SimpleStore(ClaimingStore):
         except PostdateError:
             if not ready:
                 raise
-        except BaseException:  # cancelled: the next look gets them
+        except BaseException:  # cancelled: keep the fetched messages for the next poll
             self._locked_until_next_attempt.update({each.message_id: _LockedMessage(each, each.due) for each in ready})
             raise
         ready.sort(key=lambda each: each.due)
@@ -210,7 +212,7 @@ class SimpleStore(ClaimingStore):
         return Claim(message, token)
 
     def _forget_claim(self, claim: Claim) -> bool:
-        """Forget a claim; return whether it was held."""
+        """Forget a claim; return whether it was in force."""
         message_id = claim.message.message_id
         if self._claimed.get(message_id) != claim.token:
             return False
@@ -219,7 +221,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Remove each, whatever its outcome: the six methods keep no records."""
+        """Remove each message, with any outcome: the six methods have no records."""
         finished = 0
         for claim in claims:
             if self._claimed.get(claim.message.message_id) == claim.token:
@@ -242,7 +244,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """Keep them here until they are claimed again: giving them back to the store would count as a failure."""
+        """Keep messages in memory until they are claimed again: the store can only release by counting a failure."""
         messages = [claim.message for claim in claims if self._forget_claim(claim)]
         for message in messages:
             self._locked_until_next_attempt[message.message_id] = _LockedMessage(message, attempt_at or message.due)
@@ -250,14 +252,15 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """Return when to look again; see :data:`LOOK_AGAIN_AFTER` and specification row 57."""
-        stored = self._during_look = []  # messages stored while the store is asked may not be in its answer
+        """Return when to poll again; see :data:`LOOK_AGAIN_AFTER` and specification row 57."""
+        stored = self._during_look = []  # the answer may lack messages that are stored during the call
         try:
             due = await self.next_due()
         finally:
             self._during_look = None
         if due is not None and self._looked is not None and due < self._looked:
-            # Held here or elsewhere, or stored just now: the store does not tell what follows. Look soon, not at once.
+            # That message is claimed here or elsewhere, or was stored just now; the store does not return the one that
+            # follows. Poll soon, but not at once, or the poller would spin.
             due = self._looked + LOOK_AGAIN_AFTER
         times = [locked.attempt_at for locked in self._locked_until_next_attempt.values()]
         self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
@@ -265,7 +268,7 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Messages stored by other processes are not heard of."""
+        """Register ``wake``. Messages stored by other processes do not call it."""
         self._wakes.append(wake)
 
         def stop() -> None:
@@ -275,7 +278,7 @@ class SimpleStore(ClaimingStore):
         return stop
 
     async def give_back(self, now: datetime) -> None:
-        """Give back messages kept in memory, at the end; that counts as a failure, the only way to let go."""
+        """Release messages kept in memory, at the end. This counts a failure: the six methods have no other way."""
         while self._locked_until_next_attempt:
             message_id = next(iter(self._locked_until_next_attempt))
             await self.increment_failure_count(message_id, now)

@@ -22,31 +22,31 @@ _FIRST_WEEKDAY: Final = 3
 """1 January 1970 was a Thursday."""
 
 _SLICE: Final = timedelta(days=28)
-"""A longer spread is made in slices of so many days: a week more or less of open hours makes no difference then."""
+"""A longer spread is computed in slices of this length: the open hours of a week more or less do not matter then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A time of day, of every day or of some days of the week, by the clocks of a zone.
 
-    It is open at exactly those instants at which the clocks show a time in it. So in the night in which clocks are put
-    forward it is shorter or left out, and in the night in which they are put back it is longer or open twice.
+    It is open exactly when the clocks show a time within it. So when clocks are put forward it is shorter or does not
+    open, and when they are put back it is longer or opens twice.
     """
 
     days: frozenset[int]
-    """On which it begins; 0 is Monday."""
+    """The days on which it begins; 0 is Monday."""
     begin: int
     """Minutes after midnight."""
     end: int
-    """Minutes after midnight; up to ``begin``: of the next day."""
+    """Minutes after midnight. If it is not after ``begin``, it is on the next day."""
     zone: str
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Return the window that ``mon-fri 09:00-17:00 Europe/Paris`` describes; without days: of every day.
+        """Return the window of a text such as ``mon-fri 09:00-17:00 Europe/Paris``; without days it opens every day.
 
         Raises:
-            InvalidTimestamp: the text is not of that kind, or there is no such zone.
+            InvalidTimestamp: the text has another form, or there is no such zone.
         """
         window = cls.parse(text)
         rules_of(window.zone)
@@ -54,29 +54,29 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the window that a text describes, whether or not the zone files of this machine have its zone.
+        """Return the window of a text, even if the zone files of this machine do not have its zone.
 
         Raises:
-            InvalidTimestamp: the text is not of that kind.
+            InvalidTimestamp: the text has another form.
         """
         return cls(*_parse(str(text)))  # str: callers without types
 
     def opens(self, now: datetime) -> datetime:
-        """Return ``now`` if it is open then, or else the next instant at which it opens, UTC.
+        """Return ``now`` if the window is open then, else the next instant at which it opens, UTC.
 
         Raises:
-            InvalidTimestamp: the zone files of this machine do not have its zone, or not any more.
+            InvalidTimestamp: the zone files of this machine do not have the zone, or not any more.
         """
         begin, _ = next(self._open_parts(to_microseconds(now)), (None, 0))
         return LATEST if begin is None else nearest_instant(begin)
 
     def instant_within(self, begin: datetime, span: timedelta, share: float) -> datetime:
-        """Return an instant at which it is open, no later than ``span`` after it first is from ``begin`` on.
+        """Return an instant at which the window is open, at most ``span`` after it is first open at or after ``begin``.
 
         Args:
             begin: aware, UTC.
             span: zero or more.
-            share: from 0 to less than 1: so much of the open time of ``span`` lies before the instant.
+            share: from 0 to less than 1: the part of the open time of ``span`` that lies before the instant.
         """
         opens = self.opens(begin)
         length = later(opens, span) - opens
@@ -103,10 +103,10 @@ class Window:
         return parts
 
     def _open_parts(self, begin: int) -> Iterator[tuple[int, int]]:
-        """Yield when it is open, from ``begin`` on, in microseconds since 1970 UTC; parts may touch each other.
+        """Yield the times in which it is open, from ``begin`` on, in microseconds since 1970 UTC.
 
-        Where clocks are not changed, the time that they show is a straight line: so a part is what a day's window and
-        such a stretch have in common.
+        Between two changes of the clocks, local time and UTC differ by a constant. So each part is the intersection of
+        the window of one day with such a stretch. Adjacent parts may touch each other.
         """
         length = (self.end - self.begin) * _MINUTE + (0 if self.begin < self.end else _DAY)
         for start, end, offset in unchanged_stretches(rules_of(self.zone), begin // _SECOND):

@@ -1,4 +1,4 @@
-"""Rules of time zones: which files they are read from, and when the clocks of a zone change. Source: ADR 33, 42."""
+"""Rules of time zones: the files that they are read from, and the changes of clocks. Source: ADR 33, 42."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from postdate.clock import SystemClock
 from postdate.errors import InvalidTimestamp
 
 SAME_FOR_SECONDS: Final = 60
-"""So long zone files count as unchanged after they were read."""
+"""The time for which zone files are not read again."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR: Final = 3_600
@@ -33,7 +33,7 @@ _END: Final = 253_402_300_800
 """The end of the calendar, in seconds since 1970 UTC."""
 
 _FIRST_ASKED, _LAST_ASKED = -62_135_596_800 + 48 * _HOUR, _END - 48 * _HOUR
-"""Nearer to the ends of the calendar, clocks of some zones show years that Python cannot: nothing changes there."""
+"""Instants nearer to the ends of the calendar are not computed: local time may be in a year that Python lacks."""
 
 DAMAGED: Final = ValueError, EOFError, IndexError, struct.error
 """Raised by the standard library for a file that is not, or no longer, in the format TZif."""
@@ -48,8 +48,8 @@ class ZoneFiles:
     """One of the sets of zone files of this machine.
 
     Args:
-        folder: of the system; ``None``: those of the package ``tzdata``.
-        version: such as ``2026b``; empty where the files do not say it.
+        folder: a folder of the system; ``None``: the files of the package ``tzdata``.
+        version: such as ``2026b``; empty if the files do not state it.
     """
 
     folder: Path | None
@@ -60,7 +60,7 @@ class ZoneFiles:
         return f"{self.version or 'an unknown version'} in {place}"
 
     def read(self, zone: str) -> bytes | None:
-        """Return the rules of a zone, if they are among these."""
+        """Return the rules of a zone; ``None`` if these files do not have it."""
         try:
             if self.folder is not None:
                 return (self.folder / zone).read_bytes()
@@ -71,11 +71,11 @@ class ZoneFiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ZoneSource:
-    """Where a process reads the rules of zones. Each has a cache of its own.
+    """The source from which a process reads the rules of zones. Each source has a cache of its own.
 
     Args:
-        files: returns the sets of zone files, those first whose rules hold.
-        seconds: read from a clock that never goes back; :data:`SAME_FOR_SECONDS` are measured by it.
+        files: returns the sets of zone files; the first set that has a zone is used.
+        seconds: returns monotonic seconds, for :data:`SAME_FOR_SECONDS`.
     """
 
     files: Callable[[], list[ZoneFiles]]
@@ -83,15 +83,15 @@ class ZoneSource:
 
 
 def zone_files() -> list[ZoneFiles]:
-    """Return the sets of zone files that this process reads, those first whose rules hold."""
+    """Return the sets of zone files that this process reads; the first set that has a zone is used."""
     return SOURCE.get().files()
 
 
 def _files_of_machine() -> list[ZoneFiles]:
-    """Return the zone files of this machine, those first whose rules hold.
+    """Return the sets of zone files of this machine, in the order of their use.
 
-    A zone goes by the newest files. Where the first folder of the system does not state its version, it goes before all
-    others: an administrator may have chosen it.
+    The newest files are first. If the first folder of the system does not state its version, it is before all others:
+    an administrator may have chosen it.
     """
     system = [ZoneFiles(folder, _version_in(folder)) for folder in map(Path, zoneinfo.TZPATH) if folder.is_dir()]
     sets = [*system, ZoneFiles(None, tzdata.IANA_VERSION)]
@@ -102,7 +102,8 @@ def _files_of_machine() -> list[ZoneFiles]:
 _MACHINE: Final = ZoneSource(_files_of_machine, SystemClock().monotonic)
 
 SOURCE: Final = ContextVar("zone_source", default=_MACHINE)
-"""The files of this machine. Each simulated process has another source: it gets new files at a time of its own."""
+"""The source in use: the files of this machine. A simulated process sets another one, to get new files at its own time.
+"""
 
 
 def _version_in(folder: Path) -> str:
@@ -117,11 +118,11 @@ def _version_in(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ZoneRules:
-    """The rules of a zone, and the version of the files that they were read from: one reading has both.
+    """The rules of a zone and the version of their files, read at the same time.
 
     Args:
         content: a file in the format TZif.
-        version: such as ``2026b``; empty where the files do not say it.
+        version: such as ``2026b``; empty if the files do not state it.
     """
 
     content: bytes
@@ -129,7 +130,7 @@ class ZoneRules:
 
 
 def rules_of(zone: str) -> bytes:
-    """Return the rules of a zone, as they are on this machine now: a file in the format TZif.
+    """Return the current rules of a zone on this machine: a file in the format TZif.
 
     Raises:
         InvalidTimestamp: there is no such zone.
@@ -162,7 +163,7 @@ def _read_rules(source: ZoneSource, zone: str, _minute: int) -> ZoneRules | None
 
 @lru_cache(maxsize=1_000)
 def zone_by(rules: bytes) -> ZoneInfo:
-    """Return the zone that has these rules. Raises :data:`DAMAGED` if they are no file in the format TZif."""
+    """Return the zone with these rules. Raises one of :data:`DAMAGED` if they are no file in the format TZif."""
     return ZoneInfo.from_file(BytesIO(rules))
 
 
@@ -170,21 +171,21 @@ def zone_by(rules: bytes) -> ZoneInfo:
 
 
 def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, int]]:
-    """Yield stretches of time in which the clocks of a zone are not changed, one after the other, none over a year.
+    """Yield the stretches of time between changes of a zone's clocks, in order, each at most a year long.
 
     Args:
         rules: of the zone.
-        begin: where the first begins, in seconds since 1970 UTC; the last ends with the calendar.
+        begin: of the first stretch, in seconds since 1970 UTC. The last one ends with the calendar.
 
     Returns:
-        Of each stretch its begin, its end, and how many seconds clocks are ahead of UTC.
+        For each stretch its begin, its end, and how many seconds the clocks are ahead of UTC.
     """
     offset = _offset_at(rules, begin)
     for year in range(_year_of(begin), _LAST_YEAR + 1):
         for change, after in _changes_in(rules, year):
             if change > begin:
                 yield begin, change, offset
-            if change >= begin:  # one at the very begin of a year has no stretch before it
+            if change >= begin:  # a change at the begin itself has no stretch before it
                 begin, offset = change, after
         if begin < (end := _begin_of(year + 1)):
             yield begin, end, offset
@@ -192,11 +193,11 @@ def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, in
 
 
 def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
-    """Return whether clocks go alike by two files from ``year`` on.
+    """Return whether two files give the same local times from ``year`` on.
 
-    They are compared up to forty years after the last change that one of the files names. From there on rules repeat,
-    and within forty years each calendar of a year occurs: rules like "the last" and "the fourth Sunday of February"
-    differ in a leap year that begins on a Sunday only.
+    They are compared up to forty years after the last change that a file lists. After that change rules repeat, and
+    within forty years each possible calendar of a year occurs. A shorter time is not enough: for example "the last" and
+    "the fourth Sunday of February" differ only in a leap year that begins on a Sunday.
     """
     if one == other:
         return True
@@ -210,11 +211,11 @@ def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
 
 @lru_cache(maxsize=20_000)
 def _changes_in(rules: bytes, year: int) -> tuple[tuple[int, int], ...]:
-    """Return the changes of clocks in a year (of UTC): each its second since 1970, and the offset from then on.
+    """Return the changes of clocks in a year (of UTC): for each the second since 1970 and the offset after it.
 
-    The offset is asked for at every change that the file names; behind the last of them also every six hours, for the
-    file computes later ones from a rule, which no zone uses for less than weeks. Where two answers differ, the second
-    of the change is found between them.
+    The offset is computed at each change that the file lists. After the last one it is computed every six hours: later
+    changes follow from a rule, and no zone has a rule that applies for less than weeks. If two neighbouring offsets
+    differ, a binary search finds the second of the change.
     """
     begin, end = _begin_of(year), _begin_of(year + 1)
     listed = _listed_changes(rules)
@@ -238,10 +239,10 @@ def _changes_in(rules: bytes, year: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=1_000)
 def _listed_changes(rules: bytes) -> Sequence[int]:
-    """Return the changes that a file in the format TZif names (RFC 9636), in seconds since 1970 UTC."""
+    """Return the changes that a file in the format TZif lists (RFC 9636), in seconds since 1970 UTC."""
     header = struct.Struct(">4sc15x6L")
     (_, version, *counts), at, kind = header.unpack_from(rules), header.size, "l"
-    if version >= b"2":  # the same follows with longer numbers
+    if version >= b"2":  # a second block with the same content in 64-bit numbers follows: use that
         in_utc, standard, leaps, times, types, letters = counts
         at += times * 5 + types * 6 + letters + leaps * 8 + standard + in_utc
         (_, _, *counts), at, kind = header.unpack_from(rules, at), at + header.size, "q"

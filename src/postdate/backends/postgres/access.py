@@ -1,7 +1,7 @@
-"""A database as this process has it open, and what one adapter uses of it.
+"""A database that this process has open, and the access of one adapter to it.
 
-However many adapters are made from one :class:`OpenDatabase`, they share its connections, one listener thread and one
-number under which this process holds messages; each is closed by itself. Source: ADR 0007, ADR 0021, ADR 0054.
+All adapters that are made from one :class:`OpenDatabase` share its connections, one listener thread and one number
+under which this process claims messages. Each adapter is closed by itself. Source: ADR 0007, ADR 0021, ADR 0054.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Connection = psycopg.Connection[Any]
 
 _TRIES: Final = 5
 _SHORT_WAIT: Final = "lock_timeout=5s"
-"""For the listener's connection, which must show life whatever tables others have locked."""
+"""For the connection of the listener: it must give signs of life also while other sessions have locked tables."""
 
 
 class OpenDatabase(forks.ForkAware):
     """One schema of a database, with the connections, the listener thread and the number of this process.
 
-    Nothing is connected before the first use; everything is closed with the last adapter. The arguments are those of
+    The first use opens connections, and closing the last adapter closes all of them. The arguments are those of
     :class:`postdate.Postgres`.
     """
 
@@ -74,7 +74,7 @@ class OpenDatabase(forks.ForkAware):
         return (*self.pool.address.identity, self.names.schema)
 
     def expect(self, concurrency: int) -> None:
-        """Limit the connections to the needs of one more endpoint that handles ``concurrency`` messages at once."""
+        """Raise the limit of connections for one more endpoint that handles ``concurrency`` messages at once."""
         self.pool.expect(concurrency)
 
     def begin(self) -> None:
@@ -85,7 +85,7 @@ class OpenDatabase(forks.ForkAware):
                 self.pool.open()
 
     def listener(self) -> Listener:
-        """Return the listener thread, started at first use; it also removes expired messages from queues."""
+        """Return the listener thread, which is started at first use. It also removes expired messages from queues."""
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
@@ -104,16 +104,16 @@ class OpenDatabase(forks.ForkAware):
             return self.pool.connect(self._answers, *options)
 
     def leave(self) -> None:
-        """Called by an adapter that closes: the last one stops waiting for slow answers."""
+        """Shorten the deadlines if the last adapter is about to close."""
         if self._accesses == 1:
             self._answers.shorten_deadlines()
 
     def end(self, answers: Answers, *, in_doubt: bool) -> None:
-        """Take leave of an adapter; the last one closes everything, which frees all claims.
+        """Unregister an adapter that is closed. The last one closes all connections, which releases all claims.
 
         Args:
-            answers: of the adapter, which is closing.
-            in_doubt: the adapter may have left claims, which only a new number of this process frees.
+            answers: of the adapter that is closing.
+            in_doubt: the adapter may have left claims; only a new number of this process releases them.
         """
         with self._lock:
             self._accesses -= 1
@@ -127,13 +127,13 @@ class OpenDatabase(forks.ForkAware):
                     self._listener.renew()
         if leaving is not None:
             leaving.stop()
-        if self.pool.abandoned:  # what those sessions hold would be theirs for as long as they live
+        if self.pool.abandoned:  # connecting ends these sessions; otherwise they would keep their claims
             with suppress(psycopg.Error):
                 self.pool.connect(answers).close()
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget connections, thread and number, which are the parent's."""
+        """Forget connections, thread and number, which belong to the parent."""
         self.pool.reset_after_fork()
         self._life = Life(mark(), self.holds_at_most)
         self._answers = Answers(self.answers_within, self.pool.abandoned)
@@ -143,10 +143,11 @@ class OpenDatabase(forks.ForkAware):
 
 
 class Access:
-    """A database as one adapter uses it, until the adapter is closed.
+    """The access of one adapter to a database, until the adapter is closed.
 
-    ``database`` is shared with others, or an address, which is opened for this adapter alone; the other arguments are
-    those of :class:`postdate.PostgresStore`. Raises `ConfigurationError` if one is invalid or contradicts the database.
+    ``database`` is an object that other adapters share, or an address that is opened for this adapter only. The other
+    arguments are those of :class:`postdate.PostgresStore`. Raises `ConfigurationError` if one is invalid or contradicts
+    the database.
     """
 
     def __init__(
@@ -187,11 +188,11 @@ class Access:
 
     @property
     def conninfo(self) -> str:
-        """The connection string for other drivers on libpq; it holds the password."""
+        """The connection string for other drivers on libpq; it contains the password."""
         return self.shared.pool.address.conninfo
 
     def connect(self, **settings: Any) -> Connection:
-        """Return a connection of the caller's own, in autocommit mode, without a limit on waiting for answers."""
+        """Open an unpooled connection in autocommit mode, without a deadline for answers. The caller closes it."""
         with translated(self.where):
             connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
             check_unpooled(connection)
@@ -200,11 +201,11 @@ class Access:
 
     @property
     def knows_what_was_done(self) -> bool:
-        """``False`` while a session that was given up may still execute its last statement."""
+        """``False`` while an abandoned session may still execute its last statement."""
         return not self.shared.pool.abandoned
 
     def take(self, *, brief: bool = False) -> BoundedConnection:
-        """Return a live connection, to be given back with :meth:`put`; see :meth:`PostgresPool.take`."""
+        """Acquire a live connection; put it back with :meth:`put`. See :meth:`PostgresPool.take`."""
         self._check_open()
         with translated(self.where):
             return self.shared.pool.take(self._answers, brief=brief)
@@ -214,11 +215,11 @@ class Access:
             raise StoreUnavailable(f"{self.where}: closed")
 
     def roll_back(self, connection: BoundedConnection) -> None:
-        """End the transaction on a connection that was taken, and close it; a silent server is not waited for."""
+        """Roll back the transaction of an acquired connection and close it, without waiting for a silent server."""
         abandoned = self.shared.pool.abandoned
         if not connection.closed and abandoned.distrusts(connection):
             abandoned.add(connection, silent=False)
-        with suppress(psycopg.Error):  # free at once, not when the server has noticed that we are gone
+        with suppress(psycopg.Error):  # releases the locks now, and not when the server notices the closed connection
             connection.execute("ROLLBACK")
         self.drop(connection)
 
@@ -227,7 +228,7 @@ class Access:
         return await self.shared.pool.take_for_application(self._answers)
 
     def bound(self, connection: BoundedAsyncConnection) -> None:
-        """Limit waiting for answers on a handler's connection, as our own statements (record and commit) follow."""
+        """Set a deadline for answers on a handler's connection before statements of Postdate (record and commit)."""
         connection.answers = self._answers
 
     async def put_of_application(self, connection: BoundedAsyncConnection) -> None:
@@ -238,7 +239,7 @@ class Access:
 
     @contextmanager
     def leased(self) -> Generator[BoundedConnection]:
-        """Lend a connection in autocommit mode for brief work; errors of the driver are translated."""
+        """Acquire a connection in autocommit mode for brief work; errors of the driver are translated."""
         connection = self.take(brief=True)
         try:
             with translated(self.where):
@@ -247,9 +248,9 @@ class Access:
             self.put(connection)
 
     def run_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """Run ``work`` on a connection in autocommit mode, again when it lost a race with another transaction.
+        """Run ``work`` on a connection in autocommit mode; repeat it after a conflict with another transaction.
 
-        ``patiently``: it reads or writes whole tables, and may take minutes.
+        ``patiently``: the work reads or writes whole tables, and may take minutes.
         """
         for tries in range(1, _TRIES + 1):
             connection = self.take(brief=not patiently)
@@ -264,7 +265,7 @@ class Access:
         raise AssertionError
 
     async def run(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """:meth:`run_blocking` in a thread; a cancelled caller waits for its end."""
+        """:meth:`run_blocking` in a thread. A caller that is cancelled waits until the work has ended."""
         return await in_thread(partial(self.run_blocking, patiently=patiently), work)
 
     look_blocking = run_blocking
@@ -289,13 +290,13 @@ class Access:
         return self.shared.listener()
 
     def leave(self) -> None:
-        """Wait only a moment for each answer from now on, as the adapter is closing."""
+        """Shorten the deadlines for answers, as the adapter is closing."""
         self._answers.shorten_deadlines()
         if not self._closed:
             self.shared.leave()
 
     def close_blocking(self, *, in_doubt: bool = False) -> None:
-        """Give the database back; idempotent, and it does not wait for a silent server.
+        """Close the access of this adapter. Idempotent; it does not wait for a silent server.
 
         ``in_doubt``: the adapter may have left claims under the number of this process.
         """
@@ -307,7 +308,7 @@ class Access:
     # --- set-up -------------------------------------------------------------------------------------------------
 
     def setup_blocking(self, table: str | None = None) -> None:
-        """Create missing tables of the schema, and of a store (``table``); processes may do so at once."""
+        """Create missing tables of the schema, and of a store (``table``); several processes may do so at once."""
         self.bring_up_to_date(steps(self.names.schema, table))
 
     def bring_up_to_date(self, required: Sequence[Step]) -> None:
@@ -316,7 +317,7 @@ class Access:
         with self.translating(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
             marks = connection.execute("SELECT to_regclass(%s)", (f"{quoted(schema)}.migration",)).fetchone()
-            if marks == (None,):  # only then, so that later starts need no right to create
+            if marks == (None,):  # only if they are missing, so that later starts need no right to create tables
                 connection.execute(sql(foundation(schema)))
             run(
                 required,
@@ -335,7 +336,7 @@ class SchemaPart(Scripted):
 
     @property
     def resource(self) -> Resource:
-        """Its database."""
+        """The resource of the database."""
         return self._schema.resource
 
     @override

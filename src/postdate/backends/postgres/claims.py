@@ -1,6 +1,6 @@
-"""The claims of a PostgreSQL store: the ledger of all stores on row locks, over psycopg.
+"""The claims of a PostgreSQL store: those of all stores on row locks, with psycopg.
 
-Unlike there, messages may also be finished in a queue's transaction, whose commit is not seen here. Source: ADR 0007.
+In addition, messages may be finished in the transaction of a queue, whose commit is not visible here. Source: ADR 0007.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PostgresClaims(Claims):
         self._database, self._statements = database, statements
         self._finished: list[HeldMessage] = []
         self.may_leave_leases = False
-        """Whether leases may be left, which end only with the process, or with its number."""
+        """Whether leases may remain. They end only with the process, or when it takes another number."""
 
     def first_locked(self) -> datetime | None:
         """Return the earliest attempt among messages held by row locks."""
@@ -64,12 +64,12 @@ class PostgresClaims(Claims):
             self.freed(numbers)
 
     def finished_elsewhere(self, tokens: Iterable[HeldMessage]) -> None:
-        """Note claims that end with another adapter's transaction, whose commit is not seen here."""
+        """Note claims that end with another adapter's transaction, whose commit is not visible here."""
         with self._lock:
             self._finished += tokens
 
     def forget_finished(self, connection: Connection) -> None:
-        """Drop noted claims whose rows are no longer held: their transactions have committed."""
+        """Forget noted claims whose rows are not claimed any more: their transactions have committed."""
         with self._lock:
             finished = list(self._finished)
         if not finished:
@@ -85,7 +85,7 @@ class PostgresClaims(Claims):
     def give_up(self) -> None:
         try:
             super().give_up()
-        except PostdateError:  # the database cannot be reached
+        except PostdateError:  # the database is out of reach
             self.may_leave_leases = True
 
 
@@ -111,7 +111,7 @@ class _Connections:
         self._database = database
 
     def transaction_blocking(self, work: Callable[[Connection], T], /) -> T:
-        return self._database.run_blocking(work)  # each step is one statement, and does all or nothing
+        return self._database.run_blocking(work)  # each step is one statement, which is atomic without BEGIN
 
 
 def by_holder(tokens: Iterable[HeldMessage]) -> list[tuple[int | None, list[int]]]:

@@ -1,12 +1,12 @@
-"""A listener thread with its own connection: it receives notifications, and lives as long as this process' claims.
+"""The listener thread, with its own connection: it receives notifications, and keeps the claims of this process alive.
 
-Every process that holds messages has a number and an advisory lock on it, held by this connection. When the process or
-its machine dies, the server closes the connection and releases the lock, and the next process that looks frees the
-claims. No clock is involved.
+Each process with claims has a number, and this connection has an advisory lock on the number. When the process or its
+machine dies, the server closes the connection and releases the lock. The next process that checks releases the claims.
+No clock is involved.
 
-A frozen process keeps its connections and claims. So each process updates the row of its number now and then, and one
-that has not done so for as long as it promised has its sessions ended by others: from then on it counts as dead, and
-finds no claims when it wakes. Source: ADR 0007, ADR 0054.
+A frozen process keeps its connections and claims. So each process updates the row of its number from time to time. If a
+process does not do so within the time that it promised, other processes end its sessions. From then on it counts as
+dead, and has no claims when it wakes. Source: ADR 0007, ADR 0054.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from postdate.runtime.resource import Resource
 
 Connection = psycopg.Connection[Any]
 Callback = Callable[[str, int, int], None]
-"""Called with topic, number and value of a notification; topic ``lost``: some may have been missed."""
+"""Called with topic, number and value of a notification. Topic ``lost``: notifications may have been missed."""
 
 _LOOK_EVERY_SECONDS: Final = 1.0
 _RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 6.0
-"""Enough to free the claims, or to find the server silent; then the thread is left behind."""
+"""Enough time to release the claims, or to notice that the server is silent. After it the thread is not waited for."""
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _SHOW_LIFE_AT_LEAST_EVERY_SECONDS: Final = 5.0
 _LOST_SIGHT_SECONDS: Final = 3.0
-"""A process that looks later than this after its time was frozen itself, and watches all others anew."""
+"""If a process checks others later than planned by this time, it was frozen itself, and starts the observation again.
+"""
 
 _EXPIRED: Final = "what expires in the queues cannot be removed, and stays until received"
 
-# Also the session that holds the number's lock, as its name may have been changed.
+# Ends also the session that has the lock of the number, as the name of that session may have been changed.
 _END_SESSIONS: Final = sql(f"""
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND ({carries("application_name", "%(mark)s::text")}
@@ -69,11 +70,12 @@ _HERE: Final = WeakSet["Listener"]()
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How others know that a process lives.
+    """The signs by which other processes know that a process lives.
 
     Args:
-        mark: at the end of the name of every session of the process.
-        holds_at_most: it loses its claims when it shows no life for so long; above 0, else `ConfigurationError`.
+        mark: the end of the name of each session of the process.
+        holds_at_most: the process loses its claims if it gives no sign of life for this long; above 0, else
+            `ConfigurationError`.
     """
 
     mark: str
@@ -89,12 +91,12 @@ class Life:
 
 
 def holders_here(names: SchemaNames) -> set[int]:
-    """Return the numbers of this process in schemas of that name, on any server."""
+    """Return the numbers of this process in schemas with these names, on any server."""
     return {each.number for each in list(_HERE) if each.names == names and each.number is not None}
 
 
 def living(names: SchemaNames) -> str:
-    """Return the query for the numbers whose connections live."""
+    """Return the query for the numbers whose connections are open."""
     return (
         "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
         f"AND classid = ({names.lock_class})::integer::oid "
@@ -106,10 +108,10 @@ class Listener:
     """One listener thread. See the module.
 
     Args:
-        connect: opens its connection, with short limits on locks and answers.
-        abandoned: sessions of this process that are to be ended, which it does.
+        connect: opens its connection, with short deadlines for locks and answers.
+        abandoned: abandoned sessions of this process; this thread ends them.
         names: of the schema.
-        reaper: of expired messages, run by this thread, which lives as long as its process works.
+        reaper: removes expired messages. This thread runs it, as it lives as long as its process works.
         life: of this process.
         resource: of the database.
     """
@@ -134,7 +136,7 @@ class Listener:
         self._users = 2
         self._stopping = self._renewing = False
         self._is_lost = False
-        """Whether it waits for another connection after a failure; under the lock."""
+        """Whether the thread waits for another connection after a failure. Guarded by ``_lock``."""
         self._ready = threading.Event()
         self._holder: int | None = None
         self._failure: PostdateError | None = None
@@ -146,7 +148,7 @@ class Listener:
 
     @property
     def number(self) -> int | None:
-        """The number under which this process holds messages now; ``None`` without a connection."""
+        """The number under which this process claims messages now; ``None`` without a connection."""
         return self._holder
 
     def start(self) -> None:
@@ -155,8 +157,8 @@ class Listener:
     def stop(self) -> None:
         """End the thread and the connection, without waiting for a silent server.
 
-        A thread that has lost its connection holds nothing, and is not waited for: it ends by itself, and closes a new
-        connection unused.
+        A thread that has lost its connection has no claims, so this does not wait for it. Such a thread ends by itself,
+        and closes a new connection without using it.
         """
         with self._lock:
             self._stopping, lost = True, self._is_lost
@@ -172,23 +174,23 @@ class Listener:
                 os.close(self._wake)
 
     def leave_to_parent(self) -> None:
-        """In the child of a fork: neither wake the thread, which is the parent's, nor count its number as ours."""
+        """Forget the listener in the child of a fork: the thread and its number belong to the parent."""
         _HERE.discard(self)
         os.close(self._waking)
         os.close(self._wake)
         forks.keep_for_ever(self)
 
     def renew(self) -> None:
-        """Take another number, which frees all claims under the present one.
+        """Take another number, which releases all claims under the current one.
 
-        For an adapter that is closed and may have left claims: other adapters lose theirs, too, as after a loss of the
-        connection, and claim those messages again.
+        Called when an adapter is closed that may have left claims. The other adapters lose their claims, too, as after
+        a loss of the connection, and claim those messages again.
         """
         self._renewing = True
         os.write(self._wake, b"r")
 
     def hear(self, callback: Callback) -> Callable[[], None]:
-        """Call ``callback`` in the thread for each notification; return the way to stop."""
+        """Register ``callback``, called in the listener thread for each notification; return a function to stop."""
         with self._lock:
             self._callbacks.append(callback)
 
@@ -199,7 +201,7 @@ class Listener:
         return stop
 
     def holder(self) -> int:
-        """Return the number under which this process holds messages now; waits for the first connection.
+        """Return the number under which this process claims messages now. Waits for the first connection.
 
         Raises:
             StoreUnavailable: there is no connection at the moment.
@@ -223,7 +225,7 @@ class Listener:
         try:
             self._serve()
         finally:
-            self._ready.set()  # who asks for a number that is not to come does not wait for it
+            self._ready.set()  # callers of `holder` must not wait: there will be no number any more
             self._close_pipe()
 
     def _serve(self) -> None:
@@ -232,14 +234,14 @@ class Listener:
         while not self._stopping:
             try:
                 with self._connected(again=failures > 0) as connection:
-                    if self._stopping:  # others may have been told that we are gone: no number is taken any more
+                    if self._stopping:  # `stop` may have returned already, so take no number any more
                         return
                     self._present(connection)
                     failures = 0
                     calls.succeeded(steady_seconds())
                     self._notify_callbacks("lost", 0, 0)
                     self._listen(connection)
-            except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
+            except Exception as error:  # noqa: BLE001 - without this thread the process would lose all claims
                 failure = _translated(error)
                 with self._lock:
                     self._failure, self._holder = failure, None
@@ -262,7 +264,7 @@ class Listener:
             os.read(self._waking, 1024)
 
     def _present(self, connection: Connection) -> None:
-        """Take a number, lock it, write the row of this process, and listen."""
+        """Take a number, lock it, write the row of this process, and start to listen."""
         names, self._renewing = self.names, False
         row = connection.execute(
             "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
@@ -278,7 +280,7 @@ class Listener:
             ),
             (row[0], os.getpid(), platform.node(), self._life.mark, self._life.holds_at_most),
         )
-        # Notifications within the answer to a statement are delivered by the driver to this handler.
+        # The driver calls this handler with notifications that arrive in the answer to a statement.
         connection.add_notify_handler(lambda notification: self._notice(notification.payload))
         connection.execute(sql(f"LISTEN {names.channel}"))
         with self._lock:
@@ -287,7 +289,7 @@ class Listener:
         self._ready.set()
 
     def _listen(self, connection: BoundedConnection) -> None:
-        # True at first, so that a process that lives for a moment, as a command that sends, reaps once.
+        # True at first, so that a process that lives only for a moment, such as a command that sends, reaps once.
         socket, looked_at, more_to_reap = connection.fileno(), steady_seconds(), True
         seen_at = looked_at
         look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
@@ -312,18 +314,18 @@ class Listener:
                 self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
             more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._hear(connection)
-        if self._stopping and self._abandoned.distrusts(connection):  # it would be as silent as the one beside it
+        if self._stopping and self._abandoned.distrusts(connection):  # the server may be silent here, too: do not wait
             self._abandoned.add(connection, silent=False)
             return
         previous = self._holder
-        if self._renewing:  # who asks for our number waits for the next one
+        if self._renewing:  # callers of `holder` wait for the next number
             self._ready.clear()
             with self._lock:
                 self._holder = None
-        self._free(connection, [previous])  # whatever could not be given back: nobody looks for it after this
+        self._free(connection, [previous])  # claims that could not be released: no other code releases them later
 
     def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
-        """Run a periodic step; a failure that leaves the connection open is logged once, and retried later."""
+        """Run a periodic step. If it fails and the connection stays open, log that once; it is retried later."""
         try:
             return step(connection)
         except psycopg.Error as error:
@@ -335,7 +337,7 @@ class Listener:
             return None
 
     def _hear(self, connection: Connection) -> None:
-        """Handle notifications, also those that came with a statement's answer, which leave no readable socket."""
+        """Handle notifications, also those that arrived with an answer, after which the socket is not readable."""
         while (notification := connection.pgconn.notifies()) is not None:
             self._notice(notification.extra.decode(errors="replace"))
 
@@ -344,7 +346,7 @@ class Listener:
             topic, number, value = payload.split(" ")
             notification = topic, int(number), int(value)
             self._notify_callbacks(*notification)
-        except (ValueError, OverflowError):  # anybody can notify anybody
+        except (ValueError, OverflowError):  # any session of the database can send notifications
             log.warning("a notification that is none of ours: %.80r", payload)
 
     def _notify_callbacks(self, topic: str, number: int, value: int) -> None:
@@ -367,9 +369,9 @@ class Listener:
         )
 
     def _end_the_frozen(self, connection: Connection) -> None:
-        """End the sessions of processes that have shown no life for as long as they promised; they count as dead then.
+        """End the sessions of processes without a sign of life in the time that they promised. Then they count as dead.
 
-        This process' monotonic clock counts, so setting the server's clock makes no process look frozen.
+        The time is measured by this process's monotonic clock, so no process looks frozen if the server's clock is set.
         """
         find = sql(
             f"SELECT holder, mark, seen::text, extract(epoch FROM holds_at_most)::float8, pid, machine "
@@ -379,7 +381,7 @@ class Listener:
         rows = connection.execute(find, (self._holder,)).fetchall()
         seen = {holder: (promised, seconds) for holder, _, promised, seconds, _, _ in rows}
         silent = self._watched.silent(seen, steady_seconds(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
-        # If another adapter of that process shows life, only the session that holds the silent number is ended.
+        # If the process gives signs of life under another number, end only the session that has the silent number.
         lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
         for holder, mark, _, seconds, pid, machine in rows:
             if holder not in silent:
@@ -394,7 +396,7 @@ class Listener:
             self._try(connection, what, lambda connection, values=values: connection.execute(_END_SESSIONS, values))
 
     def _free_what_the_dead_hold(self, connection: Connection) -> None:
-        """Free the messages of numbers whose lock is gone; any process does it for all.
+        """Release the messages of numbers without a lock. Each process does this for all processes.
 
         Numbers are also read from messages: a process may have claimed more after the row of its number was deleted.
         """
@@ -421,7 +423,7 @@ class Listener:
         ]
 
     def _free(self, connection: Connection, dead: list[int | None]) -> None:
-        """Free the messages of some numbers, table by table: a failure in one must not stop the others."""
+        """Release the messages of some numbers, table by table: a failure in one table must not stop the others."""
         names, freed = self.names, 0
         for table, more in self._tables(connection):
             try:
@@ -439,19 +441,20 @@ class Listener:
 
 
 class Watched:
-    """The last sign of life of other processes, and since when it is the same by this process' clock."""
+    """The last sign of life of each other process, and since when it is unchanged by this process's clock."""
 
     def __init__(self) -> None:
         self._since = dict[int, tuple[object, float]]()
         self._looked_at = float("-inf")
 
     def silent(self, seen: Mapping[int, tuple[object, float]], now: float, within: float) -> set[int]:
-        """Return the numbers whose sign has been the same for too long.
+        """Return the numbers whose sign has been unchanged for too long.
 
         Args:
-            seen: by number, the sign now, and how many seconds it may stay the same.
+            seen: for each number the current sign, and how many seconds it may be unchanged.
             now: monotonic seconds.
-            within: a caller that looks again later than this was frozen itself, so all are watched anew.
+            within: seconds. If the last call was longer ago, the caller was frozen itself, and the observation starts
+                again.
         """
         lost_sight, self._looked_at = now - self._looked_at > within, now
         before = {} if lost_sight else self._since
@@ -463,9 +466,9 @@ class Watched:
 
 
 def _holders_in(table: str) -> str:
-    """Return the query for the numbers under which rows are held: from one to the next by their index.
+    """Return the query for the numbers under which rows are claimed. It goes from one to the next in their index.
 
-    ``DISTINCT`` would read an entry for each held row, in each process and every second.
+    ``DISTINCT`` would read an entry for each claimed row, in each process and every second.
     """
     return f"""(
         WITH RECURSIVE held AS (

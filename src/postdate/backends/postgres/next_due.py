@@ -1,9 +1,9 @@
-"""The next-due cache of PostgreSQL, which also knows where a look for due messages may begin.
+"""The next-due cache of PostgreSQL. It also has the lower bound at which a query for due messages may begin.
 
-A look begins at the earliest message of the last look, not at the beginning of time: while any session holds an old
-snapshot, PostgreSQL keeps every delivered row in the index, and a look from the beginning would walk over all of them.
-A message stored with an earlier due time is announced by its transaction and moves the beginning back; now and then a
-look begins at the beginning all the same. Source: ADR 0057.
+A query begins at the earliest message of the last query, and not at the earliest possible time. The reason: while a
+session has an old snapshot, PostgreSQL keeps each delivered row in the index, and a query without a lower bound would
+read all of them. The transaction that stores a message with an earlier due time notifies, and this lowers the bound.
+From time to time a query has no bound, to find messages that were missed. Source: ADR 0057.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ class PostgresNextDue(NextDue[datetime]):
     """Thread-safe. Date-times in UTC."""
 
     NOTICE: Final = timedelta(minutes=5)
-    """Messages due within this are announced to other processes: far more than the minute that a poller sleeps at most,
-    so that clocks may differ by minutes."""
+    """Messages due within this time are announced to other processes.
+
+    It is far more than the minute that a poller sleeps at most, so that clocks may differ by minutes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,16 +37,16 @@ class PostgresNextDue(NextDue[datetime]):
         self._claims = 0
 
     def since(self) -> datetime | None:
-        """Return the attempt time at which a look begins; ``None``: without a lower bound."""
+        """Return the attempt time at which a query begins; ``None``: without a lower bound."""
         with self._lock:
             now = steady_seconds()
             if now - self._swept_at >= _SWEEP_EVERY_SECONDS:
                 self._swept_at, self._since = now, None
-            # A time before the calendar is damaged, and only a look without a bound finds it.
+            # A row with a time before the calendar is damaged, and only a query without a bound finds it.
             return None if self._since == _BEGINNING else self._since
 
     def lags(self) -> bool:
-        """Count a batch; return whether so many were claimed since the last look that its lower bound is far behind."""
+        """Count a batch; return whether the lower bound is far behind, as many were claimed since the last query."""
         with self._lock:
             self._claims += 1
             return self._claims >= _CLAIMS_WITHOUT_A_LOOK
@@ -57,19 +59,19 @@ class PostgresNextDue(NextDue[datetime]):
     def seen_all(
         self, look: int, first: datetime | None, first_locked: datetime | None, now: datetime | None
     ) -> datetime | None:
-        """Note what a look saw; return when to look again.
+        """Note the result of a query; return when to poll again.
 
         Args:
-            look: its number.
-            first: the earliest attempt among messages that this process does not hold; ``None`` without any.
-            first_locked: the earliest among those it holds by row locks, and may have to give back.
-            now: of the look, if it saw everything due before that.
+            look: the number of the query.
+            first: the earliest attempt among messages that this process has not claimed; ``None`` without any.
+            first_locked: the earliest attempt among messages that it has locked, and may have to release.
+            now: the instant of the query, if it has read all messages due before that.
         """
         first = None if first is None else first.astimezone(UTC)
         with self._lock:
             announced = self._looks.pop(look, None)
             lowest = min((each for each in (first, first_locked) if each is not None), default=now)
-            if announced is _BEGINNING:  # whoever sleeps was woken: the next look is at once
+            if announced is _BEGINNING:  # the poller was woken already, so the next query is made at once
                 self._since = announced = None
             elif lowest is not None:
                 self._since = lowest if announced is None else min(lowest, announced)
@@ -84,7 +86,7 @@ class PostgresNextDue(NextDue[datetime]):
 
     @override
     def forget(self) -> None:
-        """Announcements may have been missed: look at once, without a lower bound."""
+        """Forget the bound, as notifications may have been missed: the next query is made at once, without a bound."""
         with self._lock:
             self._since = None
             self._looks = dict.fromkeys(self._looks, _BEGINNING)

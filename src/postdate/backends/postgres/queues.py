@@ -1,9 +1,9 @@
-"""The SQL of PostgreSQL queues, with psycopg's parameters, and settling received messages.
+"""The SQL of PostgreSQL queues, with psycopg's parameters, and the settling of received messages.
 
-Those settled at the same time share one transaction, and one wait for the disk. What their handlers sent is inserted by
-one statement. A message that cannot be settled does no harm to others: it is settled alone then. Works of several
-messages (sagas, delayed messages) lock rows in any order: as soon as one has to wait, all are rolled back and done in
-smaller parts. Source: ADR 0018, 0026.
+Messages that are settled at the same time share one transaction and so one wait for the disk. One statement inserts all
+messages that their handlers sent. If a message cannot be settled, the messages are settled one by one, so that it does
+not affect others. The works of several messages (sagas, delayed messages) lock rows in any order: if one of them has to
+wait for a lock, all are rolled back and done in smaller parts. Source: ADR 0018, 0026.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class QueueStatements:
         self.find = sql(f"SELECT queue_id FROM {queue} WHERE name = %s")
         self.lengths = sql(lengths_query(names))
         self.lengths_of = sql(f"{lengths_query(names)} WHERE name = ANY(%s)")
-        # Messages that never expire, which most do not, have the cheaper statement.
+        # Most messages never expire, and for these there is a cheaper statement.
         self.insert, self.insert_ending = (sql(_insertion(names, ending=ending)) for ending in (False, True))
-        # A claim need not survive a crash of the server, so its commit waits for no disk. Expired messages are claimed
-        # like others, and come back marked: to skip them, each claim would have to walk over all of them.
-        # A row that was claimed and given back meanwhile is locked in its new version, which the update does not see:
-        # it stays free, and its notification brings the next look.
+        # A claim need not survive a crash of the server, so its commit does not wait for the disk. Expired messages are
+        # claimed like others, with a flag in the result: to skip them, each claim would have to read all of them. If a
+        # row was claimed and released meanwhile, the lock is on its new version, which the update does not see. Then it
+        # stays free, and the notification of its release causes the next claim.
         hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         self.claim = sql(f"""
             WITH free AS MATERIALIZED (
@@ -62,8 +62,8 @@ class QueueStatements:
                 UPDATE {queue_message} AS m SET holder = %(holder)s
                 WHERE m.ctid = ANY (ARRAY(SELECT place FROM found)) RETURNING m.*)
             SELECT {has_ended}, {columns} FROM m {content_of}""")
-        # Conditions on the holder are written so that the index of held messages does not match: it is empty when
-        # the plan is made, and full of just deleted entries when the plan is used.
+        # Conditions on the holder are written so that the index of claimed messages does not match them. That index is
+        # empty when the plan is made, so the planner would prefer it; later it is full of just deleted entries.
         numbered = places(
             "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
         )
@@ -91,10 +91,10 @@ class QueueStatements:
 
 
 def _insertion(names: SchemaNames, *, ending: bool) -> str:
-    """Return the INSERT of messages, which also notifies receivers; it returns the positions whose queue exists.
+    """Return the INSERT of messages, which also notifies receivers. It returns the positions whose queue exists.
 
-    The parameters are arrays, one a column; with ``ending`` also of the sender's expiry and of the time left, which
-    counts from the arrival by the clock of the server.
+    The parameters are arrays, one for each column. With ``ending`` there are two more: the sender's expiry, and the
+    time left, which counts from the arrival by the clock of the server.
     """
     ends = ", s.expires_at, clock_timestamp() + s.span AS ends_at" if ending else ""
     arrays, columns, into = (
@@ -122,7 +122,7 @@ def _insertion(names: SchemaNames, *, ending: bool) -> str:
 def lengths_query(names: SchemaNames) -> str:
     """Return the query for the number of messages in each queue, without expired ones."""
     queue, queue_message = names.of("queue"), names.of("queue_message")
-    # Expired messages are counted by their own index, so the other count uses one without times.
+    # Expired messages are counted by an index of their own, so the other count can use an index without times.
     ended = f"""
         SELECT queue_id, count(*) AS messages FROM {queue_message}
         WHERE ends_at < statement_timestamp() AND holder IS NULL GROUP BY queue_id"""
@@ -157,16 +157,16 @@ class Acknowledgement:
 
 
 class _NotTogether(Exception):
-    """These messages cannot share a transaction: they have several holders, or their works may deadlock with others."""
+    """Raised if messages cannot share a transaction: they have several holders, or their works may cause a deadlock."""
 
 
 def do_works_of(connection: Connection, works: Sequence[Sequence[Work]]) -> None:
-    """Run works; those of several messages wait 50 ms for a lock, as its owner may wait for another of them."""
+    """Run works. With several messages each waits at most 50 ms for a lock, as its owner may wait for one of theirs."""
     if len(works) > 1:
         connection.execute(_NO_LONG_WAIT)
     try:
         do_works(connection, chain.from_iterable(works))
-        if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
+        if len(works) > 1:  # PostgreSQL serializes commits that notify, which takes longer than 50 ms on a slow disk
             connection.execute(_AS_LONG_AS_IT_TAKES)
     except psycopg.errors.LockNotAvailable as error:
         if len(works) > 1:
@@ -188,8 +188,8 @@ class Acknowledgements:
         return await in_thread(lambda: in_parts(endings, self._ended))
 
     def _ended(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
-        """Settle messages in one transaction; return `ClaimLost` for each that was no longer held."""
-        if len({ending.holder for ending in endings}) > 1:  # the connection that holds was lost in between
+        """Settle messages in one transaction; return `ClaimLost` for each whose claim was lost."""
+        if len({ending.holder for ending in endings}) > 1:  # the listener's connection was lost between the claims
             raise _NotTogether
         numbers = self._database.run_blocking(lambda c: self._end(c, endings))
         return [
@@ -197,7 +197,10 @@ class Acknowledgements:
         ]
 
     def _end(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
-        """Settle messages of one holder; return the numbers of those still held. The others send and do nothing."""
+        """Settle messages of one holder; return the numbers of those with a claim in force.
+
+        Sends and works of messages with a lost claim are not carried out.
+        """
         if not any(ending.rows or ending.work for ending in endings):
             return self._remove(connection, endings)
         with connection.transaction():
@@ -208,7 +211,7 @@ class Acknowledgements:
         return numbers
 
     def _remove(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
-        """Delete messages of one holder and write their records; return the numbers of the deleted ones."""
+        """Delete messages of one holder and write their records; return the numbers of the deleted rows."""
         recorded = [ending for ending in endings if ending.kind is not None]
         values: Mapping[str, Any] = {
             "queue": endings[0].queue_id,
@@ -225,7 +228,7 @@ class Acknowledgements:
 
 
 def _times(instants: Iterable[datetime]) -> str:
-    """Return instants in the text form of an array; most in a batch are the same object, formatted once."""
+    """Return instants in the text form of an array. Mostly a batch has one object for all, which is formatted once."""
     texts, before, text = list[str](), None, ""
     for instant in instants:
         if instant is not before:

@@ -1,7 +1,7 @@
-"""Names and settings of this process' sessions: each name ends with the mark of the process.
+"""Names and settings of this process's sessions. Each name ends with the mark of the process.
 
-All adapters of a process have the same mark: one sign of life is valid for all, and when the process is ended for its
-silence, sessions that give no sign themselves (of an outbox, of timeouts) are ended with it. Source: ADR 0054.
+All adapters of a process have the same mark, so one sign of life is valid for all. If the sessions of a silent process
+are ended, sessions without own signs of life (of an outbox, of timeouts) are ended, too. Source: ADR 0054.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOLED: Final = (
 
 _DEFAULTS: Final = {
     "connect_timeout": "5",
-    # A vanished server is noticed within 15 s or so.
+    # A server that has vanished is noticed after about 15 s.
     "keepalives_idle": "5",
     "keepalives_interval": "3",
     "keepalives_count": "3",
@@ -36,21 +36,21 @@ _DEFAULTS: Final = {
 }
 _SETTINGS: Final = (
     "-c timezone=UTC "
-    # Every statement of ours is meant to go by an index and to stop early. A plan made while a table was small must not
-    # turn into a scan of millions of rows later, so the session restricts the planner.
+    # Each statement of Postdate is meant to use an index and to stop early. A plan made while a table was small
+    # must not become a scan of millions of rows later, so the session restricts the planner.
     "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c jit=off "
-    # Who looks at millions of messages takes one processor of the server for that: the others are for deliveries.
+    # A query over millions of messages uses one processor of the server, so that the others are free for deliveries.
     "-c max_parallel_workers_per_gather=0 "
-    # One plan fits all: to plan a move anew takes as long as to do one of a single message.
+    # One plan fits all values, and planning a move takes as long as moving one message.
     "-c plan_cache_mode=force_generic_plan "
     "-c idle_in_transaction_session_timeout=0 "
-    # The server, too, notices within 15 s when our machine has vanished; by default it takes two hours.
+    # The server, too, notices within 15 s that this machine has vanished; by default it takes two hours.
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 )
 
 
 def mark() -> str:
-    """Return the mark of this process, lower-case hexadecimal; the child of a fork has another."""
+    """Return the mark of this process, lower-case hexadecimal; the child of a fork has another mark."""
     return _mark_of(os.getpid())
 
 
@@ -60,7 +60,7 @@ def _mark_of(pid: int) -> str:
 
 
 def session_name(name: str) -> str:
-    """Return the given name, cut where need be, with our suffix, which tells an operator the process."""
+    """Return a session name: ``name``, shortened if necessary, and a suffix that shows an operator the process."""
     suffix = f"postdate {os.getpid()} {mark()}"  # the server cuts long names off at their end
     beginning = name.encode()[: LONGEST_NAME_BYTES - 1 - len(suffix)].decode(errors="ignore")
     return f"{beginning} {suffix}".strip()
@@ -69,17 +69,17 @@ def session_name(name: str) -> str:
 def carries(name: str, mark: str) -> str:
     """Return the SQL condition that the session name ``name`` ends with the mark ``mark`` (both expressions).
 
-    A mark read from a table that others write to is checked for its form first.
+    The form of the mark is checked first, as it may be read from a table that other programs can write to.
     """
     digits = 2 * _MARK_BYTES
     return f"({mark} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {mark})"
 
 
 def check_unpooled(connection: psycopg.Connection[Any]) -> None:
-    """Refuse a connection through a pooler, known by a process id that differs from the server's; one round trip.
+    """Refuse a connection through a pooler; one round trip. Its process id differs from that of the server.
 
-    In its session mode, too: there sessions begin without our settings, and silent ones cannot be ended by number.
-    Raises `psycopg.OperationalError`, with the connection closed.
+    A pooler in session mode is refused, too: there sessions begin without the settings of Postdate, and sessions of a
+    silent process cannot be ended by their number. Raises `psycopg.OperationalError`, and closes the connection.
     """
     with ExitStack() as failing:
         failing.callback(connection.close)
@@ -93,10 +93,10 @@ class ConnectionSettings:
     """How to connect to one database.
 
     Args:
-        conninfo: for our own statements; it holds the password.
+        conninfo: for statements of Postdate; it contains the password.
         options: the settings in it.
-        for_applications: for handlers' sessions: the application's settings, keep-alives to notice a vanished server,
-            and a name by which the session ends with a frozen process.
+        for_applications: for sessions of handlers: the settings of the application, keep-alives to notice a vanished
+            server, and a name by which the session is ended with a frozen process.
         shown: host, port and database, for texts.
         identity: equal for two addresses of the same database.
     """
@@ -112,22 +112,22 @@ def address_of(url: str) -> ConnectionSettings:
     """Return how to connect to the database at ``url``. Raises `ConfigurationError`."""
     try:
         read = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:  # its text may have a piece of a password that is not escaped
+    except psycopg.ProgrammingError:  # not chained: its text may contain a part of a password that is not escaped
         raise ConfigurationError(
             "the address of the PostgreSQL database cannot be read; write postgresql://user:password@host:port/database"
         ) from None
     parts = {key: str(value) for key, value in read.items() if value is not None}
     settings = {**_DEFAULTS, **parts}
     settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
-    # It tells an operator who holds a row lock.
+    # The name shows an operator which process has a row lock.
     settings["application_name"] = session_name(settings.get("application_name", ""))
-    # The environment, or the connection string, may name one that lacks characters.
+    # The environment or the connection string may name an encoding that lacks characters.
     settings["client_encoding"] = "UTF8"
     of_applications = {**_DEFAULTS, "client_encoding": "UTF8", **parts}
     of_applications["application_name"] = session_name(parts.get("application_name", "outbox"))
     host, port = settings.get("host", ""), settings.get("port", "5432")
     database = settings.get("dbname", settings.get("user", ""))
-    # Any difference tells two databases apart; two addresses of one database cost no more than the shared transaction.
+    # Any difference makes two databases. For one database with two addresses only the shared transaction is lost.
     elsewhere = [settings.get(name, "") for name in ("hostaddr", "service")]
     return ConnectionSettings(
         make_conninfo("", **settings),

@@ -1,7 +1,7 @@
 """Delayed messages in PostgreSQL.
 
-Due messages are claimed by row locks of an open transaction: a claim ends with its connection and costs no lease. To
-queues in the same schema they move by one statement a batch, and bodies never leave the database.
+Due messages are claimed by row locks of an open transaction: a claim ends with its connection and needs no lease. One
+statement moves a batch to queues in the same schema, and bodies never leave the database.
 Source: specification 1.1, 1.3; ADR 0007.
 """
 
@@ -78,24 +78,24 @@ if TYPE_CHECKING:
 
 
 _MANY: Final = 5_000
-"""Storing more at once may take longer than any other call."""
+"""Storing more messages than this in one call may take longer than any other call, so its deadline is longer."""
 
 
 class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, UnreadableInSchema, Scripted):
-    """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
+    """Keeps delayed messages in a table of PostgreSQL. It needs direct connections: a pooler would lose wake-ups.
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too.
-        schema: of the tables; any characters. ``None``: that of the database, which is ``postdate``.
-        table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits; ``None``: as the database says, or everything.
+            :class:`postdate.Postgres` that other adapters use, too.
+        schema: of the tables; any characters. ``None``: the schema of the database, by default ``postdate``.
+        table: of the pending messages; any characters. ``None``: ``{endpoint}.timeouts``.
+        recording: how much is kept for audits; ``None``: the setting of the database, by default everything.
         largest_message_bytes: of headers and body together.
-        answers_within: a connection is given up after so long a silence of the server; above 0. Statements on whole
-            tables may take ten minutes. ``None``: as the database says, or 20 seconds.
-        holds_at_most: a process that shows no life for so long has its sessions ended by others that use the schema,
-            which frees its claims; above 0. They need the same role, or one that is a member of it. ``None``: as the
-            database says, or a minute.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. Statements on
+            whole tables may take ten minutes. ``None``: the setting of the database, by default 20 seconds.
+        holds_at_most: if a process gives no sign of life for this long, other processes that use the schema end its
+            sessions, which releases its claims; above 0. They need the same role, or a role that is a member of it.
+            ``None``: the setting of the database, by default a minute.
 
     Raises:
         ConfigurationError: the address, the schema, the table or a duration is invalid.
@@ -135,7 +135,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @property
     def resource(self) -> Resource:
-        """Its database."""
+        """The resource of the database."""
         return self.database.resource
 
     @override
@@ -212,7 +212,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(now, 1)
-            self._claims.lease(self._claims.tokens_of(claims))  # a lock would keep a connection for each message
+            # Lease it: a row lock would occupy one connection for each message.
+            self._claims.lease(self._claims.tokens_of(claims))
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -265,22 +266,22 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                     if not rows or bad:
                         connection.execute("COMMIT")
                     else:
-                        self.database.listener()  # by which others know that we live, and may have what is held
-            except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
+                        self.database.listener()  # its sign of life shows other processes that the claims are in force
+            except BaseException:  # closing the connection ends the transaction and so the claims
                 self.database.drop(connection)
                 raise
             if rows and not bad:
                 break
             self.database.put(connection)
             if not bad:
-                return []  # otherwise the others are free again: a look for them finds no such rows any more
+                return []  # else poll again: the unreadable rows are marked now, and the other rows are unlocked
         tokens = self._claims.hold(connection, [(number, message.due) for number, message in rows])
         return [Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
 
     def _claimed(
         self, connection: Connection, now: datetime, limit: int, stored: KeptLimits | None = None
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
-        """Lock due messages in a transaction; unreadable ones are marked in it."""
+        """Lock due messages in the open transaction; unreadable rows are marked in it."""
         begin, end = (self._next_due.since(), now) if stored is None else (stored.begin, stored.end)
         values: dict[str, Any] = {"now": end, "limit": limit, "from": begin}
         rows, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
@@ -311,7 +312,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         def finish(connection: Connection) -> None:
             removed = 0
             tokens = self._claims.tokens_of(claims)
-            self._claims.lease(tokens)  # the other transaction must not wait for our own row locks
+            self._claims.lease(tokens)  # the transaction of the queue must not wait for row locks of this process
             for holder, numbers in by_holder(tokens):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
@@ -333,7 +334,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                 "reason": reason,
             }
             counted = connection.execute(self._sql.retry, {**values, "store": self._store_id(connection)}).rowcount
-            if counted:  # this process may end before the next attempt
+            if counted:  # notify other processes, as this one may end before the next attempt
                 self._notify(connection, attempt_at, now)
             return counted
 
@@ -417,7 +418,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             values |= {"held": array(locked), "listing": listing}
             try:
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
-            except psycopg.DataError as error:  # one row may keep all others from moving
+            except psycopg.DataError as error:  # one unreadable row makes the whole statement fail
                 if is_conflict(error) or not self._mark_unreadable_due(connection, now, limit):
                     raise
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
@@ -434,7 +435,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return await self.database.run(move)
 
     def _mark_unreadable_due(self, connection: Connection, now: datetime, limit: int) -> bool:
-        """Mark unreadable messages of a batch that is about to be moved; return whether there were any."""
+        """Mark the unreadable messages of the next batch to move; return whether there were any."""
         with connection.transaction():
             _, bad = self._claimed(connection, now, limit)
         return bool(bad)
@@ -466,7 +467,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             if self._alone(connection, self._moved(message_id, due, now, wall_time)):
                 return True
             for message in self._read(connection, self._sql.get, {"id": message_id}).messages:
-                rescheduled(message, due)  # raises if that is why it was not changed
+                rescheduled(message, due)  # raises if the message was not changed because it expires before
             return False
 
         if done := await self.database.transaction(reschedule):
@@ -479,7 +480,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def _page(self, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
-        whole = statement is self._sql.list_pending  # which may read the whole table
+        whole = statement is self._sql.list_pending  # it may read the whole table, so it needs a longer deadline
         return await self.database.run(lambda c: self._read(c, statement, values), patiently=whole)
 
     def _read(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
@@ -489,7 +490,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
         def ask(connection: Connection) -> Sequence[tuple[Any, ...]]:
-            connection.execute("SET LOCAL enable_bitmapscan = on")  # the only way by an index of ranges
+            connection.execute("SET LOCAL enable_bitmapscan = on")  # a BRIN index can only be used by a bitmap scan
             return self._asked(connection, self._sql.history, {"id": message_id})
 
         return self._records(await self.database.transaction(ask, patiently=True))

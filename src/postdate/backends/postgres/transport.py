@@ -1,12 +1,13 @@
 """Durable, transactional queues in PostgreSQL.
 
-A received message is held under the number of this process, which ends with the process: no lease runs out.
+A received message is claimed under the number of this process. The number ends with the process, so no lease expires.
 Receiving, the sends of the handler and all other changes of the database are one transaction.
 
-Messages expire by the clock of the server: the time left until an expiry, by the clock of its sender, counts from the
-arrival, so clocks of senders and receivers do not matter. An expired message is not received, not counted, and
-soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). One received in time does not expire any more,
-unless it goes back to its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
+Messages expire by the clock of the server. The sender computes the time left until the expiry by its own clock, and
+this time counts from the arrival. So differences between clocks of senders and receivers do not matter. An expired
+message is not received and not counted, and is soon removed and recorded
+(:mod:`postdate.backends.postgres.expiring`). A message that was received in time does not expire, unless it returns to
+its queue. Source: specification 2.2, 2.5, 6; ADR 0007.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ from postdate.runtime.resource import Resource
 from postdate.runtime.threads import Alarm, in_thread, together
 
 _POLL_FLOOR_SECONDS: Final = 1.0
-"""A receiver looks this often without a wake-up, as one may be lost."""
+"""A receiver polls this often without a wake-up, as a wake-up may be lost."""
 
 _NUMBER_AT: Final = 2
-"""The column of a claimed row with its number."""
+"""The index of the column with the number, in a claimed row."""
 
 _IN_ONE_STATEMENT: Final = 1_000
 _FEW: Final = 10
-"""Messages of one send that share a commit with those of others."""
+"""Up to this number of messages, a send shares its commit with other sends. More messages get their own transaction."""
 
 _SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
 
@@ -84,20 +85,22 @@ T = TypeVar("T")
 
 
 class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware):
-    """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
+    """Queues in a schema of PostgreSQL. They need direct connections: a pooler would lose wake-ups.
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too.
-        schema: of the tables; a :class:`postdate.PostgresStore` in the same one shares its transactions. ``None``: that
-            of the database, which is ``postdate``.
-        recording: how much of delayed messages is kept here for audits; ``None``: as the database says, or everything.
+            :class:`postdate.Postgres` that other adapters use, too.
+        schema: of the tables; a :class:`postdate.PostgresStore` in the same schema shares its transactions. ``None``:
+            the schema of the database, by default ``postdate``.
+        recording: how much of delayed messages is kept here for audits; ``None``: the setting of the database, by
+            default everything.
         largest_message_bytes: of headers and body together.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
-            database says, or 20 seconds.
-        holds_at_most: a process that shows no life for so long has its sessions ended by others that use the schema,
-            which frees the messages it has received; above 0. A process shows life however long a handler takes. Others
-            need the same role, or one that is a member of it. ``None``: as the database says, or a minute.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: the
+            setting of the database, by default 20 seconds.
+        holds_at_most: if a process gives no sign of life for this long, other processes that use the schema end its
+            sessions, which releases the messages it has received; above 0. A slow handler does not stop the signs of
+            life. The others need the same role, or a role that is a member of it. ``None``: the setting of the
+            database, by default a minute.
 
     Raises:
         ConfigurationError: the address, the schema or a duration is invalid.
@@ -136,12 +139,12 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     @property
     def resource(self) -> Resource:
-        """Its database."""
+        """The resource of the database."""
         return self.database.resource
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget receivers, which are the parent's."""
+        """Forget the receivers, which belong to the parent."""
         self._receivers, self._may_leave_claims = [], False
 
     @override
@@ -202,14 +205,14 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         return queued_row(envelope, headers, now)
 
     def insert(self, connection: Connection, rows: _Rows) -> list[PostdateError | None]:
-        """Insert messages into their queues, in order, 1,000 a statement; notifications leave with the commit."""
+        """Insert messages into their queues, in order, 1,000 in a statement; the commit sends the notifications."""
         good = [row for row in rows if isinstance(row, tuple)]
         inserted: dict[int, bool] = {}
         for start in range(0, len(good), _IN_ONE_STATEMENT):
             share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
             if ends := any(row[-2:] != (None, None) for row in share):
-                self.database.listener()  # while this process lives, what it sends leaves in time, whoever receives
+                self.database.listener()  # its thread removes expired messages, also if there is no receiver
             statement = self.sql.insert_ending if ends else self.sql.insert
             result = connection.execute(statement, columns if ends else columns[:-2], prepare=True).fetchone()
             assert result is not None
@@ -242,7 +245,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         return receiver
 
     def forget(self, receiver: PostgresReceiver) -> None:
-        """Forget a closed receiver; if its claims are in doubt they are freed when this transport is closed."""
+        """Forget a closed receiver. If it may have left claims, closing this transport releases them."""
         self._may_leave_claims |= receiver.in_doubt
         if receiver in self._receivers:
             self._receivers.remove(receiver)
@@ -268,7 +271,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             return await server_facts(self.database, None)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return the number of messages in each queue, with those in progress, without expired ones."""
+        """Return the number of messages in each queue, including those in progress, without expired ones."""
         rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall(), patiently=True)
         return dict(rows)
 
@@ -285,7 +288,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         for receiver in receivers:
             try:
                 await receiver.close()
-            except TransportUnavailable:  # what was held is free with the end of our connection
+            except TransportUnavailable:  # the end of this process's connection releases its messages
                 self._may_leave_claims = True
         await in_thread(partial(self.database.close_blocking, in_doubt=self._may_leave_claims))
 
@@ -296,7 +299,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._claimed: dict[int, Received] = {}
-        """By number of the row. A later claim of a row takes the place of the one before it, which is void then."""
+        """Received messages by the number of their row. A later claim of a row replaces the earlier one."""
         self._low = LowWater()
         self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
@@ -304,7 +307,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Hold nothing: what the parent holds must neither be settled nor given back here."""
+        """Forget all claims: they belong to the parent, and must be neither settled nor released here."""
         self._claimed, self._alarm, self._stop_listening, self.in_doubt = {}, None, None, False
 
     @override
@@ -345,13 +348,13 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return list(self._claimed)
 
     def _claim(self, limit: int) -> list[Received] | None:
-        """Return claimed messages, or ``None``: they had all expired or were unreadable, and more may follow."""
+        """Return claimed messages; ``None`` if all of them were expired or unreadable, so that more may follow."""
         holder = self._database.listener().holder()
         with self._transport.claiming[self.queue]:
             return self._certain(holder, lambda: self._claim_as(holder, limit))
 
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
-        """Run ``claim``; after a failure, messages it may have claimed are freed before the next claim."""
+        """Run ``claim``. If an earlier claim failed, first release the messages that it may have claimed."""
         if self.in_doubt:
             values = {"holder": holder, "numbers": array(self._transport.claimed_in(self.queue))}
 
@@ -361,7 +364,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
 
             self._database.run_blocking(free)
             self._low.forget()
-            # A claim that was given up may still run on the server; then the next claim frees again.
+            # An abandoned claim may still run on the server; then the next claim releases its messages again.
             self.in_doubt = not self._database.knows_what_was_done
         try:
             return claim()
@@ -401,7 +404,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return rows, bad
 
     def _mark_unreadable(self, bad: Sequence[Unreadable], holder: int) -> None:
-        """Mark unreadable messages that were claimed; if this process ends before, others do it."""
+        """Mark unreadable messages that were claimed. If this process ends before, other processes do it."""
 
         def mark(connection: Connection) -> None:
             values = {"queue": self._transport.queue_id(connection, self.queue), "holder": holder}
@@ -410,7 +413,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._database.run_blocking(mark)
 
     def _discard(self, rows: Sequence[Row], holder: int) -> None:
-        """Remove claimed messages that have expired, and a batch of others: where one has, many may have."""
+        """Remove claimed messages that have expired, and a batch of other expired ones, as there may be many."""
 
         def discard(connection: Connection) -> None:
             self._database.reaper.discard(connection, rows[0][1], array(row[2] for row in rows), holder)
@@ -433,7 +436,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             rows, bad = self._database.run_blocking(find)
             if bad:
                 self._mark_unreadable(bad, holder)
-                return take_as(holder)  # others may have the same id
+                return take_as(holder)  # another message may have the same id
             if rows and rows[0][0]:
                 self._discard(rows, holder)
                 return None
@@ -484,7 +487,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return Acknowledgement(id_, hold.queue_id, hold.number, hold.holder, now, kind, detail, rows, end.work)
 
     def _kind_to_record(self, received: Received, end: End) -> int | None:
-        """Return the kind to record; of a message that was never delayed only its discarding is."""
+        """Return the kind to record, or ``None``. For a message that was never delayed only a discard is recorded."""
         if end.record is RecordKind.DISCARDED:
             return int(end.record)
         is_recorded = received.envelope.due is not None and self._transport.recording is Recording.ALL
@@ -544,10 +547,10 @@ class _Hold:
 
 
 class LowWater:
-    """The number at which a look for free messages begins: no lower one is free.
+    """The number at which a search for free messages begins: no message with a lower number is free.
 
-    Without it every look would walk over all rows deleted since the oldest snapshot. A lower number, whose transaction
-    took longer, is announced by its commit. Thread-safe.
+    Without it each search would read all index entries of rows that were deleted since the oldest snapshot. If a
+    transaction with a lower number commits later, its notification lowers this number. Thread-safe.
     """
 
     _SWEEP_EVERY_SECONDS = 10.0
@@ -559,19 +562,20 @@ class LowWater:
         self._freed_while_looking: int | None = None
 
     def value(self) -> int:
-        """Return the number, or 0 every ten seconds."""
+        """Return the number; once in ten seconds 0, to find messages that were missed."""
         with self._lock:
             self._freed_while_looking = None
             now = steady_seconds()
-            if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # what others had locked may be free again
+            if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # rows that other processes locked may be free again
                 self._value, self._swept_at = 0, now
             return self._value
 
     def claimed(self, numbers: Sequence[int]) -> None:
-        """Note the claimed numbers, which were the lowest free ones. None claimed: begin at 0."""
+        """Note the claimed numbers, which were the lowest free ones. If there are none, the next search begins at 0."""
         with self._lock:
             lowest, freed = min(numbers, default=0), self._freed_while_looking
-            self._value = lowest if freed is None else min(lowest, freed)  # the look may not have seen it
+            # A message that became free during the search may not be in its result.
+            self._value = lowest if freed is None else min(lowest, freed)
 
     def sent(self, number: int) -> None:
         """Note that a message is free."""

@@ -1,15 +1,15 @@
 """A store, queues, sagas, an outbox and timeouts in one SQLite file, for one machine. Source: ADR 0003.
 
-What differs from the other backends:
+Differences from the other backends:
 
-- Moving a due message into its queue, and handling it, are each one transaction in one file: exactly once.
-- SQLite allows one writer at a time. Threads of a process hand their writes to a leader, which commits them together;
-  processes take turns.
-- A claim is a row marked with the number of its process. Each process holds a locked file of its own beside the
-  database: when the process dies the lock ends, and the next process frees its rows. There is no lease.
+- Moving a due message into its queue is one transaction in one file, and so is handling it: exactly once.
+- SQLite allows one writer at a time. The threads of a process pass their writes to a leader, which commits them
+  together. Processes write in turn.
+- A claim is a row marked with the number of its process. Each process has a locked file of its own beside the
+  database. When the process dies the lock ends, and the next process that looks releases its rows. There is no lease.
 - Wake-ups are datagrams on the loopback interface.
 
-Read first: ``store``, and ``moving`` for the SQL of a delivery; then ``transactions`` for grouped writes, and
+Read ``store`` first, and ``moving`` for the SQL of a delivery; then ``transactions`` for grouped writes, and
 ``processes`` for claims.
 """
 

@@ -1,9 +1,9 @@
-"""The two connections of this process to an SQLite file: one writes and one reads, each in one thread at a time.
+"""The two connections of this process to an SQLite file: one writes, one reads, each in one thread at a time.
 
-They are opened at first use, and refuse everything once another file is at the path. Before a fork they are closed;
-parent and child open their own at the next use. SQLite keeps one table of locks for a process, which a child would
-inherit: it would take what its parent has locked for locked by itself, the parent would take itself for the last user
-of the file, and remove the log while the child writes to it (ADR 40).
+They are opened at first use. After another file is at the path, every call is refused. Before a fork they are closed;
+parent and child open their own at the next use. The reason: SQLite has one table of locks for a process, and a child
+would inherit it. The child would consider the locks of its parent as its own. The parent would consider itself the last
+user of the file, and remove the log while the child writes to it (ADR 40).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 
 class _ForkAhead(Exception):
-    """A thread of this process is about to fork, and waits for the one in which this is raised."""
+    """Raised in a thread that waits to write, because another thread is about to fork and waits for it."""
 
 
 class FileAccess(forks.ForkAware):
-    """Opens a file when it is used, gives threads their turns, and closes the file for forks and at the end."""
+    """The connections to a file: opened at first use, used by one thread at a time, closed for forks and at the end."""
 
     def __init__(self, path: Path, registration: Registration, *, synchronous: str, create: bool) -> None:
         self._path = path
@@ -60,33 +60,33 @@ class FileAccess(forks.ForkAware):
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._opened: Identity | None = None
-        """Which file that is."""
+        """The file that was opened; ``None`` before the first use."""
         self.is_known_replaced = False
-        """Whether another file, or none, was seen at the path: then that is for good."""
+        """Whether another file, or none, was seen at the path. This is never reset in this process."""
         self.is_closing = False
-        """Whether the last user is about to close it: writers wait for a short time only."""
+        """Whether the last user is about to close it; then writers wait for a short time only."""
         self.is_closed = False
         self.writing = forks.rlock()
         self.reading = forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
-        """Those of these locks that the thread which forks holds just now."""
+        """The locks of these two that the forking thread holds now."""
         self._no_fork_ahead = threading.Event()
-        """Cleared while a thread is about to fork, which others let go first: locks are not fair."""
+        """Cleared while a thread is about to fork. Other threads wait for it, as locks are not fair."""
         self._no_fork_ahead.set()
         self._gives_way = True
-        """Whether the turn to write is all that its thread holds; under the lock."""
+        """Whether the writing thread holds no other lock, and so may let a fork go first. Guarded by ``writing``."""
         forks.register(self)
 
     # --- use ----------------------------------------------------------------------------------------------------
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` with the writing connection, beside no other thread; again if it gave way to a fork."""
+        """Run ``work`` with the writing connection, one thread at a time. It is repeated if it let a fork go first."""
         while True:
             with suppress(_ForkAhead), self._turn(), translated(self._path):
                 return work(self._writing_connection())
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` with the reading connection, in a transaction: on one consistent snapshot."""
+        """Run ``work`` with the reading connection, in a transaction and so on one consistent snapshot."""
         self._let_fork()
         with self.reading, translated(self._path):
             connection = self._reading_connection()
@@ -109,7 +109,7 @@ class FileAccess(forks.ForkAware):
         return connection
 
     def setup(self) -> None:
-        """Open the file for writing, which creates what is missing."""
+        """Open the file for writing, which creates the file and its tables if they are missing."""
         self.write(lambda _: None)
 
     @contextmanager
@@ -125,7 +125,7 @@ class FileAccess(forks.ForkAware):
             self.writing.release()
 
     def _let_fork(self) -> bool:
-        """Wait until a fork that is ahead is over; return ``False``, at once, if it waits for this thread itself."""
+        """Wait until an announced fork is over. Return ``False`` at once if it waits for a lock of this thread."""
         forks.check_process()
         if forks.is_owned(self.reading) or forks.is_owned(self.writing):
             return False
@@ -135,14 +135,14 @@ class FileAccess(forks.ForkAware):
 
     @property
     def _patience_seconds(self) -> float:
-        """How long a writer waits for its turn: short while closing, as the lock may be a frozen process'."""
+        """Seconds that a writer waits for the lock; few while closing, as a frozen process may hold the lock."""
         return _PATIENCE_AT_THE_END_SECONDS if self.is_closing else lock_patience()
 
     def patience(self) -> float:
-        """Return the seconds that a writer waits; called while it does, in no transaction.
+        """Return the seconds that a writer waits. Called while it waits, outside of a transaction.
 
         Raises:
-            _ForkAhead: it is to let a fork go first, and to begin anew.
+            _ForkAhead: the writer must let a fork go first and begin again.
         """
         if self._gives_way and not self._no_fork_ahead.is_set():
             raise _ForkAhead
@@ -159,15 +159,15 @@ class FileAccess(forks.ForkAware):
         return self._writer
 
     def check_in_place(self) -> None:
-        """Refuse everything once another file, or none, is at the path: SQLite would go on writing to the one before.
+        """Raise `StoreReplaced` if another file, or none, is at the path: SQLite would still write to the former one.
 
-        Nothing that was committed is lost: it is in the file before, or in its log, which no other file is opened with.
+        No committed data is lost: it is in the former file or in its log, and no other file is opened with that log.
         """
         if self.is_replaced():
             raise replaced(self._path)
 
     def is_replaced(self) -> bool:
-        """Look whether another file, or none, is at the path; then what this process holds is void, and it is told."""
+        """Return whether another file, or none, is at the path; then report that all claims of this process are lost."""
         if not self.is_known_replaced and self._opened is not None and identity_of(self._path) != self._opened:
             self.is_known_replaced = True
             self._registration.fence(self._registration.claimant)
@@ -198,16 +198,16 @@ class FileAccess(forks.ForkAware):
         if self._reader is None:
             before = identity_of(self._path)
             self._reader = self._looking_connection()
-            # If it may be another file than before, the next use finds it replaced.
+            # If the file was replaced during the opening, `before` differs, and the next use notices it.
             self._opened = self._opened or first_opened(self._path, before)
         return self._reader
 
     def _looking_connection(self) -> sqlite3.Connection:
-        """Open the file for reading. It takes no number and writes nothing, so it works on a full disk."""
+        """Open the file for reading. It does not register the process or write, so it works on a full disk."""
         try:
             connection = connect(self._path, read_only=True)
         except PostdateError:
-            self.setup()  # it is missing; or its log is, which only a writer may create
+            self.setup()  # the file or its log is missing; only a writer may create them
             return connect(self._path, read_only=True)
         with closing_on_error(connection):
             try:
@@ -217,13 +217,13 @@ class FileAccess(forks.ForkAware):
         return connection
 
     def close_connections(self) -> None:
-        """Close the connections that no transaction is open on; both locks are held."""
+        """Close the connections that have no open transaction. The caller holds both locks."""
         if self._reader is not None and not self._reader.in_transaction:
-            self._reader.close()  # first: only a writer that closes last takes the log away
+            self._reader.close()  # before the writer: only a writer that closes last removes the log
             self._reader = None
         if self._writer is not None and not self._writer.in_transaction:
             with suppress(sqlite3.Error, PostdateError):
-                # What was committed goes into the file that it was committed to, wherever that is.
+                # Move committed data from the log into the former file, wherever that is now.
                 if self.is_replaced():
                     self._writer.execute("PRAGMA wal_checkpoint(truncate)")
             self._writer.close()
@@ -234,10 +234,10 @@ class FileAccess(forks.ForkAware):
 
     @override
     def before_fork(self, deadline: float) -> None:
-        """Close the connections, once no other thread uses them, and keep them closed.
+        """Close the connections when no other thread uses them, and keep them closed until the fork is over.
 
-        Where that takes too long, or the thread that forks is in a transaction itself, they stay open: then the child
-        cannot use the file, and says so (:func:`postdate.backends.sqlite.connection.connect`).
+        If that takes too long, or if the forking thread itself is in a transaction, they stay open. Then the child
+        cannot use the file, and raises an error (:func:`postdate.backends.sqlite.connection.connect`).
         """
         self._no_fork_ahead.clear()
         for each in (self.reading, self.writing):
@@ -256,13 +256,13 @@ class FileAccess(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget the connections, which are the parent's. The next use opens the file anew."""
+        """Forget the connections, which belong to the parent. The next use opens the file again."""
         for connection in (self._reader, self._writer):
-            if connection is not None:  # to close it would end locks, and maybe the log, of the parent
+            if connection is not None:  # closing it would release locks of the parent, and might remove its log
                 forks.keep_for_ever(connection)
         self._reader = self._writer = self._opened = None
         self.is_known_replaced = False
         self._gives_way = True
         self._locked_for_fork.clear()
-        self._no_fork_ahead = threading.Event()  # another thread may have had the lock of the one before
+        self._no_fork_ahead = threading.Event()  # another thread may have held the old one's lock at the fork
         self._no_fork_ahead.set()

@@ -1,4 +1,4 @@
-"""What jobs do with whole tables of the file: scans, the stream of records, pruning and restoring. Source: ADR 0011."""
+"""Work of jobs on whole tables of the file: scans, the stream of records, pruning, restoring. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
     """See :meth:`postdate.ports.ScannableStore.scan`.
 
-    A text that is no UTF-8 does not end an audit: in records and queues it is decoded as far as possible. A waiting
-    message is copied to other stores, and must not be changed on the way.
+    A text that is no UTF-8 does not end an audit: in records and queues it is decoded as far as possible. In a pending
+    message it is an error, as such a message is copied to other stores and must not be changed.
 
     Raises:
-        StoreError: a text of a waiting message is no UTF-8; a claim or a list marks it, and then it is left out.
+        StoreError: a text of a pending message is no UTF-8. After a claim or a list has marked the row, it is left out.
     """
     check_scanned(scan.what, scan.columns)
     source = _SCANNED[scan.what]
@@ -46,7 +46,7 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
             except sqlite3.Error as error:
                 if not is_undecodable(error) or scan.what == "pending" or connection.text_factory is shown:
                     raise translate(error, file.path) from error
-                connection.text_factory = shown  # not from the beginning: it costs every text a call
+                connection.text_factory = shown  # only now, as it costs a call for each text
                 cursor = connection.execute(sql, (*conditions.values(), done))
                 continue
             if not rows:
@@ -72,7 +72,7 @@ def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
 
 
 def _json_list(texts: Sequence[str]) -> str:
-    """Return texts as one value; SQLite ends a text of JSON at a NUL, which no text of ours has."""
+    """Return texts as one value. Texts with NUL are left out: SQLite ends JSON at a NUL, and no stored text has one."""
     return json.dumps([text for text in texts if "\0" not in text])
 
 
@@ -84,9 +84,9 @@ class _Scanned:
     """A relation that can be scanned by ``t.seq``.
 
     Args:
-        table: whose numbers are ``t.seq``.
+        table: the table whose numbers are ``t.seq``.
         relation: the FROM clause.
-        with_ids: the condition that an id is in a list, written for an index where there is one.
+        with_ids: the condition that an id is in a list, written for an index if there is one.
         destination: the column with the destination.
     """
 
@@ -124,8 +124,8 @@ class SqliteRecordStream(RecordStreamStore):
 
     Args:
         path: of the file.
-        synchronous: as the other adapters on the file in this process have it.
-        recording: likewise.
+        synchronous: the value of the other adapters on the file in this process.
+        recording: the same.
     """
 
     def __init__(self, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL) -> None:
@@ -164,7 +164,7 @@ class SqliteRecordStream(RecordStreamStore):
     def _be_there(self) -> None:
         if not self._file.path.exists():
             raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
-        self._file.access.setup()  # a file that nobody has open has no log, which only a writer may create
+        self._file.access.setup()  # a file that no process has open has no log, and only a writer may create one
 
     @override
     def close(self) -> None:
@@ -174,7 +174,7 @@ class SqliteRecordStream(RecordStreamStore):
 
 
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
-# New records are numbered after the last one: without it, numbers in an archive would be given again.
+# The last record stays: new records are numbered after it, and without it numbers in an archive would be used again.
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
 _IS_KEYED: Final = f"r.message_id GLOB '*~{'[0-9]' * 8}'"
 _LAST_OF_KEY: Final = "substr(r.message_id, 1, length(r.message_id) - 8) || '99999999'"
@@ -228,7 +228,7 @@ class BulkOnFile(OnFile, ArchivableStore):
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         share = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
         if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, share).fetchone()[0]):
-            return 0  # nobody was made to wait
+            return 0  # without a write transaction, for which other processes would wait
 
         def prune(tx: Transaction) -> int:
             kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, share)]
@@ -260,5 +260,5 @@ class BulkOnFile(OnFile, ArchivableStore):
 def _claim(tx: Transaction, record: StoredRecord) -> bool:
     if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
         return True
-    # Only an id in use is let pass: a number that another record has must not look like one.
+    # ON CONFLICT ignores only an id in use. A number that another record has must raise an error.
     return tx.execute(f"{_INSERT} ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING", record).rowcount == 1

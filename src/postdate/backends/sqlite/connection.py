@@ -1,11 +1,11 @@
-"""Opening the file: which file is at its path, its settings, its migrations, fair turns at writing, and its errors.
+"""Opens the file: its identity, settings and migrations, fair waiting for the write lock, and errors.
 
-After a file is replaced (a restored backup, ``mv``), SQLite would take the old log for the log of the new file, which
-it overwrites or damages. So a note beside the file says to which file the log belongs, and no file is opened beside the
-log of another. A file is identified by its inode number, which nothing else has while a process has the file open.
-Source: ADR 0003.
+After a file is replaced (a restored backup, ``mv``), SQLite would use the old log as the log of the new file, and
+overwrite or damage the new file. So a note beside the file says to which file the log belongs, and a file is not opened
+beside the log of another file. A file is identified by its inode number, which is unique while a process has the file
+open. Source: ADR 0003.
 
-Numbered migrations are of store and queues, of sagas, and of outboxes; one table marks those applied.
+There are numbered migrations of store and queues, of sagas, and of outboxes. One table marks the applied ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _ABOUT_WHAT_WAS_ASKED = frozenset(
         sqlite3.SQLITE_RANGE,
     }
 )
-"""Everything else SQLite says of itself: locked, out of memory, a failing disk, interrupted."""
+"""Codes of errors in the statement or its values.
+
+All other codes are about SQLite itself: locked, out of memory, a failing disk, interrupted.
+"""
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -112,13 +115,14 @@ _LOCK: Final = "opening.lock"
 _OPENING_SECONDS: Final = 10.0
 _NAME: Final = "log-of"
 _PINNED: Final = "file-of-log"
-"""A second name of the file while it had a log, made by earlier versions: it would keep the room of a removed file."""
+"""A hard link to the file, made by earlier versions while it had a log. It would keep the disk space of a removed file.
+"""
 
 
 def identity_of(path: Path) -> Identity | None:
     """Return the identity of the file at ``path``; ``None``: there is no file. Raises `StoreUnreachable` if unknown."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - once for every transaction
+        status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and called for every transaction
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -133,7 +137,7 @@ def log_path(path: Path) -> Path:
 def is_leftover(path: Path) -> bool:
     """Return whether the log beside ``path`` belongs to a former file."""
     beside, noted = identity_of(log_path(path)), _noted(path)
-    # A copy of file and log together has new numbers for both, and belongs together.
+    # If file and log were copied together, both have new inode numbers, and the log belongs to the file.
     return noted is not None and noted[1] == beside and noted[0] != identity_of(path)
 
 
@@ -154,7 +158,7 @@ def refuse_leftover(path: Path) -> None:
 
 
 def first_opened(path: Path, before: Identity | None) -> Identity | None:
-    """Return which file was opened at ``path`` just now; ``before``, if it may have been replaced meanwhile."""
+    """Return the identity of the file that was just opened; ``before`` if it may have been replaced meanwhile."""
     after = identity_of(path)
     return after if before in {None, after} else before
 
@@ -168,9 +172,9 @@ def replaced(path: Path) -> StoreReplaced:
 
 @contextmanager
 def alone(path: Path) -> Generator[None]:
-    """Hold the lock under which a file is opened; the log is noted afterwards.
+    """Hold the lock under which a file is opened; on leaving, note to which file the log belongs.
 
-    Raises `StoreUnreachable` when another process has had the lock for too long.
+    Raises `StoreUnreachable` if another process has had the lock for too long.
     """
     folder = presence_folder(path)
     lock = FileLock(folder / _LOCK, thread_local=False, is_singleton=False)
@@ -179,7 +183,7 @@ def alone(path: Path) -> Generator[None]:
         lock.acquire(timeout=_OPENING_SECONDS)
     except Timeout as error:
         raise StoreUnreachable(f"{path}: another process has been opening it for {_OPENING_SECONDS:.0f} s") from error
-    except OSError:  # where nothing can be made the file cannot be opened for writing either, which says it better
+    except OSError:  # the folder is not writable: opening the file for writing fails, too, with a better error
         yield
         return
     try:
@@ -190,19 +194,20 @@ def alone(path: Path) -> Generator[None]:
 
 
 def forget_log(path: Path) -> None:
-    """Remove the note once the log is gone; to be called after a file was closed. Never raises.
+    """Remove the note if the log is gone. Call this after a file was closed. Never raises.
 
-    So is the empty log of a file that was replaced: all that was in it is in its own file.
+    An empty log of a file that was replaced is removed, too: its content is already in the former file.
     """
     folder = presence_folder(path)
-    # Whoever opens the file now notes it anew; and no more than a note is lost.
+    # A process that opens the file now writes the note again, so nothing is lost if this removes it.
     with suppress(OSError, Timeout, StoreUnreachable):
         if not folder.exists():
             return
         with FileLock(folder / _LOCK, timeout=0, thread_local=False, is_singleton=False):
             beside = log_path(path)
             if identity_of(path) is not None and is_leftover(path) and not beside.stat().st_size:
-                # Its index, too: a process that still has the file before open would share it with those to come.
+                # Remove the index of the log, too: a process that still has the former file open would share it with
+                # processes that open the new file.
                 path.with_name(path.name + "-shm").unlink(missing_ok=True)
                 beside.unlink()
             if identity_of(beside) is None:
@@ -219,7 +224,7 @@ def _note(path: Path) -> None:
 def _noted(path: Path) -> tuple[Identity, Identity] | None:
     try:
         device, number, log_device, log_number = map(int, _note_path(path).read_text(encoding="ascii").split())
-    except (OSError, ValueError):  # none yet; or written by halves when the machine failed
+    except (OSError, ValueError):  # there is no note, or it was written in part when the machine failed
         return None
     return (device, number), (log_device, log_number)
 
@@ -232,10 +237,11 @@ def _note_path(path: Path) -> Path:
 
 
 class _InheritedFiles(forks.ForkAware):
-    """The files that this process inherited open, whoever opened them.
+    """The files that were open when this process was forked, by any code of the parent.
 
-    While one is open, SQLite believes in this process that it holds the locks which the parent took. So a connection to
-    it would lock nothing, and what it commits could be lost when another process takes itself for the last user.
+    While such a descriptor is open, SQLite in this process assumes that it holds the locks of the parent. So a
+    connection to the file would lock nothing, and its commits could be lost when another process considers itself the
+    last user of the file.
     """
 
     def __init__(self) -> None:
@@ -264,15 +270,15 @@ _inherited: Final = forks.register(_InheritedFiles())
 # --- opening -------------------------------------------------------------------------------------------------------
 
 LOCK_PATIENCE_SECONDS = 15.0
-"""How long a writer waits for its turn before it raises `StoreUnreachable`."""
+"""How long a writer waits for the lock before it raises `StoreUnreachable`."""
 
 _RETRY_SECONDS = 0.0001
-# No fair writer keeps others waiting for a second: from then on seldom tries cost less.
+# A fair writer never keeps others waiting for a second, so after that the waits are longer and cost less CPU.
 _LONG_SECONDS, _SELDOM_SECONDS = 1.0, 0.01
 _CACHE_KIB = 16_384
 _READING_CACHE_KIB = 4_096
-# One checkpoint takes the writer's time; at 4,000 pages (16 MB) it comes seldom enough not to slow a drain and the
-# log is still small. Measured: docs/benchmarks.md.
+# A checkpoint blocks the writer. At 4,000 pages (16 MB) it is rare enough not to slow a drain, and the log is still
+# small. Measured: docs/benchmarks.md.
 _CHECKPOINT_PAGES = 4_000
 
 
@@ -306,12 +312,12 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
     statements = [f"PRAGMA cache_size = -{cache}", "PRAGMA temp_store = memory"]
     if not read_only:
         if patiently(connection, "PRAGMA page_count").fetchone() == (0,):
-            # Only a file created so can shrink later; on an existing one this would write.
+            # Only a file that is created with this setting can shrink later; on an existing file it would write.
             statements.append("PRAGMA auto_vacuum = incremental")
         statements += [
             "PRAGMA journal_mode = wal",
-            # Debian's SQLite overwrites every freed page, which doubles what a delivery writes; 'fast' overwrites what
-            # is written anyway.
+            # Debian's SQLite overwrites every freed page, which doubles the writes of a delivery. With 'fast' it
+            # overwrites only pages that are written anyway.
             "PRAGMA secure_delete = fast",
             f"PRAGMA synchronous = {synchronous}",
             f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}",
@@ -327,13 +333,13 @@ def lock_patience() -> float:
 def patiently(
     connection: sqlite3.Connection, statement: str, patience: Callable[[], float] = lock_patience
 ) -> sqlite3.Cursor:
-    """Execute a statement that needs a lock, trying again every 0.1 ms; return its cursor.
+    """Execute a statement that needs a lock, and retry every 0.1 ms; return its cursor.
 
-    SQLite's own waiting backs off to 100 ms and so starves processes beside a busy writer
-    (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.
+    SQLite's own waiting backs off to 100 ms and so starves processes beside a busy writer (measured: 13 instead of
+    187,000 messages/s). Short equal waits give every process its turn.
 
-    ``patience`` returns the seconds to wait; it is called at each try, as they fall when the file is being closed. Then
-    `StoreUnreachable`: an outage, for no message is to blame.
+    ``patience`` returns the seconds to wait. It is called at each try, as the value falls when the file is being
+    closed. After that time it raises `StoreUnreachable`: this is an outage, and no message caused it.
     """
     started = steady_seconds()
     while True:
@@ -347,14 +353,14 @@ def patiently(
                     f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
                     f"while it writes; nothing was changed"
                 ) from error
-        # Nothing tells when the other process releases the lock.
+        # SQLite does not notify when the other process releases the lock, so poll.
         time.sleep(_RETRY_SECONDS if waited < _LONG_SECONDS else _SELDOM_SECONDS)  # noqa: TID251
 
 
 def check_intact(connection: sqlite3.Connection, path: Path) -> None:
-    """Check a file of up to 4 MB for damage, which is reported at opening instead of when a message meets it.
+    """Check a file of up to 4 MB for damage, so that it is reported at opening and not when a message is read.
 
-    SQLite itself notices a truncated file. Damage in a larger one is found when the row is read. Raises `NotADatabase`.
+    SQLite itself notices a truncated file. Damage in a larger one is found when a row is read. Raises `NotADatabase`.
     """
     with translated(path):
         sizes = [patiently(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
@@ -366,7 +372,7 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply the migrations that the file lacks; several processes may do so at once. Raises as `missing` does."""
+    """Apply the migrations that the file lacks; several processes may do so at once. Raises the errors of `missing`."""
     with translated(path):
         if schema_version(connection, path) == newest_version():
             return
@@ -414,7 +420,7 @@ _SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
 
 
 def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], required: Sequence[Step], where: str) -> None:
-    """Apply the missing migrations in the open transaction, with its ``execute``. Raises as `missing` does."""
+    """Apply the missing migrations in the open transaction, with its ``execute``. Raises the errors of `missing`."""
     marks = take_older_marks(execute)
     execute(_MARKING)
     for mark in marks:
@@ -443,7 +449,7 @@ def mark_done(step: Step) -> str:
 
 
 def setup_script(part: str) -> str:
-    """Return the SQL that makes a part in a file that has nothing of it."""
+    """Return the SQL that creates a part in a file that has no table of it."""
     parts = [f"{_MARKING};"]
     for step in missing(steps(part), (), "a new file"):
         sql = "".join(step.statements).strip()
@@ -452,7 +458,7 @@ def setup_script(part: str) -> str:
 
 
 def statements_of(script: str) -> list[str]:
-    """Split a script into statements: as a whole it cannot run in a transaction."""
+    """Split a script into statements: Python's `executescript` would commit the open transaction first."""
     statements: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):

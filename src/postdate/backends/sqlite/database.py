@@ -51,32 +51,32 @@ class Sqlite(DatabaseObject):
 
     @cached_property
     def store(self) -> SqliteStore:
-        """Where delayed messages wait."""
+        """The store of delayed messages."""
         return self.made(SqliteStore(self.path, **self._holding))
 
     @cached_property
     def queues(self) -> LocalTransport:
-        """The queues."""
+        """The transport."""
         return self.made(LocalTransport(self.path, **self._holding))
 
     @cached_property
     def sagas(self) -> SqliteSagaStore:
-        """Where saga instances are kept."""
+        """The saga store."""
         return self.made(SqliteSagaStore(self.path, **self._settings))
 
     @cached_property
     def outbox(self) -> SqliteOutbox:
-        """Where outboxes are kept, and whose transactions handlers use."""
+        """The outbox, whose transactions handlers use."""
         return self.made(SqliteOutbox(self.path, synchronous=self._settings["synchronous"]))
 
     @cached_property
     def timeouts(self) -> SqliteTimeouts:
-        """Where a timeout manager keeps its timeouts."""
+        """The timeouts of a timeout manager."""
         return self.made(SqliteTimeouts(self.path, **self._settings))
 
 
 def scripts() -> FileScripts:
-    """Return the SQL that an administrator runs by hand to make a file."""
+    """Return the SQL that an administrator runs by hand to create a file."""
     return FileScripts(
         database=partial(setup_script, "database"),
         timeouts=setup_statements,

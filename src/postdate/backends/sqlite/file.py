@@ -1,7 +1,7 @@
-"""The handle of one SQLite file in this process, which all stores and transports on it share.
+"""The handle of one SQLite file in this process, shared by all stores and transports on it.
 
-How it writes and reads is in `transactions`, its connections in `access`, this process among others in `registration`,
-and what it does every second in `upkeep`.
+`transactions` has its writes and reads, `access` its connections, `registration` its number among the processes, and
+`upkeep` its work of every second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SqliteFile(FileTransactions):
     """The shared handle of one file in this process: call :meth:`close` once for each :meth:`open`."""
 
     _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
-    """By process, so that a child opens handles of its own; those that it inherited begin anew, each by itself."""
+    """Handles by process id and path. A child of a fork opens handles of its own; inherited ones reset themselves."""
 
     _open_lock: ClassVar[threading.Lock] = forks.lock()
 
@@ -44,10 +44,10 @@ class SqliteFile(FileTransactions):
         rules: QueueRules | None = None,
         holds_at_most: timedelta | None = None,
     ) -> SqliteFile:
-        """Return the handle of this process for ``path``; nothing is read or written before the first use.
+        """Return the handle of this process for ``path``. The file is not read or written before the first use.
 
-        Args as :class:`postdate.SqliteStore` has them, but ``rules`` are given by transports only. Without ``rules`` or
-        ``holds_at_most`` those of an earlier opener are valid, else defaults.
+        The arguments are those of :class:`postdate.SqliteStore`; ``rules`` are set by transports only. Without
+        ``rules`` or ``holds_at_most``, the values of an earlier opener are used, or defaults.
 
         Raises:
             ConfigurationError: it is open already with other settings, or a setting is invalid.
@@ -98,12 +98,12 @@ class SqliteFile(FileTransactions):
         await in_thread(self.access.setup)
 
     def close(self) -> None:
-        """Give the handle back; the last user's call frees claims and closes the file. Blocking."""
+        """Close the handle for one user. The last user's call releases the claims and closes the file. Blocking."""
         forks.check_process()
         with self._open_lock:
             if self._users == 1:
                 self.access.is_closing = True
-                self._chores.stop()  # first: what it would begin now would find the file closed
+                self._chores.stop()  # before the rest: a chore that began later would find the file closed
             self._users -= 1
             if self._users > 0:
                 return
@@ -115,8 +115,9 @@ class SqliteFile(FileTransactions):
         registration.wakeups.stop_listening()
         with self.access.reading, self.access.writing:
             if registration.liveness is not None:
-                with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
-                    self.access.is_closed = False  # its connection may have been closed for a fork: opened once more
+                # If the disk is full or not writable, the next process notices that this one has ended, and does it.
+                with suppress(PostdateError):
+                    self.access.is_closed = False  # the connection may have been closed for a fork: allow opening it
                     self.write_blocking(lambda tx: unregister(tx, tx.claimant))
                 self.access.is_closed = True
             self.access.close_connections()
@@ -127,7 +128,7 @@ class SqliteFile(FileTransactions):
 
 
 class OnFile:
-    """An adapter on a file, whose handle it gives back once it is closed."""
+    """An adapter on a file. It closes its handle once, when it is closed."""
 
     file: SqliteFile
     _closed = False

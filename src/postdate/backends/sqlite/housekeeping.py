@@ -1,10 +1,10 @@
-"""What a process does for the file beside its work: taking out expired messages, and giving free pages back.
+"""Housekeeping of the file: removes expired messages from queues, and returns free pages to the disk.
 
 Messages expire by the clock of the machine. Source: specification 2.
 
-SQLite reuses free pages at no cost, so they are given back to the disk only when many have been free for a while: the
-size of a busy file does not go up and down. Files made before this version cannot shrink (SQLite keeps in the file
-whether it can); ``VACUUM`` would rewrite them while nobody else has them open.
+SQLite reuses free pages at no cost. So they are returned to the disk only if many have been free for some time, and the
+size of a busy file does not go up and down. Files of earlier versions cannot shrink, as SQLite stores that setting in
+the file; ``VACUUM`` would rewrite such a file while no other process has it open.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from postdate.messages import encode_headers, format_timestamp
 from postdate.ports import RecordKind
 
 DEAD_LETTERS: Final = "postdate.dead-letters"
-"""The queue of a file for expired messages that are kept; created with the first of them."""
+"""The queue of a file for expired messages that are kept. It is created with the first of them."""
 
 DEAD_LETTER_HEADER: Final = "Postdate.DeadLetter"
-"""Header of a dead letter: its former queue, and when it expired there."""
+"""Header of a dead letter, with its former queue and the time at which it expired there."""
 
 BATCH: Final = 250
-"""Messages in one transaction: some 10 ms, which is how long a sender may have to wait for its turn."""
+"""The most messages removed in one transaction. It takes some 10 ms, and a sender may have to wait for it."""
 
 _IS_ANY: Final = """
     SELECT 1 FROM queue_message INDEXED BY queue_message_ending
     WHERE ends_at < ? AND ends_at IS NOT NULL AND claimant IS NULL LIMIT 1"""
-# Claimed messages are not in the index: their receivers have them in time.
+# Claimed messages are not in this index: their receivers got them before they expired.
 _EXPIRED: Final = """
     SELECT m.seq, m.content, m.message_id, m.due, m.ends_at, m.dead_letter, q.name
     FROM queue_message AS m INDEXED BY queue_message_ending CROSS JOIN queue AS q USING (queue_id)
     WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL ORDER BY m.ends_at LIMIT ?"""
 INSERT_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
 _CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
-# With its expiry it would also vanish from the dead letters, or from the queue to which it is returned.
+# The expiry is removed. With it the message would also expire among the dead letters, or in the queue to which an
+# operator returns it.
 _KEEP: Final = """
     UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0,
         unanswered = 0
@@ -120,23 +121,23 @@ def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
 # --- room on the disk ----------------------------------------------------------------------------------------------
 
 ROUNDS_UNUSED: Final = 10
-"""Looks, one a second, in all of which the pages must have been free."""
+"""The number of checks, one a second, in all of which the pages must have been free."""
 
 _LEAST_BYTES: Final = 8 * 1024 * 1024
 _PAGES_AT_ONCE: Final = 500
-"""Pages given back in one transaction (2 MB): some 10 ms."""
+"""The most pages returned in one transaction (2 MB). It takes some 10 ms."""
 
 _INCREMENTAL: Final = 2
 
 
 class RoomToGiveBack:
-    """Decides how many pages are given back; pure."""
+    """Decides how many pages are returned to the disk. Pure."""
 
     def __init__(self) -> None:
         self._free: deque[int] = deque(maxlen=ROUNDS_UNUSED)
 
     def look(self, free: int, pages: int, page_bytes: int) -> int:
-        """Return how many pages to give back, of ``free`` ones in a file of ``pages``."""
+        """Return how many pages to return to the disk, of ``free`` free pages in a file of ``pages``."""
         self._free.append(free)
         unused = min(self._free)
         enough = max(pages // 4, _LEAST_BYTES // page_bytes)
@@ -144,7 +145,7 @@ class RoomToGiveBack:
 
 
 def shape(connection: sqlite3.Connection) -> tuple[int, int, int] | None:
-    """Return free pages, all pages, and bytes of a page; ``None``: this file cannot shrink."""
+    """Return the number of free pages, of all pages, and the bytes of a page; ``None`` if this file cannot shrink."""
     if _pragma(connection, "auto_vacuum") != _INCREMENTAL:
         return None
     return _pragma(connection, "freelist_count"), _pragma(connection, "page_count"), _pragma(connection, "page_size")
@@ -156,9 +157,9 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 def give_back(tx: Transaction, pages: int) -> int:
-    """Give up to ``pages`` pages back, within the bound of one transaction; return how many are left."""
+    """Return up to ``pages`` pages to the disk, at most as many as fit one transaction; return how many remain."""
     share = min(pages, _PAGES_AT_ONCE)
     for _ in range(share):
-        # SQLite gives back one page a step, and Python takes only one step of a statement without columns.
+        # SQLite frees one page in each step, and Python makes only one step of a statement without columns.
         tx.execute("PRAGMA incremental_vacuum(1)")
     return pages - share

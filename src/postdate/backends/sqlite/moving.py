@@ -1,4 +1,4 @@
-"""Due messages move to their queues inside the file, by a few statements a batch. Source: ADR 0002, ADR 0003."""
+"""Moves due messages to their queues inside the file, with a few statements for a batch. Source: ADR 0002, ADR 0003."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from postdate.backends.sqlite.rows import Transaction, next_attempt, queue_topic
 from postdate.clock import LATEST
 from postdate.ports import NOTHING_MOVED, Moved, MoveReport
 
-# The batch goes into a table first, so that every later statement works on exactly these rows. An expiry that is no
-# number ends nothing, here and in the queue: the receiver of the message marks it.
+# The batch is written to a table first, so that every later statement works on exactly these rows. An expiry that is no
+# number is ignored here and in the queue; the receiver of the message marks it as unreadable.
 _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
@@ -40,7 +40,7 @@ _FIRST_DUE: Final = """
     WHERE NOT b.expired ORDER BY b.position LIMIT 1"""
 
 
-# Grouping sorts; most batches go to one queue, which is seen in one walk.
+# GROUP BY sorts. Most batches are for one queue, and one pass without sorting finds that out.
 _ONE_QUEUE: Final = """
     SELECT name FROM queue WHERE queue_id = (
         SELECT iif(min(queue_id) = max(queue_id), min(queue_id), NULL) FROM temp.batch WHERE NOT expired)"""
@@ -59,7 +59,10 @@ _HEAD_DOES_NOT_MOVE: Final = """
 
 
 def move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
-    """Move up to ``limit`` messages that were due before ``now`` (microseconds); see `MovingStore.move_due`."""
+    """Move up to ``limit`` messages that were due before ``now``; see `MovingStore.move_due`.
+
+    ``now`` is in microseconds since 1970 UTC.
+    """
     tx.execute(
         "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
     )
@@ -86,8 +89,8 @@ def _moved(tx: Transaction) -> Moved:
 
 
 def _move_batch(tx: Transaction, now: int, size: int) -> Counter[str]:
-    """Return how many went to which queue; the others of the batch had expired."""
-    # Messages expire in a queue by the clock of the machine, whatever the mover's clock is.
+    """Return how many messages were moved to each queue; the other messages of the batch had expired."""
+    # Messages expire in a queue by the clock of the machine; the mover's clock may be another one.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})

@@ -1,4 +1,4 @@
-"""An operator's questions about a file; nothing waiting is changed. See :class:`postdate.ports.Observer`."""
+"""Answers to an operator's questions about a file. No message is changed. See :class:`postdate.ports.Observer`."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> li
 def _is_alive(path: Path, claimant: int) -> bool:
     try:
         return not is_gone(presence_folder(path), claimant)
-    except OSError:  # the lock belongs to another user, whose process removes it when it ends
+    except OSError:  # the lock file belongs to another user, whose process removes it when it ends
         return True
 
 

@@ -1,16 +1,16 @@
-"""What the processes on one machine know of each other: who lives, what is held, and when to look.
+"""Signs of life, locks and wake-ups between the processes on one machine.
 
-Each process that holds messages also holds a locked file, which the system frees when it dies. A lock needs no clock: a
-slow handler never loses its message, and after kill -9 the message is free at once (ADR 0003; a lease would have to
-choose between the two). A name is held by a locked file, too, during slow work elsewhere: a mark in the database would
-cost two commits more (ADR 0014).
+Each process with claims has a locked file, which the system unlocks when the process dies. A lock needs no clock: a
+slow handler never loses its message, and after kill -9 the message can be claimed at once (ADR 0003; a lease would have
+to choose between the two). A locked file also reserves a name during slow work elsewhere: a mark in the database would
+cost two more commits (ADR 0014).
 
-A frozen process keeps its lock. So each one with claims also touches a file now and then, and others take its claims
-when it does not do so for as long as its file says (ADR 0053). An observer counts only the time in which it looked
-itself: no clocks are compared, and after a machine has slept nobody is taken for silent.
+A frozen process keeps its lock. So each process with claims also touches a file from time to time. If it does not do so
+for as long as its file states, other processes release its claims (ADR 0053). An observer counts only the time in which
+it was awake itself. So no clocks are compared, and after the machine was suspended no process is considered silent.
 
-Signals are datagrams on the loopback interface, sent after the commit, never before. A datagram carries only the name
-of a topic. A lost one costs a poll interval, never a message: all listeners also look by themselves from time to time.
+Wake-ups are datagrams on the loopback interface, sent after the commit and never before. A datagram contains only the
+name of a topic. A lost datagram costs a poll interval, but never a message: all listeners also poll by themselves.
 """
 
 from __future__ import annotations
@@ -41,28 +41,29 @@ HELD_AT_MOST: Final = timedelta(seconds=60)
 """Default of ``holds_at_most``."""
 
 SHORTEST_BOUND: Final = timedelta(seconds=3)
-"""Signs and looks are a second apart at best."""
+"""The smallest ``holds_at_most``: signs and checks are at least a second apart."""
 
 _SIGNS_IN_A_BOUND: Final = 4
-"""A sign may come late three times before it is missed."""
+"""The number of signs within ``holds_at_most``. So three signs may fail before the process counts as silent."""
 
 
 class _LockOfProcess(forks.ForkAware):
-    """A locked file whose lock ends with this process, whatever children it has.
+    """A locked file whose lock ends with this process, also if the process has forked children.
 
-    A child inherits the descriptor, and with it the lock: it would keep what its parent held after the parent's death.
+    A child inherits the descriptor and with it the lock. So without this class it would keep the claims of its parent
+    after the parent's death.
     """
 
     def __init__(self, lock: FileLock, path: Path) -> None:
         self.lock, self.status = lock, path.stat()
         self.is_inherited = False
-        """Whether it is that of the parent: it must not be released here."""
+        """Whether the lock belongs to the parent of this process; then it must not be released here."""
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         self.is_inherited = True
-        forks.keep_for_ever(self.lock)  # its end would release it
+        forks.keep_for_ever(self.lock)  # its finalizer would release the lock of the parent
         for descriptor, identity in forks.open_descriptors().items():
             if identity == (self.status.st_dev, self.status.st_ino):
                 forks.blank(descriptor)
@@ -73,7 +74,7 @@ class _LockOfProcess(forks.ForkAware):
 
 
 class FileLiveness:
-    """The locked file of one claimant, and the file that it touches as a sign of life, both in ``folder``."""
+    """The locked file of one claimant, and the file that it touches as a sign of life. Both are in ``folder``."""
 
     def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ class FileLiveness:
 
     @classmethod
     def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> FileLiveness | None:
-        """Return the liveness of a claimant, or ``None``: another process has the lock of that number."""
+        """Return the liveness of a claimant; ``None`` if another process has the lock of that number."""
         try:
             return cls(folder, claimant, holds_at_most)
         except Timeout:
@@ -102,12 +103,12 @@ class FileLiveness:
         return at >= self._next_sign + (_SIGNS_IN_A_BOUND - 1) * self._every
 
     def show_life(self, at: float) -> None:
-        """Touch the file, which costs the disk one small write."""
+        """Touch the file. This costs one small write to the disk."""
         os.utime(self._sign)
         self._next_sign = at + self._every
 
     def stands(self) -> bool:
-        """Return whether the locked file is still the one at its path."""
+        """Return whether the locked file is still at its path: it may have been removed."""
         try:
             return os.path.samestat(self._path.stat(), self._lock.status)
         except FileNotFoundError:
@@ -135,19 +136,19 @@ def is_gone(folder: Path, claimant: int) -> bool:
 
 
 def forget(folder: Path, claimant: int) -> None:
-    """Remove the files of a silent process: if it dies silent, nobody else would."""
+    """Remove the files of a silent process: if it never wakes again, no other code removes them."""
     _remove(_lock_path(folder, claimant), _sign_path(folder, claimant))
 
 
 def _remove(*paths: Path) -> None:
     for path in paths:
-        with suppress(OSError):  # two processes may find it gone at once, or just be looking whether it is
+        with suppress(OSError):  # two processes may remove it at once, or one may have it open for a check
             path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The last sign of life of a process: ``mark`` changes with each, and may stay the same for ``bound`` seconds."""
+    """The last sign of life of a process. ``mark`` changes with each, and may be unchanged for ``bound`` seconds."""
 
     mark: int
     bound: float
@@ -157,23 +158,23 @@ def last_sign(folder: Path, claimant: int) -> Sign | None:
     path = _sign_path(folder, claimant)
     try:
         return Sign(path.stat().st_mtime_ns, float(path.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # it ends just now; or begins, and has not written yet
+    except (OSError, ValueError):  # the process is ending, or is starting and has not written the file yet
         return None
 
 
 class Silence:
-    """For how long other processes have given no sign, as far as this process has looked; pure."""
+    """The time for which each other process has given no sign, as this process has observed it. Pure."""
 
     def __init__(self) -> None:
         self._silent_for: dict[int, tuple[Sign, float]] = {}
 
     def look(self, holders: Iterable[int], sign_of: Callable[[int], Sign | None], passed: float) -> list[int]:
-        """Return the claimants whose claims are void.
+        """Return the claimants whose claims are to be released.
 
         Args:
-            holders: claimants with claims; a process without any need give no sign.
-            sign_of: returns the last sign; ``None``: it gives none, as those of an older Postdate.
-            passed: seconds since the last look, in which this process was awake itself.
+            holders: claimants with claims; a process without claims gives no sign.
+            sign_of: returns the last sign; ``None``: the process gives none, such as one of an older Postdate.
+            passed: seconds since the last check, in which this process was awake itself.
         """
         seen = dict[int, tuple[Sign, float]]()
         for holder in holders:
@@ -206,7 +207,7 @@ class LockedFile:
         self._lock, self._path, self.is_locked = _LockOfProcess(lock, path), path, True
 
     def unlock(self) -> None:
-        """Unlock and remove it, once: afterwards the file may be another's. Never raises."""
+        """Unlock and remove the file, once: after that another process may have a file of this name. Never raises."""
         if self.is_locked and not self._lock.is_inherited:
             self.is_locked = False
             with suppress(OSError):
@@ -216,10 +217,11 @@ class LockedFile:
 
 
 def try_to_hold(folder: Path, name: str) -> LockedFile | None:
-    """Lock the file of ``name``, any text, or return ``None``: it is locked, here or by another process.
+    """Lock the file of ``name``, any text; return ``None`` if it is locked, by this or another process.
 
-    The lock is not exclusive while its file is being removed: a process may lock the old file and another one its
-    successor. So check afterwards whether the work is still to be done: what was done before the unlocking is visible.
+    The lock is not exclusive while its file is being removed: one process may lock the old file, and another one a new
+    file of the same name. So check after locking whether the work is still to be done; work that was done before the
+    unlocking is visible then.
     """
     path = folder / f"held-{hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()}.lock"
     lock = FileLock(path, thread_local=False, is_singleton=False)
@@ -240,13 +242,13 @@ def try_to_hold(folder: Path, name: str) -> LockedFile | None:
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TOPIC_BYTES = 2048
 _LOOK_UP_SECONDS = 1.0
-"""How often the listening thread checks whether it is to end, as the datagram that says so may be lost."""
+"""How often the listening thread checks whether it must end, as the datagram that ends it may be lost."""
 
 log = logging.getLogger("postdate.embedded")
 
 
 class Wakeups:
-    """The topics that this process listens to, and the socket by which it hears other processes."""
+    """The topics that this process listens to, and the sockets for wake-ups to and from others. Thread-safe."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Wake]] = defaultdict(list)
@@ -299,7 +301,7 @@ class Wakeups:
                     self._sender = forks.own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                     self._sender.bind((_LOOPBACK, 0))
                 self._sender.sendto(topic.encode(), (_LOOPBACK, port))
-            except OSError as error:  # no loopback, or its buffers are full: the listener's own poll finds the message
+            except OSError as error:  # no loopback, or full buffers: the poll of the listener finds the message
                 log.debug("no datagram to port %d: %s", port, error)
 
     def stop_listening(self) -> None:

@@ -1,4 +1,4 @@
-"""An operator's questions about waiting messages, answered from indexes."""
+"""Statements for an operator's questions about pending messages, answered from indexes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from postdate.ports.limits import LANE_WIDTH, LANES
 def _first_by(time: str, which: str) -> str:
     """Return SQL for the first messages of a page, by an index of ``time``.
 
-    In two parts, each a range of the index: compared as a pair, time and number are none.
+    It has two parts, each a range of the index: SQLite does not use an index range for a comparison of pairs.
     """
     listed = f"SELECT * FROM delayed_message WHERE {which} AND {time} < coalesce(:due_to, {2**63 - 1})"
     return f"""SELECT * FROM (
@@ -39,9 +39,9 @@ _UNREADABLE: Final = "SELECT count(*) FROM delayed_message WHERE unreadable IS N
 
 
 class SqliteQuestions:
-    """An operator's questions about waiting messages, answered from indexes; see :class:`SqlQuestions`."""
+    """Statements for an operator's questions about pending messages; see :class:`SqlQuestions`."""
 
-    # Due times differ from attempt_at only in failed, claimed and held rows: only these are read.
+    # Due times differ from attempt_at only in rows that failed, are claimed, or are in a lane: only these are read.
     next_due: Final = f"""
         SELECT min(first) FROM (
             SELECT min(attempt_at) AS first FROM delayed_message
@@ -77,7 +77,7 @@ class SqliteQuestions:
         SELECT {WAITING_COLUMNS} FROM delayed_message
         WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
-    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    # Goes from each lane with messages to the next one: one index search for each, however many lanes are empty.
     limits_of_held: Final = f"""
         WITH RECURSIVE
         last(lane) AS (SELECT max(lane) FROM destination_limit),

@@ -1,7 +1,7 @@
-"""The number under which this process holds messages of an SQLite file, and its lock file: signs that it lives.
+"""The number under which this process claims messages of an SQLite file, and the lock file that shows that it lives.
 
-Other processes free the claims of a number whose process ended, or showed no life for too long. Then this process goes
-on under another number, and what it still does with those claims has no effect (ADR 3, 19).
+Other processes release the claims of a number if its process ended or gave no sign of life for too long. Then this
+process continues under another number, and its writes with the old claims have no effect (ADR 3, 19).
 """
 
 from __future__ import annotations
@@ -30,43 +30,46 @@ log = logging.getLogger("postdate.embedded")
 
 
 class Registration(forks.ForkAware):
-    """This process among those that use one file: its number, its lock file, its listeners, and who is told of a loss.
+    """The registration of this process for one file: number, lock file, listeners, and callbacks for lost claims.
 
-    It begins anew in the child of a fork: number, claims and listeners are the parent's.
+    In the child of a fork it starts empty: number, claims and listeners belong to the parent.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.agreed_bound: timedelta | None = None
-        """As the stores and transports on the file want it; ``None``: none has said so."""
+        """``holds_at_most`` as a store or transport on the file has set it; ``None``: none has."""
         self.claimant = 0
-        """Number under which this process holds messages; 0 before its first use of the file."""
+        """The number under which this process claims messages; 0 before its first use of the file."""
         self.liveness: FileLiveness | None = None
         """Its lock file; ``None`` while it has no number."""
         self.wakeups = Wakeups()
         self.has_written = False
-        """Since the last sign of life."""
+        """Whether this process has written since its last sign of life."""
         self.is_beside_others = False
         """Whether another process wrote between the last two transactions of this one."""
         self.start_upkeep: Callable[[], None] = lambda: None
-        """Called with each number that this process takes."""
+        """Called each time that this process has taken a number."""
         self._data_version = 0
-        """Of SQLite: changes with each commit of another connection."""
+        """SQLite's ``data_version`` at the last transaction. It changes with each commit of another connection."""
         self._when_fenced: list[Callable[[int], None]] = []
         forks.register(self)
 
     @property
     def folder(self) -> Path:
-        """Where processes have their lock files."""
+        """The folder with the lock files of all processes."""
         return presence_folder(self._path)
 
     @property
     def holds_at_most(self) -> timedelta:
-        """A process without a sign of life for this long loses its claims."""
+        """The time after which a process without a sign of life loses its claims."""
         return self.agreed_bound or HELD_AT_MOST
 
     def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
-        """Call ``fenced`` with a number whose claims became void, in the thread that noticed; return how to stop."""
+        """Register ``fenced``, called with a number whose claims were lost; return a function to stop.
+
+        It is called in the thread that noticed the loss.
+        """
         self._when_fenced.append(fenced)
 
         def stop() -> None:
@@ -76,26 +79,26 @@ class Registration(forks.ForkAware):
         return stop
 
     def fence(self, claimant: int) -> None:
-        """Tell that the claims under a number are void."""
+        """Report that the claims under a number are lost."""
         for fenced in list(self._when_fenced):
             fenced(claimant)
 
     def begin(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
-        """Begin a transaction under a registered number, as claims of an unregistered one would be freed by others."""
+        """Begin a transaction under a registered number; other processes would release the claims of another one."""
         while True:
             patiently(connection, "BEGIN IMMEDIATE", patience)
             version: int = connection.execute("PRAGMA data_version").fetchone()[0]
             self.is_beside_others, self._data_version = version != self._data_version, version
-            # Only another process' commit can have removed it.
+            # Only a commit of another process can have removed the number, so without one no query is needed.
             if not self.is_beside_others or connection.execute(_IS_REGISTERED, (self.claimant,)).fetchone():
                 return
             connection.execute("ROLLBACK")
             self._register_anew(connection, patience)
 
     def resume(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
-        """Register this process, or have its next transaction look whether its number is registered still.
+        """Register this process. If it has a number, have the next transaction check that it is still registered.
 
-        It has a number if its connection was closed for a fork.
+        The process has a number if its connection was closed for a fork.
         """
         if self.liveness is None:
             self._register(connection, patience)
@@ -115,15 +118,15 @@ class Registration(forks.ForkAware):
         if liveness is not None:
             liveness.leave()
         self.fence(before)
-        self.wakeups.signal(self.wakeups.topics, ())  # nobody could wake a process that was not registered
+        self.wakeups.signal(self.wakeups.topics, ())  # wake-ups sent while it was not registered were lost
 
     def _register(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
-        """Take a number and its lock file, and listen under it. After a failure the state is as before."""
+        """Take a number and its lock file, and register listeners. After an error the state is as before."""
         before, liveness = self.claimant, None
         patiently(connection, "BEGIN IMMEDIATE", patience)
         try:
-            # Locked before the commit: no process ever sees the row without the lock. A process with a former file open
-            # may have locked the number.
+            # Lock before the commit: otherwise a process could see the row without the lock, and take this process for
+            # dead. The number may be locked by a process that has a former file open; then take the next one.
             while liveness is None:
                 self.claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
                 liveness = FileLiveness.take(self.folder, self.claimant, self.holds_at_most)
@@ -164,7 +167,7 @@ def registered_numbers(connection: sqlite3.Connection) -> set[int]:
 
 
 def unregister(tx: Transaction, claimant: int, *, has_died: bool = False) -> None:
-    """Free the claims of a process, and forget its number; of one that has died, count that for messages in queues."""
+    """Release the claims of a process, and delete its number; of one that died, count that for messages in queues."""
     freed = tx.execute(
         "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
     ).rowcount

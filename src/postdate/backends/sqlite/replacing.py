@@ -1,4 +1,4 @@
-"""What waits under a key is replaced: the newest message of the key, or a new one where that has left."""
+"""Replaces the message under a key: the newest pending message of the key, or a new one if that is not pending."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLACE: Final = """
 
 
 class NewestOfKey(NamedTuple):
-    """The last message that was stored under a key: ``seq`` and ``content`` are its rows while it waits unclaimed."""
+    """The last message that was stored under a key; ``seq`` and ``content`` are set if it is pending and unclaimed."""
 
     message_id: str
     stored_at: object
@@ -38,7 +38,7 @@ def _newest(connection: sqlite3.Connection, ids: KeyedIds) -> NewestOfKey:
 
 
 def newest_of_key(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[NewestOfKey, str]:
-    """Return the newest message of a key, and its id if it waits, else a new id. Raises `InvalidMessage`."""
+    """Return the newest message of a key, and its id if it is pending, else a new id. Raises `InvalidMessage`."""
     newest = _newest(connection, ids)
     if newest.seq is not None:
         return newest, newest.message_id
@@ -47,7 +47,7 @@ def newest_of_key(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[Newest
 
 
 def replace_newest(tx: Transaction, *, ids: KeyedIds, newest: NewestOfKey, row: tuple[Any, ...], at: int) -> bool:
-    """Write a message in place of the newest one of a key; false: that has changed, and nothing was done."""
+    """Write a message in place of the newest one of a key. Return ``False``, and write nothing, if that has changed."""
     if _newest(tx.connection, ids) != newest:
         return False
     message_id, due, destination, expires_at, *written = row

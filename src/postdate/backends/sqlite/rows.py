@@ -1,7 +1,7 @@
-"""Write transactions, and messages and their records as rows of the file. Times are microseconds since 1970 UTC.
+"""Write transactions, and the rows of messages and records in the file. Times are microseconds since 1970 UTC.
 
-Each row is read by itself: an unreadable one affects no other, and is marked in the transaction that met it (ADR 0043).
-Stored messages are not checked against limits again, which may have been tightened since.
+Each row is decoded by itself. An unreadable row does not affect others, and is marked in the transaction that reads it
+(ADR 0043). Stored messages are not checked against size limits again, as the limits may be tighter now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from postdate.ports.observation import UNREADABLE
 from postdate.ports.transports import ExpiryRules
 
 DUE: Final = "due"
-"""Topic: a message was stored that is due before all others."""
+"""The topic of the signal that a message was stored that is due before all others."""
 
 _THE_MACHINE: Final = SystemClock()
 
@@ -38,8 +38,8 @@ def queue_topic(queue: str) -> str:
 class QueueRules:
     """How the queues of a file treat expired messages.
 
-    ``clock`` is the machine's; ``expiry`` the rules of MSMQ, or ``None``: every message has its own time, and expired
-    ones are deleted.
+    ``clock`` is that of the machine. ``expiry`` has the rules of MSMQ; ``None``: each message has an expiry of its own,
+    and expired messages are deleted.
     """
 
     clock: Clock = _THE_MACHINE
@@ -55,7 +55,7 @@ class QueueRules:
 
     @property
     def keeps_expired(self) -> bool:
-        """Whether a message without a setting of its own becomes a dead letter when it expires in its queue."""
+        """Whether a message without an own setting becomes a dead letter when it expires in its queue."""
         return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
 
 
@@ -64,7 +64,7 @@ class Transaction:
 
     Args:
         connection: in a transaction; do not commit or roll back.
-        claimant: number under which this process holds messages.
+        claimant: the number under which this process claims messages.
         recording: how much is recorded.
         rules: of the queues.
     """
@@ -88,7 +88,7 @@ class Transaction:
 
 
 class SqliteSqlDialect(SqlDialect):
-    """SQLite's form of the common statements: a value is named ``:name``."""
+    """SQLite's form of the common statements: parameters are written ``:name``."""
 
     batches = True
 
@@ -103,9 +103,9 @@ class SqliteSqlDialect(SqlDialect):
 
     @override
     def delete_first(self, session: Any, statement: tuple[str, str], values: Mapping[str, Any]) -> int:
-        """Delete one by one.
+        """Delete rows one by one.
 
-        For a list of numbers a table that ANALYZE has seen with one row is read from end to end.
+        With a list of numbers, SQLite would scan the whole table if ANALYZE was run when it had one row.
         """
         find, delete = statement
         return session.executemany(delete, session.execute(find, values).fetchall()).rowcount
@@ -114,36 +114,37 @@ class SqliteSqlDialect(SqlDialect):
 # --- messages as rows ---------------------------------------------------------------------------------------------
 
 WAITING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "failures")
-"""Columns of a waiting message that are the message's own, without its content."""
+"""Columns of a pending message with fields of the message, without its content."""
 
 QUEUED_FIELDS: Final = ("message_id", "due", "expires_at", "failures", "ends_at", "dead_letter")
-"""Likewise of a message in a queue."""
+"""The same for a message in a queue."""
 
 _CONTENT: Final = (
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
 WAITING_COLUMNS: Final = f"seq, {', '.join(WAITING_FIELDS)}, {_CONTENT}"
-"""Of a waiting message, for :func:`message_of`. Headers as bytes: they may be no UTF-8."""
+"""Columns of a pending message, for :func:`message_of`. Headers are read as bytes, as they may be no UTF-8."""
 
 QUEUED_COLUMNS: Final = f"seq, {', '.join(QUEUED_FIELDS[:4])}, {_CONTENT}, unanswered"
-"""Of a message in a queue, for :func:`envelope_of`."""
+"""Columns of a message in a queue, for :func:`envelope_of`."""
 
 INSERT_WAITING: Final = f"""
     INSERT INTO delayed_message (seq, {", ".join(WAITING_FIELDS[:-1])}, content, attempt_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
-"""Takes the number, :data:`WAITING_FIELDS` but for the failures, the number of the content, and the due time again."""
+"""Parameters: the number, :data:`WAITING_FIELDS` without the failures, the number of the content, the due time again.
+"""
 
 INSERT_QUEUED: Final = f"""
     INSERT INTO queue_message (queue_id, {", ".join(QUEUED_FIELDS)}, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-"""Takes the number of the queue, :data:`QUEUED_FIELDS` and the number of the content."""
+"""Parameters: the number of the queue, :data:`QUEUED_FIELDS`, and the number of the content."""
 
 T = TypeVar("T")
 Row = Sequence[Any]
 
 
 def waiting_row(message: DelayedMessage, largest_message_bytes: int) -> tuple[Any, ...]:
-    """Return :data:`WAITING_FIELDS` but for the failures, headers and body. Raises `MessageTooLarge`."""
+    """Return :data:`WAITING_FIELDS` without the failures, then headers and body. Raises `MessageTooLarge`."""
     headers = stored_headers(message, largest_message_bytes)
     expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
     return (message.message_id, to_microseconds(message.due), message.destination, expires_at, headers, message.body)
@@ -207,7 +208,10 @@ def instant(value: object, what: str) -> datetime:
 
 
 def time_of(value: object) -> datetime | None:
-    """Return the time of a column, clamped; ``None``: it holds none. Whoever claims the message finds out."""
+    """Return the time of a column, clamped to the calendar; ``None`` if it is no number.
+
+    It does not raise: the claim of the message finds an invalid time and marks the row.
+    """
     return nearest_instant(value) if type(value) is int else None
 
 
@@ -222,7 +226,7 @@ def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]
 
 
 def shown(value: str | bytes) -> str:
-    """Return a text for people; bytes that are no UTF-8 are replaced."""
+    """Return a text for display; bytes that are no UTF-8 are replaced."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
@@ -231,10 +235,10 @@ def _short(value: object) -> str:
 
 
 def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a statement that may write, in the caller's transaction; text that is no UTF-8 comes as bytes.
+    """Return the rows of a statement that may write, in the caller's transaction. Text that is no UTF-8 is bytes.
 
-    By default one such text makes all rows unreadable: then the statement is undone and run again. Reading all texts
-    that way from the start would cost a call for each.
+    Python's driver raises an error for all rows if one text is no UTF-8. Then the statement is undone and run again
+    with a lenient decoder. That decoder is not used at first, as it costs a call for each text.
     """
     connection.execute("SAVEPOINT reading")
     try:
@@ -250,7 +254,7 @@ def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | 
         finally:
             connection.text_factory = str
     finally:
-        if connection.in_transaction:  # a full disk may have ended all of it
+        if connection.in_transaction:  # a full disk may have rolled back the whole transaction
             connection.execute("RELEASE reading")
 
 
@@ -266,7 +270,7 @@ def _lenient(value: bytes) -> str | bytes:
 
 
 def decoded(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], dict[int, str]]:
-    """Return the decoded rows, in order, and by row number (the first column) why the others cannot be decoded."""
+    """Return the decoded rows, in order, and the reasons for rows that cannot be decoded, by number (first column)."""
     good, bad = list[T](), dict[int, str]()
     for row in rows:
         try:
@@ -289,19 +293,19 @@ FAILED_LAST: Final = """
         AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 3, 5, 6, 9)
             AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
         AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
-"""The number of a message that is not waiting, and whose last record is a failure: only such a one may come back."""
+"""The number of a message that is not pending and whose last record is a failure: only such a message may return."""
 
 NEXT_NUMBER: Final = """
     SELECT max(coalesce((SELECT max(seq) FROM record NOT INDEXED), 0),
         coalesce((SELECT max(seq) FROM delayed_message NOT INDEXED), 0)) + 1"""
-"""Above those of waiting messages, too: in files where older versions recorded nothing they may have no record.
+"""The next number. It is also above the numbers of pending messages, which may have no record in older files.
 
-Not by an index: one that ANALYZE has seen with one row would be read from end to end, as it is smaller than the table.
+NOT INDEXED: SQLite would scan an index that ANALYZE has seen with one row, as it is smaller than the table.
 """
 
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert messages whose ids are new; rows: as :func:`waiting_row` makes them."""
+    """Insert messages whose ids are new. The rows have the form of :func:`waiting_row`."""
     if not rows:
         return StoreReport(0)
     (base,) = tx.execute(NEXT_NUMBER).fetchone()
@@ -321,9 +325,9 @@ def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreRe
 
 
 def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert; a known message that went to the error queue last comes back under its old number."""
+    """Insert messages. A message that is in the error queue is stored again under its old number."""
     report = insert(tx, rows, at)
-    content_of = {row[0]: row for row in reversed(rows)}  # of an id that stands twice the first one counts
+    content_of = {row[0]: row for row in reversed(rows)}  # if an id occurs twice the first row counts
     still_there = list[str]()
     for id_ in report.already_there:
         row = content_of.pop(id_, None)
@@ -344,9 +348,9 @@ def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
 
 
 def signal_if_first(tx: Transaction, due: int) -> None:
-    """Wake the poller only for a message due before all others: most are not."""
+    """Wake the poller if a message is due before all others. Most messages are not, and wake-ups cost something."""
     (first,) = tx.execute("SELECT min(attempt_at) FROM delayed_message").fetchone()
-    if type(first) is not int or due < first:  # what others wrote into a row may be no time
+    if type(first) is not int or due < first:  # another program may have written a value that is no time
         tx.signal(DUE)
 
 
@@ -371,10 +375,10 @@ class MessageTable:
 
     Args:
         name: of the table.
-        columns: as :attr:`decode` reads them.
-        release: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
-        recorded: id, due time and destination of a row.
-        decode: reads :attr:`columns`; raises when the row is unreadable.
+        columns: the columns that :attr:`decode` reads.
+        release: assignments of an UPDATE that end a claim of the row and hide the row from later claims.
+        recorded: SQL for id, due time and destination of a row.
+        decode: decodes :attr:`columns`; raises if the row is unreadable.
     """
 
     name: str
@@ -401,12 +405,12 @@ QUEUED: Final = MessageTable(
 
 
 def mark_unreadable(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
-    """Mark rows so that nothing claims them, and record that.
+    """Mark rows as unreadable, so that nothing claims them, and record that.
 
-    ``bad``: why each is unreadable, by its number; ``at``: microseconds since 1970 UTC, by default now.
+    ``bad``: the reason for each row, by its number; ``at``: microseconds since 1970 UTC, by default now.
     """
     when = tx.rules.now() if at is None else at
-    # Numbers of content are given again: a row whose content is gone must not get that of another message.
+    # Numbers of content are used again: a row whose content is gone must not get the content of another message.
     content = "coalesce((SELECT c.seq FROM content AS c WHERE c.seq = t.content), 0)"
     mark = f"""
         UPDATE {table.name} AS t SET {table.release}, content = {content}, unreadable = ?, unreadable_at = ?
@@ -417,7 +421,7 @@ def mark_unreadable(tx: Transaction, table: MessageTable, bad: Mapping[int, str]
 
 
 def mark_and_log(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
-    """:func:`mark_unreadable` of rows that were just met, with one log entry that has the reason of the first."""
+    """:func:`mark_unreadable` for rows that were just read, with one log entry that has the reason of the first."""
     mark_unreadable(tx, table, bad, at)
     if bad:
         text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
@@ -425,7 +429,7 @@ def mark_and_log(tx: Transaction, table: MessageTable, bad: Mapping[int, str], a
 
 
 def unreadable_parts(tx: Transaction, table: MessageTable, seq: int) -> Row:
-    """Return id, due time and destination of a row, which may hold anything."""
+    """Return id, due time and destination of a row. The values may be of any type."""
     (row,) = read_rows(tx.connection, f"SELECT {table.recorded} FROM {table.name} AS t WHERE seq = ?", (seq,))
     return row
 
@@ -453,9 +457,10 @@ def claimed(
     decode: Callable[[Row], T],
     at: int | None = None,
 ) -> list[T]:
-    """Run a statement that claims; return the readable rows. Unreadable ones are marked, and more are claimed.
+    """Run a statement that claims; return the readable rows. Unreadable rows are marked.
 
-    Empty only when nothing is left to claim. Any other failure to read ends the transaction, and the claims with it.
+    If all claimed rows are unreadable, the statement runs again. So the result is empty only if there is nothing to
+    claim. Any other error rolls back the transaction, and the claims with it.
     """
     while True:
         good, bad = decoded(sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode)

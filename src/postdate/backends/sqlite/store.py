@@ -75,7 +75,7 @@ _SET_HEADERS: Final = "UPDATE content SET headers = ? WHERE seq = ?"
 
 
 class _Claimed:
-    """Messages claimed together under one claimant number; kept as long as any of their claims is."""
+    """Messages claimed together under one claimant number. The object lives as long as any of their claims."""
 
     def __init__(self, claimant: int, message_ids: Sequence[str]) -> None:
         self.claimant, self.message_ids = claimant, message_ids
@@ -83,13 +83,13 @@ class _Claimed:
 
 @dataclass(slots=True, eq=False)
 class _Token:
-    """Identifies a claim, so that a later claim of the same message is told apart.
+    """The token of a claim. It distinguishes the claim from a later claim of the same message.
 
     Args:
-        seq: number of the waiting message.
-        batch: claimed with it.
-        latest: number of the latest record at that time.
-        released: given back; whoever holds the message now has another claim.
+        seq: number of the pending message.
+        batch: the messages claimed with it.
+        latest: number of the latest record at the time of the claim.
+        released: whether the claim was released; then another claim may have the message.
     """
 
     seq: int
@@ -109,8 +109,8 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
-        holds_at_most: a process that is frozen for so long loses its claims to others, and is fenced off; at least
-            3 s. By default that of the transport on this file, or 60 s.
+        holds_at_most: a process that is frozen for this long loses its claims to other processes, and writes with lost
+            claims have no effect; at least 3 s. Default: the value of the transport on this file, or 60 s.
 
     Raises:
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
@@ -148,7 +148,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     def capabilities(self) -> StoreCapabilities:
         if (
             self._capabilities.holds_at_most != self.file.registration.holds_at_most
-        ):  # said by a transport that was opened later
+        ):  # a transport that was opened later has set it
             self._capabilities = replace(self._capabilities, holds_at_most=self.file.registration.holds_at_most)
         return self._capabilities
 
@@ -219,7 +219,10 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return await self._claim(to_microseconds(now), limit, to_microseconds(kept.begin), to_microseconds(kept.end))
 
     async def _claim(self, at: int, limit: int, begin: int, end: int) -> Sequence[Claim]:
-        """Claim messages whose attempt times are from ``begin`` on, and before ``end``; ``at``: now."""
+        """Claim messages with an attempt time at or after ``begin`` and before ``end``.
+
+        ``at``: now. All times in microseconds since 1970 UTC.
+        """
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
@@ -235,14 +238,15 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """Called after this process was frozen, or the file replaced."""
+        """Register ``lost``, called after this process was frozen or the file was replaced."""
         loop = asyncio.get_running_loop()
 
         def report(claimant: int) -> None:
             lost([id_ for batch in self._claimed if batch.claimant == claimant for id_ in batch.message_ids])
 
-        def fenced(claimant: int) -> None:  # in another thread, while the loop's adds batches
-            with suppress(RuntimeError):  # the loop is closed: nothing is sent there any more
+        # Called in another thread. The thread of the loop adds batches meanwhile, so only the loop may iterate.
+        def fenced(claimant: int) -> None:
+            with suppress(RuntimeError):  # the loop is closed, so it sends no messages any more
                 loop.call_soon_threadsafe(report, claimant)
 
         return self.file.registration.when_fenced(fenced)
@@ -306,7 +310,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
         try:
             return await self.file.write(give_back)
-        except PostdateError:  # nothing of it was kept: they are still held
+        except PostdateError:  # the transaction was rolled back: the claims are still in force
             for token in released:
                 token.released = False
             raise
@@ -359,10 +363,10 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        """Replace in two steps: one thread writes for many callers, and must run no code of theirs.
+        """Replace in two steps, as one thread writes for many callers and must not run their code.
 
-        The message is made here, for the newest one that a reader sees. The transaction that writes it sees to it that
-        this is the newest one still, else it is made anew.
+        First ``make`` is called with the newest message that a reader sees. Then a transaction writes the result if
+        that message is still the newest one of the key; if not, both steps are repeated.
         """
         ids, at = KeyedIds(key), to_microseconds(now)
         while True:
@@ -387,7 +391,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
 
 def _due_of(row: Row) -> int:
-    """Return the due time of a listed row for its place in the list; others may have written one that is none."""
+    """Return the due time of a listed row, for the cursor; 0 if another program has written a value that is no time."""
     due = row[2]
     return math.ceil(due) if isinstance(due, int | float) else 0
 
@@ -422,10 +426,10 @@ _CLAIM: Final = f"""
     RETURNING {WAITING_COLUMNS}"""
 
 
-# A claim that ends without removing the message counts a failure, so the count tells an old claim apart. A message that
-# came back from the error queue begins again at 0: it has a failure record later than an old claim. One that was
-# rescheduled or replaced does, too: its record of that is later (the range is that of the index). A release counts no
-# failure: its token is marked.
+# How an old claim of a row is recognized. A claim that ends without removing the message counts a failure, so the
+# number of failures differs. A message that was returned from the error queue begins again at 0, but it has a failure
+# record that is later than the old claim. A message that was rescheduled or replaced has a later record of that, too
+# (the range of kinds is the condition of the index). A release counts no failure, so its token is marked as released.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)
@@ -439,7 +443,7 @@ _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coa
 def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
     id_, token = claim.message.message_id, claim.token
     assert isinstance(token, _Token)
-    # No claimant is numbered 0: a void claim finds no row.
+    # No claimant has the number 0, so a lost claim finds no row.
     claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
     return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest, id_, token.latest)
 
@@ -465,7 +469,7 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
 
 
 def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a waiting message; ``free``: if unclaimed."""
+    """Return number, due time, destination and expiry of a pending message; ``free``: only if it is unclaimed."""
     condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
     sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
     return tx.execute(sql, (message_id,)).fetchone()

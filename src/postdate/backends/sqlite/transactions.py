@@ -1,6 +1,6 @@
-"""Transactions on an SQLite file in this process: writes that arrive together share a commit; reads have a snapshot.
+"""Transactions on an SQLite file in this process. Writes that arrive together share a commit; reads have a snapshot.
 
-All stores and transports on the file share them, so they never wait for each other's locks.
+All stores and transports of the process on one file share this object, so they never wait for each other's locks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from postdate.runtime.threads import Job, group_of, in_thread
 
 DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
-# After a commit beside another writer: long enough for its turn (it asks every 0.1 ms), short beside a batch.
+# The pause after a commit if another process writes, too. It is long enough for that process to get the lock, as it
+# tries every 0.1 ms, and short compared with a batch.
 _COURTESY_SECONDS = 0.001
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class FileTransactions:
         self.path = path
         self.recording = recording
         self.rules = DEFAULT_RULES
-        """How the queues treat expired messages; the system's clock and no rules until a transport gives its own."""
+        """How the queues treat expired messages: by the machine's clock, without rules, until a transport sets them."""
         self.access = access
         self.registration = registration
 
@@ -56,7 +57,7 @@ class FileTransactions:
 
     @property
     def claimant(self) -> int:
-        """Number under which this process holds messages; 0 before its first use of the file."""
+        """The number under which this process claims messages; 0 before its first use of the file."""
         return self.registration.claimant
 
     # --- writing ------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ class FileTransactions:
     async def write(self, work: Callable[[Transaction], T]) -> T:
         """Run ``work`` in a write transaction and return its result after the commit.
 
-        Works that arrive while a transaction runs share the next one; a work that raises is rolled back alone.
+        Works that arrive while a transaction runs share the next one. A work that raises is rolled back alone.
         """
         return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
@@ -81,18 +82,18 @@ class FileTransactions:
         return job.outcome()
 
     def checkpoint_blocking(self) -> None:
-        # Read to its end within the turn: a statement that is in progress fails the commit of the next writer.
+        # Fetch all rows while holding the lock: an unfinished statement would make the commit of the next writer fail.
         self.access.write(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)").fetchall())
 
     async def give_way(self) -> None:
-        """Give other processes a turn if one wrote lately; called between batches."""
+        """Let another process write if one has written recently; called between batches."""
         if self.registration.is_beside_others:
             await anyio.sleep(_COURTESY_SECONDS)
 
     def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
         try:
             topics, elsewhere = self.access.write(lambda connection: self._transaction(connection, jobs))
-        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+        except BaseException as error:  # noqa: BLE001 - each caller raises it in its own thread
             for job in jobs:
                 job.error = job.error or error
             return
@@ -106,7 +107,7 @@ class FileTransactions:
     ) -> tuple[set[str], list[tuple[str, int]]]:
         self.registration.begin(connection, self.access.patience)
         try:
-            self.access.check_in_place()  # it may have waited long for its turn
+            self.access.check_in_place()  # again: BEGIN may have waited long, and the file was replaced meanwhile
             topics: set[str] = set()
             for job in jobs:
                 topics |= self._part(connection, job, alone=len(jobs) == 1)
@@ -128,7 +129,7 @@ class FileTransactions:
         try:
             job.result = job.work(transaction)
         except Exception as error:
-            if not connection.in_transaction:  # a full disk rolls back the whole transaction, not only this part
+            if not connection.in_transaction:  # SQLite rolled back the whole transaction, as when the disk is full
                 raise
             connection.execute("ROLLBACK TO part")
             job.error = translate(error, self.path) if isinstance(error, sqlite3.Error) else error
@@ -160,7 +161,7 @@ class FileTransactions:
     look_blocking = read_blocking
 
     def is_in_force(self, claimant: int) -> bool:
-        """Return whether claims under a number are still in force; reads the file only after a long silence."""
+        """Return whether claims under a number are in force. It reads the file only if the last sign of life is old."""
         liveness = self.registration.liveness
         if claimant != self.claimant or liveness is None or self.access.is_known_replaced:
             return False

@@ -1,11 +1,12 @@
 """Durable, transactional queues in one SQLite file, for any number of processes on one machine.
 
-A received message is held by the process, not by a lease: it is free again when the process commits, rolls back, or
-dies. Receiving, the sends of the handler and all other changes of the file are one transaction. Source: ADR 0003.
+A received message is claimed by the process, without a lease: the claim ends when the process acknowledges or rejects
+the message, or dies. Receiving, the sends of the handler and all other changes of the file are one transaction.
+Source: ADR 0003.
 
-An expired message is not received: the queue ends it by the clock of the machine. Every process that has the file
-open removes such messages, whether anybody receives or not. A message that expires while it is held stays its
-receiver's. Source: specification 2.
+An expired message is not received; it expires by the clock of the machine. Every process that has the file open removes
+expired messages, also if there is no receiver. A message that expires while it is claimed stays with its receiver.
+Source: specification 2.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ _LENGTHS: Final = """
     FROM queue AS q WHERE q.name IN (SELECT value FROM json_each(?))"""
 
 _Row = tuple[Any, ...] | MessageTooLarge | TimeToBeReceivedInTransaction
-"""The row of a message, or why it cannot be sent."""
+"""The row of a message, or the reason why it cannot be sent."""
 
 _POLL_FLOOR_SECONDS = 1.0
-"""A receiver looks this often without a wake-up, as one may be lost."""
+"""A receiver polls this often without a wake-up, as a wake-up may be lost."""
 
 
 class LocalTransport(UnreadableFileRows, Transport):
@@ -116,14 +117,13 @@ class LocalTransport(UnreadableFileRows, Transport):
 
     Args:
         path: of the file; created by :meth:`create_queues` or at first use unless ``create`` is false.
-        synchronous: see :class:`postdate.SqliteStore`; the store on the same file needs the same.
-        recording: likewise.
+        synchronous: see :class:`postdate.SqliteStore`; the store on the same file needs the same value.
+        recording: the same.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
-        expiry: ``None``: every message has a time to be received of its own, in a transaction as well, and expired
-            messages are deleted. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be
-            received is refused, or left to the receiver, and there are dead letters, in the queue
-            :data:`DEAD_LETTERS`.
+        expiry: ``None``: each message has a time to be received of its own, also in a transaction, and expired messages
+            are deleted. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be received
+            is refused, or left to the receiver, and there are dead letters, in the queue :data:`DEAD_LETTERS`.
         clock: by which messages expire in their queues; default: the machine's. All adapters on one file in one
             process need the same clock and the same rules.
         holds_at_most: see :class:`postdate.SqliteStore`.
@@ -167,7 +167,7 @@ class LocalTransport(UnreadableFileRows, Transport):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        return self._capabilities  # asked for each message: that of the port would be one file more on its way
+        return self._capabilities  # a property here and not in a base class, as it is read for each message
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -201,7 +201,7 @@ class LocalTransport(UnreadableFileRows, Transport):
         return queued_row(envelope, headers, ends_at, dead_letter=dead_letter)
 
     def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
-        """Return when the queue ends a message, and whether it is kept as a dead letter then."""
+        """Return when a message expires in the queue, and whether it is then kept as a dead letter."""
         if (expiry := self._rules.expiry) is not None:
             native = expiry.native(envelope, in_transaction=in_transaction)
             envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
@@ -266,7 +266,7 @@ class LocalReceiver(Receiver):
         return row[0]
 
     async def _claimed(self, sql: str, **values: object) -> list[Received]:
-        """Claim and hold readable messages; unreadable ones are marked in the same transaction."""
+        """Claim and remember readable messages; unreadable ones are marked in the same transaction."""
 
         def claim(tx: Transaction) -> list[Received]:
             def hold(row: Row) -> Received:
@@ -301,13 +301,13 @@ class LocalReceiver(Receiver):
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        """Settle all in one savepoint; if that fails, each in its own."""
+        """Settle all messages in one savepoint; if that fails, each message in its own."""
         rows = [self._transport.rows(each.end.outgoing, each.at, in_transaction=True) for each in endings]
         try:
             await self._file.write(lambda tx: self._settle(tx, endings, rows))
         except StoreUnreachable as error:
             return [error] * len(endings)
-        except Exception:  # noqa: BLE001 - told to the one whose fault it is
+        except Exception:  # noqa: BLE001 - settling one by one finds the message that caused it
             return await super().settle(endings)
         for each in endings:
             self._forget_claim(each.received)
@@ -328,12 +328,12 @@ class LocalReceiver(Receiver):
         return self._claims.get(received.token) is received and _fence(received, tx)[1] != 0
 
     def _forget_claim(self, received: Received) -> None:
-        # It may have been received again meanwhile, under the same number.
+        # The message may have been received again meanwhile, under the same number.
         if self._claims.get(received.token) is received:
             del self._claims[received.token]
 
     def _remove(self, tx: Transaction, received: Received) -> None:
-        # The number of a message stays the same when it is given back and received again here: the object does not.
+        # A message that is rejected and received again here keeps its number, but has another `Received` object.
         deleted = (
             self._claims.get(received.token) is received
             and tx.execute(
@@ -363,7 +363,7 @@ class LocalReceiver(Receiver):
     @override
     async def close(self) -> None:
         if messages := list(self._claims.values()):
-            with suppress(StoreReplaced):  # the file before is nobody's any more
+            with suppress(StoreReplaced):  # no process uses the former file any more
                 await self._file.write(lambda tx: self._give_back(tx, messages, 0))
         for received in messages:
             self._forget_claim(received)
@@ -373,7 +373,7 @@ class LocalReceiver(Receiver):
 
 
 def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
-    """Return the number of a message and its claimant: 0, which is nobody, if this process has lost its claims."""
+    """Return the number of a message and its claimant; 0, which no process has, if this process lost its claims."""
     seq, claimant = cast("tuple[int, int]", received.token)
     return seq, claimant if claimant == tx.claimant else 0
 
@@ -398,9 +398,9 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
 
 
 def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
-    """Return the record of how a message ended, if there is one.
+    """Return the record of how a message ended, or ``None``.
 
-    Of a message that was not delayed only its discarding is recorded, which nothing else says: no audit asks for more.
+    For a message that was not delayed only a discard is recorded: it leaves no other trace, and audits need no more.
     """
     due = received.envelope.due
     is_recorded = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)

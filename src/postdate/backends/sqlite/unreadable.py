@@ -1,6 +1,6 @@
-"""Unreadable rows of a file: a look marks them, and an operator lists and discards them.
+"""Unreadable rows of a file: they are marked when they are read, and an operator lists and discards them.
 
-A claim, a receiver or a look that meets such a row marks it in its own transaction. The row stays in its table.
+A claim, a receiver or a query that reads such a row marks it in its own transaction. The row stays in its table.
 Source: :class:`postdate.ports.UnreadableRows`; ADR 0043.
 """
 
@@ -51,7 +51,7 @@ async def readable_rows(
 ) -> list[T]:
     """Run a statement that only reads; return the readable rows, in order, and mark unclaimed unreadable ones.
 
-    A look does not fail because nothing can be written: unreadable rows are then left out.
+    If nothing can be written the query does not fail: then unreadable rows are only left out.
     """
     return (await readable_and_all_rows(file, table, sql, values, decode))[0]
 
@@ -87,7 +87,7 @@ def _mark_if_still_unreadable(tx: Transaction, table: MessageTable, suspects: Ma
 
 class UnreadableFileRows(OnFile, UnreadableRows):
     _messages: ClassVar[MessageTable]
-    """The table of this adapter."""
+    """The table with the messages of this adapter."""
 
     @override
     async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:

@@ -1,4 +1,4 @@
-"""What a process does for a file every second: signs of life, claims of dead processes, expired messages, room."""
+"""The work of a process for a file in each second: signs of life, claims of dead processes, expired messages, pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.resource import resource_at
 
 _HOUSEKEEPING_SECONDS = 1.0
-# At most this counts as silence of others between two looks, as this process may have been frozen itself.
+# Between two checks at most this time counts as silence of other processes, as this process may have been frozen.
 _LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 _HOLDERS = """
     SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
@@ -59,9 +59,9 @@ class FileUpkeep(Housekeeping):
         self._registration = file.registration
         self._silence = Silence()
         self._looked_at = 0.0
-        """When other processes were looked at, in monotonic seconds."""
+        """Monotonic seconds of the last check of other processes."""
         self._next_attempt: datetime | None = None
-        """As it was at the last look."""
+        """The next attempt in the file at the last check."""
         self._room = RoomToGiveBack()
         file.registration.start_upkeep = self.start
 
@@ -74,17 +74,17 @@ class FileUpkeep(Housekeeping):
         if self._file.access.is_replaced():
             self.stop()
             wakeups = self._registration.wakeups
-            wakeups.signal(wakeups.topics, ())  # whoever waits for news is told at once
+            wakeups.signal(wakeups.topics, ())  # waiting pollers and receivers then find the error at once
         return False
 
     def _show_life(self) -> bool:
-        """Give a sign of life while this process holds messages; without claims its silence harms nobody."""
+        """Give a sign of life if this process has claims. Without claims no sign is needed."""
         liveness, now = self._registration.liveness, steady_seconds()
         if liveness is None or not liveness.sign_is_wanted(now):
             return False
         if self._registration.has_written or self._holds_something():
             self._registration.has_written = False
-            with suppress(FileNotFoundError):  # removed, which the look for the dead is about
+            with suppress(FileNotFoundError):  # the file was removed: `_look_for_the_dead` handles that
                 liveness.show_life(now)
         return False
 
@@ -93,7 +93,7 @@ class FileUpkeep(Housekeeping):
         return self._file.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
 
     def _look_for_news(self) -> bool:
-        """Wake pollers when the next due time has come nearer: the datagram that says so may be lost."""
+        """Wake pollers if the next attempt is earlier than at the last check: the wake-up for it may be lost."""
         if DUE in self._registration.wakeups.topics:
             before, self._next_attempt = self._next_attempt, self._file.read_blocking(next_attempt)
             if self._next_attempt is not None and (before is None or self._next_attempt < before):
@@ -109,20 +109,21 @@ class FileUpkeep(Housekeeping):
         return False
 
     def _reappear(self) -> None:
-        """Lock the lock file anew after its removal: without it other processes take this one for dead."""
+        """Create and lock the lock file again after its removal: without it this process counts as dead."""
         before = self._file.claimant
-        self._file.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
+        # If another process has released its claims already, this write registers a new number with a new file.
+        self._file.write_blocking(lambda _: None)
         if self._file.claimant == before:
             folder = self._registration.folder
             log.warning("%s was cleaned while processes were at work; leave it alone", folder)
             self._registration.lock_anew()
 
     def free_claims_of_the_dead(self) -> int:
-        """Free the claims of processes that ended or show no life; return how many processes. Blocking."""
+        """Release the claims of processes that ended or are silent; return the number of processes. Blocking."""
         numbers, holders = self._file.read_blocking(lambda c: (registered_numbers(c), _holders(c)))
         own, folder = self._file.claimant, self._registration.folder
         if own and own not in numbers:
-            self._file.write_blocking(lambda _: None)  # which makes it known again
+            self._file.write_blocking(lambda _: None)  # registers this process again
             own = self._file.claimant
         dead = [claimant for claimant in sorted((numbers | holders) - {own}) if is_gone(folder, claimant)]
         for claimant in dead:
@@ -175,7 +176,7 @@ class FileUpkeep(Housekeeping):
             return remaining > 0
 
         more = self.in_shares(share)
-        self._file.checkpoint_blocking()  # the file itself becomes smaller only now
+        self._file.checkpoint_blocking()  # the file becomes smaller only when the log is copied into it
         log.debug("%s: %d free pages given back", self._file.path, pages - remaining)
         return more
 

@@ -1,1 +1,1 @@
-"""How due messages get from their store to their queues."""
+"""The way of a due message from its store to its queue."""

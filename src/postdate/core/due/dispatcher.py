@@ -1,7 +1,8 @@
-"""Claims due messages in batches, and sees to it that each is sent and removed, or given back, or in the error queue.
+"""Claims due messages in batches. Each message is then sent and removed, or released, or moved to the error queue.
 
-First it sends, then it removes. What is interrupted in between is sent again with the same id (at least once), except
-where store and queues share a database: there both are one transaction. Source: specification 1.8, 1.10; ADR 0002.
+A message is sent first and removed afterwards. If the process ends in between, the message is sent again with the same
+id (at least once). Where store and queues share a database, sending and removing are one transaction.
+Source: specification 1.8, 1.10; ADR 0002.
 """
 
 from __future__ import annotations
@@ -33,23 +34,29 @@ from postdate.ports import Claim, ClaimingStore, Outcome, Transport, Wake
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 PATIENCE = timedelta(milliseconds=250)
-"""How long the answered part of a batch waits for the rest, as one call to finish all of it costs a store least."""
+"""How long the answered groups of a batch wait for the other groups.
+
+One call that finishes the whole batch costs a store less than one call a group.
+"""
 
 _CLAIMED_AT_ONCE = 1_000
 
 LONGEST_LETTING_GO = timedelta(seconds=10)
-"""A batch that is ended by force takes no longer; what it still holds then is free when the store is closed."""
+"""The longest time that a cancelled batch has for removing and releasing its messages.
+
+Claims that it still has after this time are released when the store is closed.
+"""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 class Dispatcher:
-    """Claims due messages in batches and sends them; several batches overlap, destinations go side by side.
+    """Claims due messages in batches and sends them. Batches overlap, and destinations are served concurrently.
 
-    A batch is removed by one call once all its destinations have answered. A destination that does not answer does not
-    delay others: after :data:`PATIENCE` they are removed without it, and it goes on alone until `sending.LONGEST_SEND`.
-    The breaker does not make the dispatcher pause: each message waits longer after each of its failures, so that all
-    others go on (row 58).
+    One call removes a batch when all its destinations have answered. A destination that does not answer does not delay
+    the others: after :data:`PATIENCE` their messages are removed, and the send to the silent destination goes on alone
+    until `sending.LONGEST_SEND`. The circuit breaker does not pause the dispatcher. Instead each message waits longer
+    after each of its failures, while all other messages go on (row 58).
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -68,7 +75,7 @@ class Dispatcher:
         self._clock = clock
         self._metrics = metrics
         self.store_deadlines = Deadlines.of_store(store, clock, call_deadline)
-        """Of all calls of the store, also those of a mover; short when it stops."""
+        """Deadlines of all calls of the store, also those of a mover. They are shorter while the dispatcher stops."""
         self.limits = LimitsCache(store, self.store_deadlines, clock)
         self._attempts = Attempts()
         self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._attempts)
@@ -90,15 +97,19 @@ class Dispatcher:
             metrics,
         )
         self._tasks: TaskGroup | None = None
-        """Of batches that overlap; ``None`` outside of :meth:`running`, and where store and queues share a database."""
+        """Tasks of overlapping batches.
+
+        ``None`` outside of :meth:`running`, and where store and queues share a database.
+        """
         self._wake: Wake = nobody
         """Wakes the poller."""
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Let batches go on while the next are taken; leaving waits for them (row 55), as long as that is bounded.
+        """Let a batch go on while the next ones are claimed. Leaving the context waits for all batches (row 55).
 
-        Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
+        That wait is bounded, as sends and calls of the store have deadlines. Outside of this context, and where store
+        and queues share a database, :meth:`take` returns when its batch is done.
         """
         stop_listening = self._store.when_lost(self._in_flight.lose) or nobody
         self._metrics.dispatches(self, lambda: self._in_flight.held)
@@ -122,10 +133,17 @@ class Dispatcher:
         limit: int = _CLAIMED_AT_ONCE,
         claim_held: Callable[[int], Awaitable[Sequence[Claim]]] | None = None,
     ) -> PollResult:
-        """Deal with one batch; by default of what is due, which is held where limits of its destination say so."""
+        """Claim one batch and deliver it, or begin to.
+
+        Args:
+            now: instant of the poll; messages due strictly before it are claimed.
+            limit: the most messages to claim.
+            claim_held: claims messages of a lane instead of due messages. Without it, due messages whose destination
+                is limited are moved to the lane of that destination and not sent.
+        """
         await self.finisher.write_remembered()
         if await self._in_flight.wait_for_room(limit):
-            # That took time: the poller looks at its clock, and may have to stop.
+            # The wait took time. The poller must read its clock again, and may have to stop.
             return PollResult(0, more=True, has_asked=False)
         seconds = self._clock.monotonic()
         if pause := self._recovery.probing.remaining(seconds):
@@ -142,16 +160,17 @@ class Dispatcher:
             if len(wanted) < len(claims):
                 await self.finisher.write_remembered()
             wanted = await self._without_those_that_wait(wanted, now, began, are_held=claim_held is not None)
-        except BaseException:  # cancelled: no batch has these claims yet, so nobody else would give them back
+        except BaseException:  # cancelled: no batch has these claims yet, so no other code would release them
             with anyio.CancelScope(shield=True):
                 back = [Release(claim, None) for claim in wanted]
                 await within(self._clock, self._longest_letting_go, lambda: self.finisher.give_back(back))
             raise
         if wanted:
             batch = Batch(wanted, now, began, is_probe=is_probe)
-            # Unless another batch has succeeded while this one was claimed.
+            # Count the probe as failed until it is answered, so that no second probe is claimed meanwhile. Not if
+            # another batch was sent while this one was claimed: then the transport is back.
             if is_probe and self._recovery.probing.is_waiting:
-                self._recovery.probing.failed(began)  # until it has an answer
+                self._recovery.probing.failed(began)
             self._in_flight.begin(batch)
             if self._tasks is None:
                 await self._deliver(batch)
@@ -178,7 +197,7 @@ class Dispatcher:
         return claims
 
     def _paused(self, count: int, pause: float) -> PollResult:
-        """Return the result of a look: no claims for ``pause`` seconds, but outcomes may be written earlier."""
+        """Return a result that says: claim nothing for ``pause`` seconds, but outcomes may be written earlier."""
         left = self.finisher.next_attempt(self._after(pause), claims_from=self._clock.monotonic() + pause)
         return PollResult(count, more=False, next_attempt=left)
 
@@ -186,7 +205,7 @@ class Dispatcher:
         return later(self._clock.now(), timedelta(seconds=seconds))
 
     async def give_back_late(self, claims: Sequence[Claim]) -> None:
-        """Give back the claims of a call that was answered after its deadline."""
+        """Release the claims of a call that was answered after its deadline, and wake the poller."""
         if claims:
             log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
             await self.finisher.give_back([Release(claim, None) for claim in claims])
@@ -195,24 +214,28 @@ class Dispatcher:
     async def _without_those_that_wait(
         self, claims: Sequence[Claim], now: datetime, seconds: float, *, are_held: bool
     ) -> Sequence[Claim]:
-        """Give back claims of destinations that take nothing now, and of messages being sent; return the rest.
+        """Release claims whose messages must wait, and return the other claims.
 
-        A message being sent was claimed again because its first claim became void: sent again, it would arrive twice.
-        Where limits have held a message, they have let it through by now. What has expired by ``now`` is not sent, so
-        limits do not hold it.
+        A message waits in three cases:
+
+        - Its destination takes no messages now.
+        - It is being sent. It was claimed again because its first claim was lost; sent again, it would arrive twice.
+        - Its destination is limited. With ``are_held`` the claims come from a lane, and the limits have allowed them
+          already. A message that has expired by ``now`` is not sent, so limits do not apply to it.
         """
         being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
         if not self._recovery.destinations and not being_sent and (are_held or not self.limits.any):
             return claims
         wanted, waiting = list[Claim](), list[Release]()
-        at = self._clock.now()  # one time for all: what is attempted at one time is given back in one call
+        at = self._clock.now()  # one time for all: releases with the same attempt time share one call of the store
         for claim in claims:
             is_being_sent = claim.message.message_id in being_sent
             if self.limits.any and not is_being_sent and is_expired(claim.message, now):
                 wanted.append(claim)
                 continue
             if not are_held and not is_being_sent and (place := self.limits.hold(claim)) is not None:
-                waiting.append(Release(claim, place))  # before it counts as the probe of a destination
+                # Check limits first: `wait_seconds` below would count this message as the probe of its destination.
+                waiting.append(Release(claim, place))
                 continue
             wait = self._recovery.destinations.wait_seconds(claim.message.destination, seconds)
             if is_being_sent:
@@ -240,10 +263,11 @@ class Dispatcher:
     async def _deliver(self, batch: Batch) -> None:
         try:
             await self._send_and_settle(batch)
-        except BaseException:  # cancelled: the process may go on, and with it its claims
+        except BaseException:  # cancelled: the process may go on, and would keep these claims
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
-            sent = batch.sent()  # what was sent and could not be removed within that time is only removed
+            # Messages that were sent and not removed within that time must not be sent again; remove them later.
+            sent = batch.sent()
             self.finisher.remember_sent(sent, are_held=True)
             batch.settled(sent)
             self.finisher.release_later([Release(claim, None) for claim in batch.held.values()])
@@ -251,7 +275,7 @@ class Dispatcher:
         finally:
             self._in_flight.end(batch)
         if self._tasks is not None and (batch.gave_back or self.finisher.unwritten):
-            self._wake()  # a message given back, or unwritten, may be the next to be attempted
+            self._wake()  # the poller sleeps until an attempt that may be later than that of a released message
 
     async def _send_and_settle(self, batch: Batch) -> None:
         now = batch.now
@@ -278,7 +302,10 @@ class Dispatcher:
                 await self._settle_what_answers(batch)
 
     async def _settle_what_answers(self, batch: Batch) -> None:
-        """Wait for all destinations, :data:`PATIENCE` after the first at most; later groups settle by themselves."""
+        """Wait for all destinations, at most :data:`PATIENCE` after the first answer; then settle the answered groups.
+
+        Each later group settles by itself when it is answered.
+        """
         await self._clock.wait_for(batch.first_answer, self._hangs_after)
         if not batch.all_answered.is_set():
             await self._clock.wait_for(batch.all_answered, self._patience)
@@ -327,7 +354,7 @@ class Dispatcher:
             self._metrics.delivered(to, [(now - claim.message.due).total_seconds() for claim in sent])
 
     async def _let_go(self, batch: Batch) -> None:
-        """End a batch in the middle: remove messages that were sent, give the rest back."""
+        """End a batch early: remove the messages that were sent, and release the other claims."""
         sent = batch.sent()
         if sent:
             await self._remove(batch, sent)

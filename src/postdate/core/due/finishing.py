@@ -1,8 +1,8 @@
-"""Writes outcomes of claimed messages to the store, and remembers those that it does not take until it does.
+"""Writes outcomes of claimed messages to the store. Outcomes that the store refuses are remembered and written later.
 
-A message that was sent is from then on only removed, however often the store gives it out again. One that failed waits
-for its next attempt, also where that cannot be written. Source: ADR 0052. A :class:`Journal` hears of it, for callers
-that keep a ledger of their own.
+A message that was sent is never sent again by this process; if it is claimed again, it is only removed. A message that
+failed waits for its next attempt, even if the store could not record that. Source: ADR 0052. A :class:`Journal` is
+called with each committed outcome, for callers that keep a ledger of their own.
 """
 
 from __future__ import annotations
@@ -29,41 +29,44 @@ from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome
 from postdate.runtime.resource import resource_of
 
 _FAILURES_AT_ONCE: Final = 16
-"""Failures of messages that are written at once."""
+"""The number of failures that are written to the store concurrently."""
 
 _TRIED_ALONE: Final = 3
-"""When removing many fails, so many are tried alone before the store itself is taken to fail."""
+"""The number of messages removed one by one after a call for many has failed.
+
+If all of these fail in a row, the store itself is considered to fail.
+"""
 
 _PROBE_MESSAGES: Final = 16
-"""Messages claimed at a poll while nothing can be written: when they are sent they stay to be removed, too."""
+"""The most messages claimed at a poll while the store takes no outcomes: after the send they, too, wait for removal."""
 
 _LONGEST_PROBE_PAUSE: Final = timedelta(seconds=2)
 
 _CLAIMED_AGAIN_WITHIN_SECONDS: Final = 600.0
-"""A message that was sent, and whose claim was lost before it was removed, is claimed again by then, if ever."""
+"""How long the outcome of a lost claim is remembered: if the message is claimed again, that happens by then."""
 
 _COUNTED_APART_SECONDS: Final = 1.0
-"""Failures within this time count as one failure of the failure handling."""
+"""Failures within this time count as one failure in the failure rate."""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 class Journal(Protocol):
-    """Hears of records that the store has committed. Methods return at once and do not raise.
+    """A receiver of records that the store has committed. Its methods return at once and do not raise.
 
-    The same events, with the same ``at``, are in the records of the store. When the process ends between a commit and
-    the call, an event is there only.
+    The records of the store contain the same events, with the same ``at``. If the process ends between a commit and the
+    call, only the store has the event.
     """
 
     def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
-        """Note messages that were delivered, expired, failed or retried, as they were claimed."""
+        """Note messages that were delivered, expired, failed or retried. They have the content that was claimed."""
 
     def moved(self, moved: Moved, at: datetime) -> None:
         """Note messages that were moved inside the database, or had expired there."""
 
 
 class _NoJournal(Journal):
-    """Hears nothing."""
+    """A journal that ignores its calls."""
 
 
 NO_JOURNAL: Final[Journal] = _NoJournal()
@@ -71,7 +74,7 @@ NO_JOURNAL: Final[Journal] = _NoJournal()
 
 @dataclass(slots=True, eq=False)
 class _Removal:
-    """A call under way that removes messages: the claims by message id, and how the messages ended."""
+    """A call in progress that removes messages: the claims by message id, and the outcome of the messages."""
 
     claims: dict[str, Claim]
     outcome: Outcome
@@ -79,10 +82,10 @@ class _Removal:
 
 
 class Finisher:
-    """Finishes and releases claims. Errors of the store stay in here: an outcome is remembered, and written later.
+    """Finishes and releases claims. It does not raise errors of the store, but remembers the outcome and retries.
 
-    While the store takes no outcomes it is probed: now and then a few messages are claimed, sent, and removed. Sending
-    many would be in vain, as none of them could be removed.
+    While the store takes no outcomes it is probed: from time to time a few messages are claimed, sent and removed. To
+    send many messages would be useless, as none of them could be removed.
     """
 
     def __init__(
@@ -98,19 +101,23 @@ class Finisher:
         self._failure_rate, self._journal = failure_rate, journal
         self._attempts = attempts
         self._removals: list[_Removal] = []
-        """Removals under way. A server that fails at one frees its messages before it answers, and may let them be
-        claimed meanwhile."""
+        """Removals in progress. A server that fails at one releases its messages before it answers.
+
+        So the messages may be claimed again before this process knows that the removal has failed.
+        """
         self._probes = 0
         """0 while the store takes outcomes; else the number of probes since it refused one, plus one."""
         self._probe_at = -math.inf
+        """Monotonic seconds of the next probe."""
         self._counted_at = -math.inf
-        """When a failure was reported to the failure rate last."""
+        """Monotonic seconds when a failure was last reported to the failure rate."""
         self._failed_at = -math.inf
+        """Monotonic seconds of the last failed write."""
         self._outage = resource_of(store).calls("cannot finish or give back due messages", log)
 
     @property
     def unwritten(self) -> Mapping[str, UnwrittenOutcome]:
-        """Outcomes to be written, by message id. Their claims are held."""
+        """Outcomes to be written, by message id. This process has their claims."""
         return self._attempts.outcomes_with_claim
 
     # --- what a dispatcher asks before it claims --------------------------------------------------------------------
@@ -130,12 +137,12 @@ class Finisher:
         """Return when to write outcomes again, or ``earliest`` if that is before.
 
         Args:
-            earliest: attempt at a message in the store.
+            earliest: next attempt of a message in the store; ``None`` if there is none.
             claims_from: monotonic seconds before which nothing is claimed.
         """
         times = [unwritten.retry_at for unwritten in self.unwritten.values()]
         if self._probes and self._attempts.has_unwritten:
-            times.append(max(self._probe_at, claims_from))  # claiming is the only way to find out
+            times.append(max(self._probe_at, claims_from))  # only a claim and its outcome show if the store is back
         if not times:
             return earliest
         again = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
@@ -144,26 +151,27 @@ class Finisher:
     def skip_known(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Return the claims whose messages are to be sent.
 
-        A claim of a message whose outcome is known and unwritten is held until that is written.
+        If the outcome of a message is known and not yet written, its claim is kept until the outcome is written.
         """
         if not self._attempts and not self._removals:
             return claims
         self._forget_old_claims()
         ids = {claim.message.message_id for claim in claims}
         is_being_removed = any(not removal.claims.keys().isdisjoint(ids) for removal in self._removals)
-        if not is_being_removed and not self._attempts.knows_any(ids):  # nearly always, and quicker than each by itself
+        # The usual case: one check of the whole batch is quicker than a check of each claim.
+        if not is_being_removed and not self._attempts.knows_any(ids):
             return claims
         return [claim for claim in claims if not self._has_ended(claim)]
 
     def _has_ended(self, claim: Claim) -> bool:
-        """Return whether a claimed message has ended already; then its outcome is written under this claim."""
+        """Return whether a claimed message has an outcome already; if so, that is written later under this claim."""
         message_id = claim.message.message_id
         unwritten = self._attempts.unwritten_of(message_id)
         if unwritten is None:
             return self._is_being_removed(claim)
         attempt_at = None if unwritten.release is None else unwritten.release.attempt_at
-        # Once it is removed, a failed message may be returned from the error queue with the same id and content. Taken
-        # for the one that is to be removed, it would be lost; a second error copy is only a duplicate.
+        # A failed message that was removed may be returned from the error queue, with the same id and content. If it
+        # were mistaken for the message to remove, it would be lost. A second error copy is only a duplicate.
         may_have_returned = unwritten.outcome is Outcome.FAILED and unwritten.may_be_written
         is_another = may_have_returned or unwritten.fingerprint != fingerprint(claim.message)
         is_due_again = unwritten.outcome is None and (attempt_at is None or attempt_at <= self._clock.now())
@@ -180,7 +188,7 @@ class Finisher:
         message_id, mark = claim.message.message_id, fingerprint(claim.message)
         for removal in self._removals:
             removed = removal.claims.get(message_id)
-            has_failed = removal.outcome is Outcome.FAILED  # it may have come back, as above
+            has_failed = removal.outcome is Outcome.FAILED  # it may have been returned from the error queue, as above
             if removed is not None and not has_failed and fingerprint(removed.message) == mark:
                 unwritten = _unwritten(claim, removal.outcome, removal.detail)
                 unwritten.retry_at = self._clock.monotonic() + retry_delay(0).total_seconds()
@@ -193,19 +201,22 @@ class Finisher:
     def _remember_lost_claim(self, unwritten: UnwrittenOutcome) -> None:
         """Remember the outcome of a lost claim.
 
-        This process may claim the same message again, and must then write its outcome, and not send it a second time.
+        This process may claim the same message again. Then it must write the outcome and not send the message again.
         """
         unwritten.claim, unwritten.lost_at = None, self._clock.monotonic()
         self._attempts.remember_unwritten(unwritten)
 
     def _forget_old_claims(self) -> None:
-        """Forget lost claims whose messages were not claimed again for long, unless the store has failed meanwhile."""
+        """Forget claims that were lost long ago, unless a write to the store has failed since then."""
         before = self._clock.monotonic() - _CLAIMED_AGAIN_WITHIN_SECONDS
         if not self._probes and self._failed_at <= before:
             self._attempts.forget_claims_lost_before(before)
 
     def remember_sent(self, claims: Sequence[Claim], *, are_held: bool = False) -> None:
-        """Note messages that were sent: claimed again, they are only removed. Claims are lost, or ``are_held``."""
+        """Remember messages that were sent: if they are claimed again, they are only removed.
+
+        With ``are_held`` this process still has the claims; without, they are lost.
+        """
         self._forget_old_claims()
         for claim in claims:
             if self._resolve_release(claim, Outcome.DELIVERED):
@@ -217,15 +228,16 @@ class Finisher:
                 self._remember_lost_claim(unwritten)
 
     def _resolve_release(self, claim: Claim, outcome: Outcome, detail: str = "") -> bool:
-        """Return whether an unwritten outcome of a message is remembered.
+        """Return whether an unwritten outcome of a message is remembered under a claim of this process.
 
-        A release becomes the outcome: while a message was being sent its claim was lost, and it was claimed again and
-        could not be released. It is only to be removed now, under the claim that is held.
+        An unwritten release becomes this outcome. The case: the claim was lost while the message was being sent, this
+        process claimed it again, and could not release that second claim. Now the message only needs to be removed,
+        under the second claim.
         """
         unwritten = self._attempts.unwritten_of(claim.message.message_id)
         if unwritten is None or unwritten.claim is None or unwritten.fingerprint != fingerprint(claim.message):
             return False
-        # A failed message may have been returned from the error queue: the later claim may be of that one.
+        # A failed message may have been returned from the error queue; the later claim may be one of the returned one.
         if unwritten.outcome is None and outcome is not Outcome.FAILED:
             unwritten.outcome, unwritten.detail, unwritten.release = outcome, detail, None
         return True
@@ -233,7 +245,7 @@ class Finisher:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, detail: str = "") -> None:
-        """Remove messages from the store. If that fails they are remembered, and removed later."""
+        """Remove messages from the store. If that fails the outcome is remembered, and they are removed later."""
         at = self._clock.now()
         removal = _Removal({claim.message.message_id: claim for claim in claims}, outcome, detail)
         self._removals.append(removal)
@@ -248,20 +260,22 @@ class Finisher:
             self._removals.remove(removal)
         self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         if finished < len(claims) and outcome is Outcome.DELIVERED:
-            # Another process removed it while we sent it (row 53), or our claim was lost and it may be claimed again.
+            # Another process removed a message while this one sent it (row 53), or a claim was lost and the message may
+            # be claimed again.
             log.warning("%d messages may have been delivered more than once", len(claims) - finished)
             self.remember_sent(claims)
 
     async def _finish(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
         finished = await self._deadlines.call_apart(lambda: self._store.finish(claims, outcome, at, detail))
-        self._note_success()  # also when it has removed none: it answers
+        self._note_success()  # also if it removed nothing: the store answers
         return finished
 
     async def give_back(self, releases: Sequence[Release]) -> None:
         """Release claims.
 
-        Those without a failure go in one call, or a few. Each failure is written by itself, several at once, as most of
-        its time is waiting for the commit. A store that is unavailable is not asked for each of them.
+        Claims without a failure are released in one call for each attempt time. Each failure is written by a call of
+        its own. Several of these calls run concurrently, as each mostly waits for its commit. After a transient error
+        the remaining failures are not tried, but remembered.
         """
         failures = deque(each for each in releases if each.reason is not None)
         await self._release([each for each in releases if each.reason is None])
@@ -295,7 +309,7 @@ class Finisher:
                 self._note_success()
 
     async def _retry_later(self, release: Release) -> PostdateError | None:
-        """Record a failure and release its claim; return the error if the store did not take that."""
+        """Record a failure and release its claim; return the error if the store did not do so."""
         claim, now, reason = release.claim, self._clock.now(), release.reason or ""
         attempt_at = release.attempt_at or now
         try:
@@ -312,12 +326,12 @@ class Finisher:
             self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
         elif unwritten is None:
             log.warning("message %s was removed by another while it was being sent", message_id)
-        elif unwritten.claim is claim:  # and not another claim of this process, which is held
-            self._remember_lost_claim(unwritten)  # claimed again, it still waits for its next attempt
+        elif unwritten.claim is claim:  # not a later claim of this process, which is still in force
+            self._remember_lost_claim(unwritten)  # if it is claimed again, it still waits for its next attempt
         return None
 
     async def mark_unreadable(self, claim: Claim, reason: str) -> bool:
-        """Mark a message that no queue takes; return whether that was done."""
+        """Mark a message as unreadable because no queue takes it; return whether the store did so."""
         now = self._clock.now()
         try:
             if not await self._deadlines.call_apart(lambda: self._store.mark_unreadable(claim, reason, now)):
@@ -333,7 +347,7 @@ class Finisher:
     # --- writing later ----------------------------------------------------------------------------------------------
 
     def release_later(self, releases: Sequence[Release], error: PostdateError | None = None) -> None:
-        """Release claims at a later poll: for an error of the store, or without one because there is no time now."""
+        """Release claims at a later poll, because the store failed (``error``) or because there is no time now."""
         outcomes = [_unwritten(each.claim, None, release=each) for each in releases if not self._is_sent(each.claim)]
         if error is not None:
             self._write_later(outcomes, error)
@@ -342,7 +356,7 @@ class Finisher:
             self._attempts.remember_unwritten(unwritten)
 
     def _is_sent(self, claim: Claim) -> bool:
-        """Return whether a message was sent before it was claimed again; then it is removed under this claim."""
+        """Return whether a message was sent before this claim; if so, it is removed later under this claim."""
         unwritten = self._attempts.unwritten_of(claim.message.message_id)
         is_sent = unwritten is not None and unwritten.outcome is Outcome.DELIVERED
         if unwritten is None or not is_sent or unwritten.fingerprint != fingerprint(claim.message):
@@ -361,11 +375,11 @@ class Finisher:
             self._attempts.remember_unwritten(unwritten)
 
     def _shorten_in_outage(self, pause: timedelta) -> float:
-        """Return a pause in seconds. While it is the store that is waited for, it is short."""
+        """Return a pause in seconds. It is shortened while the store takes no outcomes, to notice soon that it does."""
         return (min(pause, _LONGEST_PROBE_PAUSE) if self._probes else pause).total_seconds()
 
     async def write_remembered(self, *, at_once: bool = False) -> None:
-        """Write remembered outcomes whose time has come, or all of them."""
+        """Write remembered outcomes whose retry time has come, or all of them if ``at_once``."""
         if not self.unwritten:
             return
         seconds = self._clock.monotonic()
@@ -381,8 +395,8 @@ class Finisher:
             await self._release_again(releases)
 
     async def _release_again(self, releases: Sequence[Release]) -> None:
-        """Release claims that are remembered until that is done, also when this is cancelled."""
-        # Removals were written before these, and meanwhile a message may have been sent, or claimed again.
+        """Release remembered claims. They stay remembered until that is done, so a cancellation loses none."""
+        # The removals were written first. Meanwhile a message may have been sent, or claimed again: read them anew.
         due = {id(release) for release in releases}
         before = {
             message_id: unwritten for message_id, unwritten in self.unwritten.items() if id(unwritten.release) in due
@@ -393,7 +407,7 @@ class Finisher:
                 self._attempts.forget_unwritten(message_id)
 
     async def _finish_again(self, some: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
-        """Remove messages in one call; if that fails, a few by themselves, as one of them may keep all others."""
+        """Remove messages in one call. If that fails, remove some one by one, as a single message may be the cause."""
         is_store_well = not self._probes
         error = await self._try_to_finish(some, outcome, detail)
         if error is None:
@@ -415,7 +429,10 @@ class Finisher:
     def _write_again_later(
         self, some: Sequence[UnwrittenOutcome], error: PostdateError, *, is_store_well: bool
     ) -> None:
-        """Wait longer each time where others could be written meanwhile: then it is not the store that fails."""
+        """Remember outcomes for a later write.
+
+        If the store took other outcomes meanwhile, the cause is this outcome: then each pause is longer than the last.
+        """
         for unwritten in some:
             unwritten.failed_writes += is_store_well
         self._write_later(some, error, timedelta(0) if is_store_well else _LONGEST_PROBE_PAUSE)
@@ -434,17 +451,17 @@ class Finisher:
             self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         for unwritten in some:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
-                # A message in the error queue may be returned from there with the same id and content. Taken for the
-                # one that is to be removed, it would be lost. A second copy is only a duplicate.
+                # A message may be returned from the error queue, with the same id and content. If it were mistaken for
+                # the message to remove, it would be lost. A second error copy is only a duplicate.
                 self._attempts.forget_unwritten(unwritten.message_id)
-            else:  # some claims were lost: their messages are removed, or will be claimed again
+            else:  # some claims were lost: their messages are removed already, or will be claimed again
                 self._remember_lost_claim(unwritten)
         return None
 
     # --- how the store is -------------------------------------------------------------------------------------------
 
     def _note_failure(self, error: PostdateError, *, fails_alone: bool = False) -> None:
-        """Note a failed write. A write that ``fails_alone`` says nothing about the store."""
+        """Note a failed write. A write that ``fails_alone`` does not count as an outage of the store."""
         seconds = self._clock.monotonic()
         self._outage.failed(error, seconds)
         self._failed_at = seconds
@@ -464,5 +481,5 @@ class Finisher:
 def _unwritten(
     claim: Claim, outcome: Outcome | None, detail: str = "", release: Release | None = None
 ) -> UnwrittenOutcome:
-    """Return the outcome of a claim that is held."""
+    """Return the outcome to write for a claim that is in force."""
     return UnwrittenOutcome(claim.message.message_id, fingerprint(claim.message), claim, outcome, detail, release)

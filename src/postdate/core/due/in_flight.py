@@ -18,22 +18,22 @@ from postdate.errors import PostdateError
 from postdate.ports import Claim, ClaimingStore
 
 BATCHES_AT_ONCE = 4
-"""While one batch waits for its confirms the next are claimed and sent."""
+"""The number of batches in flight: while one waits for its confirms, the next ones are claimed and sent."""
 
 MOST_CLAIMS = 8_000
-"""Messages held in all, those of destinations that do not answer included."""
+"""The most messages claimed in total, including those whose destination does not answer."""
 
 _FIRST = 100
-"""Messages of the first batch, when their size is not known."""
+"""The most messages of the first batch, as their size is not known yet."""
 
 GROUPS_OF_ONE_DESTINATION = 4
-"""Sends to one destination at once; further groups wait for their turn, in hand."""
+"""The number of concurrent sends to one destination. Further groups wait for a turn; their claims are kept."""
 
 GROUPS_THAT_WAIT = 2
-"""When a destination hangs and so many groups wait for it already, other messages for it are given back."""
+"""If a destination hangs and this many groups wait for it, claims of further messages for it are released."""
 
 HANGS_AFTER = timedelta(seconds=1)
-"""A send that takes longer has met a destination that hangs: others do not wait for it."""
+"""A destination hangs if a send to it takes longer than this. Other destinations do not wait for it."""
 
 
 T = TypeVar("T")
@@ -43,8 +43,8 @@ T = TypeVar("T")
 class Group:
     """Messages that are sent in one call, in the order of their due times.
 
-    ``destination`` is empty where one call takes all destinations. The deadline counts from ``since``, in monotonic
-    seconds: when the batch began, and once the group has its turn, when that began.
+    ``destination`` is empty if one call sends to all destinations. The deadline counts from ``since``, in monotonic
+    seconds: first the begin of the batch, later the begin of the group's turn.
     """
 
     destination: str
@@ -52,41 +52,46 @@ class Group:
     since: float
     errors: Sequence[PostdateError | None] | None = None
     attempted: bool = False
-    """Whether it had its turn; a group that only waited has not failed."""
+    """Whether the group had a turn. A group that only waited for a turn has not failed."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def begin_turn(self, seconds: float) -> None:
-        """Count the deadline from now: waiting for a turn does not count against the destination."""
+        """Start the deadline now: the wait for a turn does not count against the destination."""
         self.attempted, self.since = True, seconds
 
     def is_hanging_on(self) -> bool:
-        """Return whether it has neither an answer nor been cut off."""
+        """Return whether the group is neither answered nor cancelled."""
         return self.errors is None and not self.scope.cancel_called
 
 
 class Batch:
-    """Messages claimed in one call; one message if it ``is_probe``, as the transport could not be reached before."""
+    """Messages claimed in one call.
+
+    A batch that ``is_probe`` has one message: the transport was out of reach before. ``began`` is in monotonic seconds.
+    """
 
     def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
         self.now, self.began, self.is_probe = now, began, is_probe
         self.count, self.bytes = len(claims), sum(len(claim.message.body) for claim in claims)
-        """Of all its messages; and of the bodies of those that are held."""
+        """``count`` is the number of all its messages; ``bytes`` the size of the bodies of messages in ``held``."""
         self.held = {claim.message.message_id: claim for claim in claims}
-        """Claims that are neither finished nor given back, by message id."""
+        """Claims that are neither finished nor released, by message id."""
         self.groups: list[Group] = []
         self.first_answer, self.all_answered = anyio.Event(), anyio.Event()
         self.is_late = False
-        """Set when the answered groups have settled without the rest, of which each then settles by itself."""
+        """Set when the answered groups are settled without the others. Each of the others then settles by itself."""
         self.takes_a_place = True
+        """Whether it counts as one of the :data:`BATCHES_AT_ONCE`."""
         self.error_queue_is_down = False
+        """Set when the error queue has refused an error copy with a transient error: it is not tried again here."""
         self.gave_back = False
-        """Whether a message was given back, of whose next attempt a sleeping poller does not know."""
+        """Whether a claim was released. A sleeping poller does not know the next attempt of that message."""
         self.counted: set[str] = set()
-        """Ids of messages whose failure was written when they were given back: they leave without another record."""
+        """Ids of messages whose failure is recorded already; the store records no second failure for them."""
         self.lost: set[str] = set()
         """Ids of messages that another process may have by now."""
         self.holds_less: Callable[[], None] = nobody
-        """Called whenever claims have settled."""
+        """Called whenever claims are finished or released."""
 
     def answered(self) -> None:
         self.first_answer.set()
@@ -94,27 +99,27 @@ class Batch:
             self.all_answered.set()
 
     def settled(self, claims: Iterable[Claim]) -> None:
-        """Note claims that are finished or given back."""
+        """Remove claims that are finished or released."""
         for claim in claims:
             if self.held.pop(claim.message.message_id, None) is not None:
                 self.bytes -= len(claim.message.body)
         self.holds_less()
 
     def lose(self, message_ids: Collection[str]) -> None:
-        """Note claims that others may have, and end the sends of nothing but these."""
+        """Note lost claims, and cancel the sends of groups in which all claims are lost."""
         self.lost |= self.held.keys() & message_ids
         for group in self.groups:
             if group.is_hanging_on() and all(claim.message.message_id in self.lost for claim in group.claims):
                 group.scope.cancel()
 
     def is_ours(self, claim: Claim, store: ClaimingStore) -> bool:
-        """Return whether a claim is in force, and note a lost one; asked right before anything leaves because of it."""
+        """Return whether a claim is in force; note it if it is lost. Call this right before a send under the claim."""
         if not store.still_holds(claim):
             self.lost.add(claim.message.message_id)
         return claim.message.message_id not in self.lost
 
     def sent(self) -> list[Claim]:
-        """Return claims whose messages were sent and are still to be removed."""
+        """Return the claims whose messages were sent and are not removed yet."""
         return [
             claim
             for group in self.groups
@@ -123,7 +128,7 @@ class Batch:
         ]
 
     async def cut_off(self, clock: Clock, longest: timedelta) -> None:
-        """Wait for all answers, and end each group that has none ``longest`` after it began."""
+        """Wait for all answers, and cancel each group that is not answered ``longest`` after its begin."""
         seconds = longest.total_seconds()
         while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
             await clock.wait_for(self.all_answered, time_until(min(waiting) + seconds, clock.monotonic()))
@@ -135,7 +140,11 @@ class Batch:
 
 @dataclass(slots=True)
 class SendsToDestination:
-    """The sends to one destination: how many groups wait or are being sent, and since when each of the latter is."""
+    """The sends to one destination.
+
+    ``groups`` counts groups that wait or are being sent. ``sending_since`` has the monotonic seconds at which each
+    current send began, the oldest first.
+    """
 
     turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
     sending_since: list[float] = field(default_factory=list[float])
@@ -143,24 +152,24 @@ class SendsToDestination:
 
 
 class InFlight:
-    """Counts the batches in flight and the messages held."""
+    """The batches in flight, with the number and size of their messages."""
 
     def __init__(self, hangs_after: timedelta = HANGS_AFTER, bytes_at_most: int = BYTES_IN_FLIGHT) -> None:
         self._hangs_after, self._bytes_at_most = hangs_after, bytes_at_most
         self._body_bytes: float | None = None
-        """Expected size of a message; goes up at once and down by degrees."""
+        """Expected size of a message. It rises at once with larger messages, and falls by at most half with a batch."""
         self._sends: defaultdict[str, SendsToDestination] = defaultdict(SendsToDestination)
         self._batches: set[Batch] = set()
         self._capacity_freed = anyio.Event()
 
     @property
     def batches(self) -> int:
-        """Batches that take one of the places, :data:`BATCHES_AT_ONCE`."""
+        """The number of batches that count against :data:`BATCHES_AT_ONCE`."""
         return sum(batch.takes_a_place for batch in self._batches)
 
     @property
     def held(self) -> int:
-        """Messages that are neither finished nor given back; to be read in any thread."""
+        """The number of messages that are neither finished nor released. Read in any thread."""
         return sum(len(batch.held) for batch in list(self._batches))
 
     @property
@@ -168,21 +177,21 @@ class InFlight:
         return sum(batch.bytes for batch in self._batches)
 
     def among(self, message_ids: Collection[str]) -> set[str]:
-        """Return ids whose messages are held already, by an earlier claim."""
+        """Return the ids of messages that an earlier claim of this process has already."""
         return {each for batch in self._batches for each in message_ids if each in batch.held}
 
     def expect_message_size(self, body_bytes: float) -> None:
-        """Expect the next messages to be of this size; without a call only a few are claimed."""
+        """Set the expected size of the next messages. Until this is called, a batch has only a few messages."""
         self._body_bytes = body_bytes
 
     def affordable(self, limit: int) -> int:
-        """Return how many of ``limit`` messages may be claimed at once, if they are as large as those before."""
+        """Return how many of ``limit`` messages may be claimed now, if they are as large as the previous ones."""
         if self._body_bytes is None:
             return min(limit, _FIRST)
         return max(1, min(limit, int(self._bytes_at_most / BATCHES_AT_ONCE / max(self._body_bytes, 1.0))))
 
     async def wait_for_room(self, limit: int) -> bool:
-        """Wait until another batch of ``limit`` messages may be claimed; return whether that took any time."""
+        """Wait until a further batch of ``limit`` messages may be claimed; return whether there was a wait."""
         waited = False
         while self._batches and (
             self.batches >= BATCHES_AT_ONCE or self.held + limit > MOST_CLAIMS or self.bytes >= self._bytes_at_most
@@ -199,7 +208,7 @@ class InFlight:
         batch.holds_less = self._signal_capacity
 
     def give_up_place(self, batch: Batch) -> None:
-        """Let another batch take the place of one whose rest takes long."""
+        """Stop counting a batch against :data:`BATCHES_AT_ONCE`, as its last groups may take long."""
         batch.takes_a_place = False
         self._signal_capacity()
 
@@ -216,7 +225,7 @@ class InFlight:
 
     @asynccontextmanager
     async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
-        """Wait for a turn of a group to be sent to its destination."""
+        """Wait for a turn to send a group to a destination; leaving the context ends the turn."""
         sends = self._sends[destination]
         sends.groups += 1
         try:
@@ -233,7 +242,7 @@ class InFlight:
                 del self._sends[destination]
 
     def is_full(self, destination: str, seconds: float) -> bool:
-        """Return whether its oldest send has taken too long already and enough groups wait for a turn."""
+        """Return whether a destination hangs, and enough groups wait for a turn already."""
         sends = self._sends.get(destination)
         if sends is None or not sends.sending_since or sends.groups < GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT:
             return False
@@ -241,7 +250,7 @@ class InFlight:
 
 
 async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
-    """Return the result of ``call``, which raises nothing, or ``None`` when it was cancelled after ``longest``."""
+    """Return the result of ``call``, which must not raise; ``None`` if it was cancelled after ``longest``."""
     done, scope, result = anyio.Event(), anyio.CancelScope(), None
 
     async def end_it() -> None:

@@ -1,4 +1,4 @@
-"""Due messages on their shortest way: moved inside one database, where store and queues share it. Source: ADR 2."""
+"""Moves due messages inside one database, if store and queues share it: the shortest way. Source: ADR 2."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ def due_work(
     metrics: Metrics = NO_METRICS,
     journal: Journal = NO_JOURNAL,
 ) -> DueWork:
-    """Return how due messages are delivered: moved where store and queues share a database, within limits if kept."""
+    """Return the work that delivers due messages.
+
+    It is a mover if store and queues share a database, else the dispatcher. Limits are applied if the store has them.
+    """
     moving = enlisting(store, transport)
     work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, metrics, journal)
     return LimitedWork(work, dispatcher, store, clock) if isinstance(store, LimitingStore) else work
 
 
 class Mover:
-    """Moves due messages inside the database of store and queues; ``dispatcher`` sends those for other queues."""
+    """Moves due messages inside the database of store and queues. ``dispatcher`` sends messages for other queues."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Mover:
         self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
         self._deadlines = (
             dispatcher.store_deadlines
-        )  # one for all calls of the store: once it is silent, stopping waits but once
+        )  # shared with the dispatcher: if the store is silent, stopping waits for it only once
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -69,16 +72,17 @@ class Mover:
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.finisher.unwritten
         limits = self._dispatcher.limits
-        if report.left_behind:  # maybe since a moment ago
+        if report.left_behind:  # the limits that hold these messages may be newer than the cached ones
             limits.forget()
-        # A few at a look: messages without a queue must not delay the others (a bad destination never does).
+        # Only a few at each poll: messages whose destination has no queue must not delay the others.
         unmoved = (
             await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _UNMOVED_AT_ONCE)
             if needed
             else PollResult(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
-            own = None if report.left_behind else report.next_attempt  # those left behind are the dispatcher's by now
+            # Messages that the mover left belong to the dispatcher now, and its attempt times count.
+            own = None if report.left_behind else report.next_attempt
             attempts = [each for each in (own, unmoved.next_attempt) if each is not None]
             return PollResult(moved + unmoved.count, unmoved.more, min(attempts, default=None))
         await self._deadlines.call_apart(self._store.pause)

@@ -1,6 +1,10 @@
-"""Sleeps until the next message is due or something was stored that is due earlier; takes what is due; again.
+"""The loop that polls a store for due messages.
 
-Source: specification 1.7; ADR 0002; ADR 0047 (pauses are durations, whoever sets the clock).
+It sleeps until the next message is due, or until a message is stored that is due earlier. Then it claims and delivers
+the due messages, and sleeps again.
+
+Source: specification 1.7; ADR 0002; ADR 0047 (pauses are durations, so setting the machine's clock does not change
+them).
 """
 
 from __future__ import annotations
@@ -24,35 +28,41 @@ from postdate.runtime.resource import Resource
 from postdate.runtime.threads import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)
-"""The poller looks by itself at least this often, whatever wakes it (specification row 34)."""
+"""The poller polls at least this often, also if nothing wakes it (specification row 34)."""
 
 _LOOKS_APART = timedelta(milliseconds=1)
-"""After a look that found something, the next begins no sooner than this after it began.
+"""The shortest time between the beginnings of two polls, if the first one returned messages.
 
-Where messages fall due one by one, thousands a second, a look for each would cost the database more than the messages
-do; so each look finds the few of a millisecond. A look after a pause begins at once.
+Where messages fall due one by one, thousands a second, a poll for each message would cost the database more than the
+messages do. With this pause, each poll returns the few messages of a millisecond. A poll after a sleep begins at once.
 """
 
 _SHORTEST_PAUSE = timedelta(milliseconds=50)
-"""Between two looks that fail, however often it is woken."""
+"""The shortest pause after a failed poll. A wake-up does not shorten it."""
 
 _STANDS_STILL_AFTER = timedelta(minutes=2)
-"""The end of its longest sleep: calls of stores are given up sooner."""
+"""This long after the longest sleep a poller without a new poll is reported as a problem.
+
+Calls of stores have shorter deadlines, so a poll that is merely slow is not reported.
+"""
 
 _SHORTEST_LOOK_AGAIN = timedelta(milliseconds=1)
 _LONGEST_LOOK_AGAIN = timedelta(seconds=1)
 _JUST_AFTER = timedelta(microseconds=1)
-"""A message may go strictly after its due time, and microseconds are what we count in."""
+"""A message is due strictly after its due time. One microsecond is the smallest step of a `datetime`."""
 
 log = logging.getLogger("postdate.poller")
 
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What one look found: ``count`` messages were dealt with, and ``more`` may be due already.
+    """The result of one poll.
 
-    ``next_attempt`` is when the next message may be attempted, as of the look; ``None`` without any. Without
-    ``has_asked`` the look says nothing about the store.
+    Args:
+        count: number of messages that the poll claimed or moved.
+        more: whether more messages may be due already; then the poller does not sleep.
+        next_attempt: when the next message may be attempted, as known at the poll; ``None`` if there is no message.
+        has_asked: whether the store was called. If not, the result does not say whether the store works.
     """
 
     count: int
@@ -62,23 +72,30 @@ class PollResult:
 
 
 class DueWork(Protocol):
-    """Where due messages come from and what is done with them."""
+    """The source of due messages, and the work on them."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Let what :meth:`take` begins go on while more is taken; leaving waits for all of it."""
+        """Let batches that :meth:`take` begins overlap. Leaving the context waits until all of them have ended."""
         ...
 
     async def take(self, now: datetime) -> PollResult:
-        """Deal with one batch of messages due strictly before ``now``, or begin to."""
+        """Deliver one batch of messages that are due strictly before ``now``, or begin to deliver it."""
         ...
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Have ``wake`` called when something is due earlier than all before."""
+        """Register ``wake``, called when a message is stored that is due before all others; return a function to stop.
+
+        ``wake`` may be called in any thread.
+        """
         ...
 
 
 class Poller:
-    """One loop. Start :meth:`run` as a task; :meth:`stop` lets it finish what it has in hand."""
+    """The loop of one process that polls for due messages.
+
+    Start :meth:`run` as a task. After :meth:`stop` the loop claims nothing more, and `run` ends when the batches in
+    flight have ended.
+    """
 
     def __init__(
         self,
@@ -93,10 +110,13 @@ class Poller:
         self._work, self._clock, self._recovered = work, clock, recovered
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set once the store wakes it; or once a store has refused that, and is asked again beside the looks."""
+        """Set when the store has registered the wake-up.
+
+        Also set when the store has refused to: then polling begins without wake-ups, and registration is retried.
+        """
         self._alarm: Alarm | None = None
         self._looked_at: float | None = None
-        """Seconds of the clock when the last look began; ``None``: it does not run."""
+        """Monotonic seconds when the last poll began; ``None`` before the first. Read in other threads."""
         self._stands_still_after = longest_sleep + in_real_time(clock, _STANDS_STILL_AFTER)
         self._stop_deadline = in_real_time(clock, STOP_DEADLINE)
         self._calls = (resource or Resource("the store")).calls(
@@ -105,20 +125,20 @@ class Poller:
         self._listening_calls = self._calls.resource.calls("cannot be told of what is stored", log, logging.WARNING)
 
     async def run(self) -> None:
-        """Take what is due until stopped; then wait for what was begun."""
+        """Deliver due messages until stopped; then wait for the batches in flight."""
         self._alarm = alarm = Alarm()
         async with self._work.running(), anyio.create_task_group() as tasks:
             looking = anyio.CancelScope()
             tasks.start_soon(self._end_soon_after_stop, looking)
             tasks.start_soon(self._listen, alarm)
             with looking:
-                await self.listening.wait()  # or what is stored after the first look might wake nothing
+                await self.listening.wait()  # else a message that is stored after the first poll might wake nothing
                 await self._look_until_stopped(alarm)
             self.listening.set()
             tasks.cancel_scope.cancel()
 
     async def _end_soon_after_stop(self, looking: anyio.CancelScope) -> None:
-        """End a look that does not end: stopping does not wait for a store that has fallen silent."""
+        """Cancel a poll that has not ended soon after the stop: stopping does not wait for a silent store."""
         await self._stop.wait()
         await self._clock.wait_for(anyio.Event(), self._stop_deadline)
         looking.cancel()
@@ -126,7 +146,7 @@ class Poller:
     async def _look_until_stopped(self, alarm: Alarm) -> None:
         look_again = _SHORTEST_LOOK_AGAIN
         while not self._stop.is_set():
-            alarm.reset()
+            alarm.reset()  # before the poll: a wake-up during the poll must end the sleep that follows it
             now, began = self._clock.now(), self._clock.monotonic()
             self._looked_at = began
             try:
@@ -147,7 +167,10 @@ class Poller:
                 await self._clock.wait_for(self._stop, pause)
 
     async def _listen(self, alarm: Alarm) -> None:
-        """Have the store wake the poller, until cancelled. While the store refuses, the poller looks by itself."""
+        """Register the wake-up with the store, and keep it until cancelled.
+
+        While the store refuses, this method retries; meanwhile the poller polls by its own timer.
+        """
         while True:
             try:
                 with translate_store_errors(self._work):
@@ -161,16 +184,17 @@ class Poller:
                     return
         try:
             if self._listening_calls.succeeded(self._clock.monotonic()):
-                alarm.ring()  # what was stored since the last look has woken nothing
+                alarm.ring()  # a message that was stored since the last poll has woken nothing
             self.listening.set()
             await anyio.sleep_forever()
         finally:
             stop_listening()
 
     async def _sleep(self, alarm: Alarm, next_attempt: datetime | None, look_again: timedelta) -> None:
-        """Sleep until the next attempt, a wake-up, or the longest sleep; never not at all.
+        """Sleep until the next attempt, a wake-up, or the end of the longest sleep.
 
-        ``look_again`` bounds the rate when a message is due but could not be taken: somebody else has it (row 57).
+        ``look_again`` is the shortest sleep when a message is due but could not be claimed, because another process
+        has it (row 57). Without it the poller would poll without a pause until that process has finished.
         """
         duration = self._longest_sleep
         if next_attempt is not None:
@@ -179,7 +203,11 @@ class Poller:
         await self._clock.wait_for(alarm.event, duration)
 
     async def _pause_after(self, error: PostdateError, alarm: Alarm) -> None:
-        """Pause after a failure. A wake-up ends it, as it may say that the store is back; many do not make it spin."""
+        """Pause after a failed poll.
+
+        A wake-up ends the pause, as it may mean that the store is back. The first part of the pause ignores wake-ups,
+        so that many of them do not make the poller spin.
+        """
         pause = self._calls.failed(error, self._clock.monotonic())
         await self._clock.wait_for(self._stop, _SHORTEST_PAUSE)
         if not self._stop.is_set():
@@ -187,7 +215,7 @@ class Poller:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong if it has not looked for due messages for too long; from any thread."""
+        """A description of the problem if no poll has begun for too long, else ``None``. Read in any thread."""
         if self._looked_at is None or self._stop.is_set():
             return None
         seconds = self._clock.monotonic() - self._looked_at

@@ -1,4 +1,4 @@
-"""Messages that limits of their destinations hold, let through as soon as the limits allow. Source: ADR 34."""
+"""Delivers messages of limited destinations as soon as the limits allow it. Source: ADR 34."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from postdate.ports import Claim, Wake
 from postdate.ports.limits import LANES, KeptLimits, LimitingStore
 
 _EMPTY_APART: Final = 10.0
-"""Seconds between looks into an empty lane: another service, which held something since, may have ended."""
+"""Seconds between polls of an empty lane. Another service may have put messages there and ended."""
 
 _LOOKS_LAST: Final = 0.05
-"""Seconds for which lanes are looked into, one after the other, before other due messages have their turn."""
+"""Seconds for which lanes are polled, one after the other, before other due messages are polled again."""
 
 _LOST_TURN: Final = 0.02
-"""Seconds after which one looks again who was late for a turn."""
+"""Seconds until the next poll of a lane after another service took the turns."""
 
 _AFTER_LANES: Final = datetime(9999, 12, 31, tzinfo=UTC)
-"""The attempt time of a message that is due by itself in the far years of the lanes."""
+"""The attempt time of a message whose own due time lies in the far years that lanes use."""
 
 log = logging.getLogger("postdate.limits")
 
 
 @dataclass(slots=True)
 class _Lane:
-    """What is known of the lane of one destination.
+    """The state of the lane of one destination.
 
     Args:
         limits: of the destination, as text.
-        look_at: when to look into it again (monotonic seconds).
+        look_at: when to poll it again (monotonic seconds).
         expired: how many messages of the last claim had expired; the next claim is larger by twice as many.
     """
 
@@ -55,23 +55,23 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Look:
-    """One look into a lane: how many messages may be sent, and what became of the claim."""
+    """One poll of a lane: how many messages may be sent, and the result of the claim."""
 
     stored: KeptLimits
     limits: Limits
     now: datetime
     allowed: int
     lost_turns: bool = False
-    """Another service took the turns."""
+    """Whether another service took the turns first."""
     expired: int = 0
     sent: int = 0
 
 
 class LimitedWork(DueWork):
-    """Due work; after each look, what limits let through of the messages that they hold.
+    """Due work that also delivers messages from lanes, after each poll, as far as the limits allow.
 
-    Only lanes with messages are looked into. Each has a time for that: with the next turn of its rate, when a window
-    opens, some seconds after nothing could be claimed, and at once when this service has held something.
+    Only lanes with messages are polled. The next poll of a lane is at the next turn of its rate, or when a window
+    opens; some seconds later if nothing could be claimed; and at once when this service has put a message there.
     """
 
     def __init__(self, work: DueWork, dispatcher: Dispatcher, store: LimitingStore, clock: Clock) -> None:
@@ -79,11 +79,11 @@ class LimitedWork(DueWork):
         self._finisher = dispatcher.finisher
         self._lanes = dict[str, _Lane]()
         self._version = -1
-        """Of the limits, when ``_lanes`` were brought up to date."""
+        """The version of the limits that ``_lanes`` was made from."""
         self._look_at = -math.inf
-        """When the first lane is to be looked into (monotonic seconds)."""
+        """When the first lane is to be polled (monotonic seconds)."""
         self._without_zone = set[str]()
-        """Destinations with a window in a zone that the zone files lack, as was logged."""
+        """Destinations with a window in a zone that the zone files lack. This was logged once for each."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._work.running()
@@ -110,7 +110,7 @@ class LimitedWork(DueWork):
         return PollResult(result.count + count, more, min(attempts, default=None), has_asked=result.has_asked)
 
     def _update_lanes(self) -> None:
-        """Forget lanes that are empty, and look at once into those that have new messages or other limits."""
+        """Forget lanes that are empty. Lanes with new messages or changed limits are polled at once."""
         cache, lanes = self._dispatcher.limits, dict[str, _Lane]()
         for destination, (stored, _) in cache.lanes.items():
             lane = self._lanes.get(destination)
@@ -122,11 +122,11 @@ class LimitedWork(DueWork):
         self._look_at = min((each.look_at for each in lanes.values()), default=math.inf)
 
     async def _look_into_lanes(self) -> int:
-        """Look into the lanes whose time has come, the longest overdue first; return how many messages went on.
+        """Poll the lanes whose time has come, the longest overdue first; return how many messages left them.
 
-        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations. A lane
-        is looked into at least as often as the poller looks: a window opens by the clock of the machine, and monotonic
-        seconds stand still while that is suspended, or its clock is set.
+        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations. A lane is
+        polled at least once in the poller's longest sleep. The reason: a window opens by the machine's wall clock, and
+        monotonic seconds do not advance while the machine is suspended or when its clock is set.
         """
         cache, count, began = self._dispatcher.limits, 0, self._clock.monotonic()
         overdue = sorted(
@@ -143,13 +143,13 @@ class LimitedWork(DueWork):
         return count
 
     async def _look_into(self, lane: _Lane, stored: KeptLimits, limits: Limits) -> tuple[int, float]:
-        """Return how many messages went on, and after how many seconds to look again; 0: there may be more."""
+        """Return how many messages left the lane, and the seconds until its next poll; 0: there may be more."""
         now, destination = self._clock.now(), stored.destination
         if limits == NO_LIMITS:
             return await self._free(stored, now)
         try:
             opens = limits.opens(now)
-        except InvalidTimestamp as error:  # of this lane alone: others go on
+        except InvalidTimestamp as error:  # affects this lane only; the other lanes go on
             if destination not in self._without_zone:
                 self._without_zone.add(destination)
                 log.error("nothing is delivered to %s until zone files have its zone: %s", destination, error)
@@ -167,14 +167,15 @@ class LimitedWork(DueWork):
             return result.count, self._pause_after(look)
         if result.more:
             return result.count, 0.0
-        # Nothing was claimed, as while the transport is out of reach. Another batch may find it back earlier.
+        # Nothing was claimed, for example because the transport is out of reach. Another batch may be sent before
+        # `next_attempt` and show that it is back, so poll soon.
         again = result.next_attempt or later(now, timedelta(seconds=SAME_FOR))
         return result.count, min(max((again - self._clock.now()).total_seconds(), 0.001), SAME_FOR)
 
     def _pause_after(self, look: _Look) -> float:
         if look.lost_turns:
             return _LOST_TURN
-        if look.expired and look.sent < look.allowed:  # there may be others behind these
+        if look.expired and look.sent < look.allowed:  # the lane may have messages behind the expired ones
             return 0.0
         if not look.sent:
             return _EMPTY_APART
@@ -184,11 +185,12 @@ class LimitedWork(DueWork):
         return max((look.limits.next_turn(free_at) - look.now).total_seconds(), 0.001)
 
     async def _claim(self, look: _Look, limit: int) -> Sequence[Claim]:
-        """Claim what is held, and take turns for what is sent of it: so what was paused meanwhile stays.
+        """Claim messages of a lane, and take a turn for each message to be sent.
 
-        What has expired is not sent and takes no turns. It is claimed together with the messages behind it.
+        Taking turns fails if the destination was paused meanwhile; then its messages stay. An expired message is not
+        sent and takes no turn. It is claimed together with the messages behind it.
         """
-        free_at = look.stored.free_at  # another one if something is sent
+        free_at = look.stored.free_at  # changes below if a message is sent
         claims, to_send = await self._claim_lane(look.stored, limit, look.now), list[Claim]()
         expired = [each for each in claims if is_expired(each.message, look.now)]
         try:
@@ -215,19 +217,19 @@ class LimitedWork(DueWork):
         return to_send
 
     async def _free(self, stored: KeptLimits, now: datetime) -> tuple[int, float]:
-        """Have what was held go the way of all others."""
+        """Release all messages of a lane whose destination is not limited any more; they are then due as usual."""
         claims = await self._claim_lane(stored, AT_ONCE, now)
         if not claims:
             return 0, _EMPTY_APART
-        at_once = max(claim.message.due for claim in claims)  # one call
+        at_once = max(claim.message.due for claim in claims)  # one time for all: then one call releases all
         await self._give_back([Release(claim, at_once) for claim in claims])
         return len(claims), 0.0
 
     async def _claim_lane(self, stored: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
-        """Claim what is held.
+        """Claim messages of a lane.
 
-        A message that is due in the far year of the lane by itself is none of these. It leaves the lane, or it would be
-        claimed before those behind it whenever there is a look.
+        A message whose own due time lies in the far year of the lane does not belong to the lane. It gets another
+        attempt time, or each poll would claim it before the messages behind it.
         """
         call = partial(self._store.claim_held, stored, now, limit)
         while claims := await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late):
@@ -245,6 +247,6 @@ class LimitedWork(DueWork):
         return []
 
     async def _give_back(self, releases: Sequence[Release]) -> None:
-        """Release claims, also while the caller is cancelled: no batch has them, so they would be released by none."""
+        """Release claims, also while the caller is cancelled: they are in no batch, so no other code releases them."""
         with anyio.CancelScope(shield=True):
             await self._finisher.give_back(releases)

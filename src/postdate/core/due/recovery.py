@@ -1,6 +1,6 @@
-"""What becomes of due messages that could not be sent: given back, retried later, or moved to the error queue.
+"""Handles due messages that could not be sent: releases them, retries them later, or moves them to the error queue.
 
-The rules are in :mod:`postdate.core.recoverability`; this does what they say. Source: specification 1.8, 1.10; ADR 45.
+:mod:`postdate.core.recoverability` decides; this module acts. Source: specification 1.8, 1.10; ADR 45.
 """
 
 from __future__ import annotations
@@ -41,19 +41,24 @@ from postdate.runtime.reporting import Metrics
 from postdate.runtime.resource import Backoff, Resource, resource_of
 
 FRESH = timedelta(seconds=10)
-"""Error copies leave only under younger claims, as leases last longer; under an older one the message is claimed again
-first."""
+"""An error copy is sent only under a claim that is younger than this. Leases last longer, so the claim is in force.
+
+A message with an older claim is released, and its error copy is sent after the next claim.
+"""
 
 _BORNE_AS_PROBE = 2
-"""A message may fail so often as the probe of a transport, others being sent in between; then it is to blame for it."""
+"""The number of times that a message may fail as the probe of a transport while other messages are sent in between.
+
+After that the failure counts as a failure of the message, and not of the transport.
+"""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 class DispatchRecovery:
-    """Notes which destinations take messages, and deals with the messages that one did not take.
+    """Knows which destinations take messages, and handles messages that a destination did not take.
 
-    An outage is no failure of its messages: they are given back, and nothing is counted.
+    An outage is no failure of its messages: their claims are released, and no failure is counted.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -79,9 +84,12 @@ class DispatchRecovery:
         self._metrics = metrics
         self._fresh = in_real_time(clock, FRESH)
         self.probing = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS)
-        """While the transport is out of reach only a probe is claimed: another process may be able to send the rest."""
+        """Backoff of the transport. While the transport is out of reach only one message is claimed, as a probe.
+
+        Another process may be able to send the other messages.
+        """
         self.destinations = Destinations()
-        # In the database of the queues the store is out of reach, too, and nothing can be claimed.
+        # Where store and queues share a database, both are out of reach and nothing can be claimed: no probe is needed.
         backoff = None if sender.enlisting else self.probing
         self._transport_calls = resource_of(transport).calls(
             "cannot send due messages", log, breaker=breaker, backoff=backoff
@@ -91,7 +99,7 @@ class DispatchRecovery:
         self._refused = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
 
     def succeeded(self, sent: Sequence[Claim]) -> bool:
-        """Note messages that were sent; return whether the transport could not be reached before."""
+        """Note that messages were sent; return whether the transport was out of reach before."""
         self._attempts.succeeded(*(claim.message.message_id for claim in sent))
         seconds = self._clock.monotonic()
         is_back = self._transport_calls.succeeded(seconds)
@@ -103,16 +111,21 @@ class DispatchRecovery:
         return is_back
 
     async def recover(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
-        """Deal with messages that could not be sent: the claim, the error, and whether it was attempted at all."""
+        """Handle messages that could not be sent.
+
+        Args:
+            batch: batch of the claims.
+            failures: the claim, the error, and whether a send was attempted at all.
+        """
         self._metrics.count("failed", len(failures))
         failures = [(claim, self._blamed(batch, claim, error), attempted) for claim, error, attempted in failures]
         await self._wait_out(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
         await self.retry_or_move(batch, [each for each in failures if not is_outage(each[1])])
 
     def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
-        """Turn an outage that comes with this message, whenever it is sent, into a failure of the message.
+        """Return the error to handle. An outage that occurs whenever this message is sent becomes its own failure.
 
-        Otherwise it would be the probe for ever, and nothing else would be sent.
+        Otherwise the message would remain the probe for ever, and no other message would be sent.
         """
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
         if is_suspect and self._attempts.failed(claim.message.message_id) > _BORNE_AS_PROBE:
@@ -120,7 +133,7 @@ class DispatchRecovery:
         return error
 
     async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
-        """Give claims back after an outage: their messages have not failed, so nothing is counted or recorded."""
+        """Release claims after an outage. Their messages have not failed, so no failure is counted or recorded."""
         seconds, noted, back = self._clock.monotonic(), set[str](), list[Release]()
         at = self._clock.now()
         for claim, error in failed:
@@ -134,22 +147,24 @@ class DispatchRecovery:
             await self.give_back(batch, back)
 
     def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
-        """Note an outage of one destination, or of the whole transport: ``""``."""
+        """Note an outage of one destination, or of the whole transport if ``destination`` is ``""``."""
         if destination:
             self._full.failed(error, seconds)
-            if self.destinations.failed(destination, seconds):  # known by now, it says nothing about others
+            # Only a new outage counts against the transport. A destination that is known to be full would trip the
+            # breaker although other destinations work.
+            if self.destinations.failed(destination, seconds):
                 self._transport_calls.refused(error, seconds)
         else:
             self._transport_calls.failed(error, seconds)
 
     def _wait(self, batch: Batch, seconds: float) -> float:
-        """Return the seconds until a message may be attempted again while the transport is out of reach."""
-        if self._sender.enlisting is not None:  # with the queues the store is out of reach: polls fail, too
+        """Return the seconds until a message may be attempted again while the transport is out of reach; 0: at once."""
+        if self._sender.enlisting is not None:  # the store is in the same database and out of reach: polls fail, too
             return retry_delay(0).total_seconds()
         return self.probing.remaining(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
 
     async def retry_or_move(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
-        """Retry failed messages later, or move them to the error queue."""
+        """Release failed messages for a retry, or move them to the error queue."""
         if not failures:
             return
         back, moved = list[Release](), 0
@@ -169,7 +184,7 @@ class DispatchRecovery:
             self._metrics.count("moved_to_error", moved)
 
     async def give_back(self, batch: Batch, back: Sequence[Release]) -> None:
-        """Release claims of a batch."""
+        """Release claims of a batch; the poller is woken when the batch ends."""
         batch.gave_back = True
         await self._finisher.give_back(back)
         batch.settled([each.claim for each in back])
@@ -177,10 +192,10 @@ class DispatchRecovery:
     async def _move_or_retry(
         self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
     ) -> Release | None:
-        """Return how a message is given back; ``None``: it is in the error queue, or another process has it.
+        """Return how to release a message; ``None`` if it is in the error queue, or another process may have it.
 
-        A message that was not ``attempted`` is retried: it only waited for its turn, or the error queue refused another
-        one of its batch, and claims are not held long enough to ask again for each.
+        A message that was not ``attempted`` is retried: it only waited for a turn, or the error queue refused another
+        message of the batch. Claims do not last long enough to try the error queue once for each message.
         """
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
         decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
@@ -193,8 +208,8 @@ class DispatchRecovery:
         if not batch.is_ours(claim, self._store):
             return None
         if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
-            # The destination is slow, or this process stood still, and others have the message and may have sent it.
-            # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
+            # The destination is slow, or this process was suspended. Another process may have claimed the message and
+            # sent it. Only the next claim proves who has it; if this process makes it, the error copy is sent at once.
             if is_counted:
                 return self._still_doomed(claim, error, again)
             self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())
@@ -202,7 +217,7 @@ class DispatchRecovery:
         return await self._move_to_error(batch, claim, error)
 
     def _still_doomed(self, claim: Claim, error: PostdateError, again: Release) -> Release:
-        """Retry without another record: the failure is written already, only the error copy could not leave."""
+        """Retry without another record: the failure is recorded already, only the error copy could not be sent."""
         self._attempts.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
         return replace(again, reason=None)
 
@@ -211,10 +226,11 @@ class DispatchRecovery:
         return Release(claim, later(self._clock.now(), pause), reason)
 
     async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> Release | None:
-        """Send the error copy, then remove the message; when the error queue fails, too, it stays (row 41).
+        """Send the error copy, then remove the message; return how to release it if the error queue fails (row 41).
 
-        A copy that is too large goes in brief. If even that is refused, or none can be made of what the row holds, the
-        store marks the message as unreadable; where it cannot, the message stays and waits longer each time.
+        If the copy is too large, a brief copy is sent. If the error queue refuses that too, or no copy can be made from
+        the row, the store marks the message as unreadable. If the store cannot, the message stays and waits longer
+        after each attempt.
         """
         resolution, failure = Resolution.ERROR_COPY, error
         while resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
@@ -246,7 +262,7 @@ class DispatchRecovery:
         detail = reason_of(error)
         try:
             copy = self._settings.error_copy(claim.message, error, self._clock.now(), brief=brief)
-        except MessageError as failure:  # its row holds what nobody could have stored
+        except MessageError as failure:  # the row holds a content that Postdate never stores
             return failure
         if self._sender.enlisting is not None:
             return await self._sender.send_enlisted([claim], [copy], Outcome.FAILED, detail)
@@ -259,7 +275,7 @@ class DispatchRecovery:
 
 
 def _log_failures(failed: Sequence[tuple[Claim, PostdateError]]) -> None:
-    """Log one line for each destination and kind of failure: a thousand messages of one batch say no more than one."""
+    """Log one line for each destination and error code, as a batch may have a thousand messages with one cause."""
     kinds: defaultdict[tuple[str, str], list[tuple[Claim, PostdateError]]] = defaultdict(list)
     for claim, error in failed:
         kinds[claim.message.destination, error.code].append((claim, error))

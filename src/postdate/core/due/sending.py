@@ -1,4 +1,4 @@
-"""Sends the messages of claims, and removes them in the same transaction where store and queues share a database.
+"""Sends claimed messages. Where store and queues share a database, the same transaction removes them from the store.
 
 Source: specification 1.8; ADR 0002, 0010.
 """
@@ -23,16 +23,16 @@ from postdate.runtime import tracing
 from postdate.runtime.reporting import Metrics
 
 LONGEST_SEND = timedelta(seconds=30)
-"""A destination that has not answered by then counts as unavailable."""
+"""A destination that has not answered after this time counts as unavailable."""
 
 log = logging.getLogger("postdate.dispatcher")
 
 
 class Sender:
-    """Sends groups of messages: one call for all destinations where the transport pipelines, else one for each.
+    """Sends groups of messages: one call for all destinations if the transport pipelines, else one call for each.
 
-    Sends to one destination take turns, so that one that hangs does not delay others. A group without an answer after
-    :data:`LONGEST_SEND` is cut off by its batch.
+    The number of concurrent sends to one destination is limited, so a destination that hangs does not delay others. A
+    batch cancels a group that is not answered after :data:`LONGEST_SEND`.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -54,13 +54,13 @@ class Sender:
         self._metrics = metrics
         self._journal = journal
         self.enlisting = enlisting(store, transport)
-        """The store, if it shares a database with the queues."""
-        # Not short when the dispatcher stops: what is being sent is waited for (row 55).
+        """The store, if it shares a database with the queues, else ``None``."""
+        # Own deadlines, which are not shortened when the dispatcher stops: it waits for sends in flight (row 55).
         self._deadlines = Deadlines.of_transport(transport, clock, call_deadline)
         self.longest_send = in_real_time(clock, LONGEST_SEND)
 
     def groups(self, claims: Sequence[Claim], began: float) -> list[Group]:
-        """Return one group for each call to the transport: of all messages, or of those of one destination."""
+        """Return one group for each call of the transport: all messages, or the messages of one destination."""
         if self._transport.capabilities.pipelines and self.enlisting is None:
             return [Group("", claims, began)] if claims else []
         by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
@@ -69,7 +69,7 @@ class Sender:
         return [Group(destination, group, began) for destination, group in by_destination.items()]
 
     async def answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
-        """Send a group when it is its turn; return an error, or ``None``, for each of its messages."""
+        """Send a group when it has a turn at its destination; return an error or ``None`` for each message."""
         if self.enlisting is not None:
             group.begin_turn(self._clock.monotonic())
             return await self._answer_enlisted(group.claims)
@@ -88,14 +88,14 @@ class Sender:
             return []
 
         async def answered_late(errors: Sequence[PostdateError | None]) -> None:
-            """Remember these messages as sent: claimed again, they are only removed."""
+            """Remember messages that were sent after all: if they are claimed again, they are only removed."""
             sent = [claim for claim, error in zip(group.claims, errors, strict=False) if error is None]
             self._finisher.remember_sent(sent)
 
         return await self.send([to_envelope(claim.message) for claim in group.claims], answered_late)
 
     def _notice_losses(self, batch: Batch, group: Group) -> None:
-        """Drop claims that others may have by now: this process may have stood still since it claimed them."""
+        """Remove lost claims from a group: the process may have been suspended since it made the claims."""
         ours = [claim for claim in group.claims if batch.is_ours(claim, self._store)]
         if len(ours) < len(group.claims):
             log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
@@ -107,7 +107,10 @@ class Sender:
         envelopes: Sequence[Envelope],
         late: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
     ) -> Sequence[PostdateError | None]:
-        """Send messages without any transaction. ``late`` is called with an answer that comes after the deadline."""
+        """Send messages without a transaction; return an error or ``None`` for each message.
+
+        ``late`` is called with the answer if that comes after the deadline.
+        """
         began = self._clock.monotonic()
         try:
             with tracing.current.dispatching([each.headers for each in envelopes]):
@@ -124,7 +127,10 @@ class Sender:
             return [error] * len(envelopes)
 
     async def _answer_enlisted(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
-        """Send and remove all in one transaction; where one fails, each in its own, so as not to undo the others."""
+        """Send and remove all messages in one transaction.
+
+        If one message fails, each message gets a transaction of its own, so that the failure does not undo the others.
+        """
         error = await self.send_enlisted(claims, [to_envelope(claim.message) for claim in claims])
         if error is None or (is_outage(error) and not may_be_of_one(error)) or len(claims) == 1:
             return [error] * len(claims)
@@ -137,7 +143,7 @@ class Sender:
         outcome: Outcome = Outcome.DELIVERED,
         detail: str = "",
     ) -> PostdateError | None:
-        """Send and remove messages in one transaction."""
+        """Send and remove messages in one transaction; return the error, or ``None`` if it was committed."""
         assert self.enlisting is not None
         now = self._clock.now()
         try:
@@ -152,7 +158,7 @@ class Sender:
         return error
 
     def no_answer(self, destination: str) -> PostdateError:
-        """Return the error of a send that timed out: an outage, which says nothing about the messages."""
+        """Return the error of a send that timed out. It is an outage, and no failure of the messages."""
         text = f"did not answer within {LONGEST_SEND.total_seconds():g} s"
         if destination:
             return DestinationUnavailable(f"{destination} {text}")

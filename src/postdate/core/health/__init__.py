@@ -1,1 +1,1 @@
-"""How the core copes with adapters that fail, answer late, or never answer. Source: ADR 45, ADR 49."""
+"""Protection of the core from adapters that fail, answer late, or never answer. Source: ADR 45, ADR 49."""

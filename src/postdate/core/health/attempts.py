@@ -1,11 +1,11 @@
-"""What a process knows of single messages that their storage does not know yet. Source: ADR 45.
+"""The memory of a process about single messages, for facts that their store or queue does not have. Source: ADR 45.
 
-A store knows of a failure once it is written, and many queues do not count how often a message came back. Until then,
-and beyond that, this memory decides: a message that was sent is removed and not sent a second time, and a message that
-fails while others succeed is told apart from an outage.
+A store knows of a failure only when it is written, and many queues do not count how often a message was received. This
+memory closes the gap: a message that was sent is removed and not sent a second time, and a message that fails while
+others succeed is distinguished from an outage.
 
-The memory is bounded. It ends with the process, so nothing may depend on it for more than a duplicate or a delay.
-Times are monotonic seconds.
+The memory is bounded and ends with the process. If an entry is missing, the worst effect is a duplicate or a delay;
+nothing else may depend on it. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from postdate.messages import DelayedMessage
 from postdate.ports import Claim, Outcome
 
 MOST_ATTEMPTS: Final = 10_000
-"""Messages that are remembered at most, beside those whose claims are still held."""
+"""The most messages that are remembered, not counting those whose claims are in force."""
 
 FORGOTTEN_AFTER_SUCCESSES: Final = 100_000
-"""After so many successes a failure is forgotten: another process has dealt with its message, so it does not return."""
+"""A failure is forgotten after this many successes: the message did not return, so another process has handled it."""
 
 _DOOMED_FOR_SECONDS: Final = 120.0
-"""How long a message stays doomed. The pause before its next claim is a minute at most."""
+"""How long a message stays doomed. The pause before its next claim is at most a minute."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Release:
     """A claim to be released.
 
     Args:
-        claim: that is held.
-        attempt_at: before which the message is not attempted again; ``None``: at once.
+        claim: the claim, which is in force.
+        attempt_at: instant before which the message is not attempted again; ``None``: it may be attempted at once.
         reason: of a failure, which the store counts and records; ``None``: the message has not failed.
     """
 
@@ -47,20 +47,20 @@ class Release:
 
 @dataclass(slots=True)
 class UnwrittenOutcome:
-    """An outcome that the store has not taken yet.
+    """An outcome that the store has not recorded yet.
 
     Args:
         message_id: of the message.
-        fingerprint: of the message, as its id may be used again for another.
+        fingerprint: of the message, as its id may be used again for another message.
         claim: under which the outcome is written. ``None``: the claim is lost, and any process may claim the message
             next, also this one.
-        outcome: how the message ended; ``None``: its claim is to be released, as ``release`` says.
+        outcome: how the message ended; ``None``: its claim is to be released with ``release``.
         detail: of the outcome, for its record.
-        release: without an outcome, how the claim is released.
-        retry_at: when to write it again.
-        failed_writes: how often writing it failed.
-        lost_at: when the claim was lost.
-        may_be_written: whether the store may have written it, as an answer was lost.
+        release: the release to write if there is no outcome.
+        retry_at: monotonic seconds of the next write.
+        failed_writes: how often writing it has failed.
+        lost_at: monotonic seconds at which the claim was lost.
+        may_be_written: whether the store may have written it already, because an answer was lost.
     """
 
     message_id: str
@@ -77,9 +77,9 @@ class UnwrittenOutcome:
 
 @dataclass(slots=True, frozen=True)
 class Doom:
-    """Why a message goes to the error queue at its next claim, if it is unchanged by then.
+    """The reason why a message goes to the error queue at its next claim, if it is unchanged then.
 
-    The error copy may leave only under a young claim. See ``FRESH`` in :mod:`postdate.core.due.recovery`.
+    The error copy may be sent only under a young claim. See ``FRESH`` in :mod:`postdate.core.due.recovery`.
     """
 
     error: PostdateError
@@ -90,15 +90,15 @@ class Doom:
 
 @dataclass(slots=True)
 class Attempt:
-    """What is known of one message id.
+    """The known facts about one message id.
 
     Args:
-        failures: how often it failed although others had succeeded since the time before.
+        failures: how often it failed while other messages succeeded since its failure before.
         successes_before: :attr:`Attempts.successes` at its last failure.
-        lost_claims: how often its claim was lost after it was handled, and before it could end.
-        doom: why it goes to the error queue when it is claimed again.
-        unwritten: its outcome, which is still to be written.
-        may_be_stored: it was received from a queue and given to a store, and is not known to be off its queue.
+        lost_claims: how often its claim was lost after it was handled and before it was acknowledged.
+        doom: the reason to move it to the error queue when it is claimed again.
+        unwritten: its outcome, if that is not written yet.
+        may_be_stored: whether it was received from a queue and given to a store, but may be in its queue still.
     """
 
     failures: int = 0
@@ -115,24 +115,27 @@ class Attempt:
 
 
 class Attempts:
-    """What is known of the messages of one kind of calls, by message id. The oldest entry is dropped first.
+    """The entries of the messages of one kind of calls, by message id. The oldest entry is dropped first.
 
-    One for each kind of calls, such as claiming and sending due messages, or storing received ones: only messages of
+    There is one object for each kind of calls, such as sending due messages or storing received ones: only messages of
     the same kind can be compared.
     """
 
     def __init__(self, most: int = MOST_ATTEMPTS) -> None:
         self.successes = 0
-        """Grows whenever something succeeds."""
+        """Grows with each success of any message."""
         self._most = most
         self._by_id: dict[str, Attempt] = {}
         self._claimed: dict[str, UnwrittenOutcome] = {}
-        """Outcomes of :attr:`_by_id` whose claims are held. Callers walk these at each poll, and never the whole."""
+        """Outcomes of :attr:`_by_id` whose claims are in force.
+
+        A dictionary of its own, as callers iterate over these at each poll, and must not iterate over all entries.
+        """
         self._next_trim = most
         """The number of entries at which the oldest are dropped next."""
 
     def __bool__(self) -> bool:
-        """Return whether anything is known. Nearly always nothing is, and callers ask this before all else."""
+        """Return whether there is any entry. Mostly there is none, so callers check this first."""
         return bool(self._by_id)
 
     def __len__(self) -> int:
@@ -145,7 +148,7 @@ class Attempts:
         return not self._by_id.keys().isdisjoint(message_ids)
 
     def note(self, message_id: str) -> Attempt:
-        """Return the entry of a message, which is the youngest from now on; a new one if nothing was known."""
+        """Return the entry of a message, or a new one. It becomes the youngest entry, which is dropped last."""
         attempt = self._by_id.pop(message_id, None) or Attempt()
         self._by_id[message_id] = attempt
         if len(self._by_id) > self._next_trim:
@@ -153,7 +156,10 @@ class Attempts:
         return attempt
 
     def _trim(self) -> None:
-        """Drop the oldest entries, but none whose claim is held. Looks at all of them, so it is done now and then."""
+        """Drop the oldest entries, except those whose claim is in force.
+
+        It reads all entries, so it is called only when a tenth more than the limit has been added.
+        """
         surplus = len(self._by_id) - self._most
         free = (message_id for message_id in self._by_id if message_id not in self._claimed)
         for message_id in [message_id for message_id, _ in zip(free, range(surplus), strict=False)]:
@@ -161,7 +167,7 @@ class Attempts:
         self._next_trim = max(len(self._by_id), self._most) + self._most // 10
 
     def forget(self, *message_ids: str) -> None:
-        """Forget all that is known of messages."""
+        """Forget messages completely."""
         if self._by_id:
             for message_id in message_ids:
                 self._by_id.pop(message_id, None)
@@ -174,27 +180,28 @@ class Attempts:
     # --- failures in a row, others having succeeded in between ------------------------------------------------------
 
     def other_messages_succeeded(self, message_id: str) -> bool:
-        """Return whether anything has succeeded since this message failed last, or whether it never failed."""
+        """Return whether any message has succeeded since this one failed last; also ``True`` if it never failed."""
         attempt = self._by_id.get(message_id)
         return attempt is None or attempt.successes_before != self.successes
 
     def failed(self, message_id: str) -> int:
-        """Note a failure; return how often this message failed, counted once until anything succeeds."""
+        """Note a failure; return how often this message failed. Failures without a success between them count once."""
         attempt = self.note(message_id)
         attempt.failures += attempt.successes_before != self.successes
         attempt.successes_before = self.successes
         return attempt.failures
 
     def failed_alone(self, message_id: str, error: BaseException) -> int:
-        """Do the same for an error that the message may not be to blame for, and that it may be the only one to meet.
+        """Note a failure that may or may not be the fault of this message; return how often it occurred.
 
-        An outage of a whole store, or of queues, does not count: 0. What lasts is judged at the first time: 0, too.
+        Return 0, and note nothing, for an outage of a whole store or of queues, and for a lasting error: that is
+        decided at its first occurrence.
         """
         may_pass = isinstance(error, PostdateError) and error.transient and not error.outage
         return self.failed(message_id) if may_pass or may_be_of_one(error) else 0
 
     def succeeded(self, *message_ids: str) -> None:
-        """Note that these messages, or with none others, have succeeded."""
+        """Note that these messages have succeeded; without arguments, that some other message has."""
         self.successes += 1
         if not self._by_id:
             return
@@ -213,14 +220,14 @@ class Attempts:
     # --- messages for the error queue -------------------------------------------------------------------------------
 
     def doom(self, message: DelayedMessage, error: PostdateError, failures: int, seconds: float) -> None:
-        """Send a message to the error queue when it is claimed again with so many failures, unchanged."""
+        """Have a message moved to the error queue when it is claimed again, unchanged and with so many ``failures``."""
         doom = Doom(error, fingerprint(message), failures, seconds + _DOOMED_FOR_SECONDS)
         self.note(message.message_id).doom = doom
 
     def take_doom(self, message: DelayedMessage, seconds: float) -> PostdateError | None:
-        """Return why a message goes to the error queue now, and forget that; ``None``: it is sent.
+        """Return the reason to move a message to the error queue now, and forget it; ``None``: the message is sent.
 
-        A message that was returned from the error queue meanwhile has no failures any more, and is sent.
+        A message that was returned from the error queue meanwhile has no failures any more, so it is sent.
         """
         attempt = self._by_id.get(message.message_id)
         if attempt is None or attempt.doom is None:
@@ -234,7 +241,7 @@ class Attempts:
 
     @property
     def outcomes_with_claim(self) -> Mapping[str, UnwrittenOutcome]:
-        """Outcomes whose claims are held, by message id. No other process can have these messages."""
+        """Outcomes whose claims are in force, by message id. No other process can have these messages."""
         return self._claimed
 
     @property
@@ -247,7 +254,7 @@ class Attempts:
         return None if attempt is None else attempt.unwritten
 
     def remember_unwritten(self, unwritten: UnwrittenOutcome) -> None:
-        """Remember an outcome in the place of any other of its message; it is the youngest from now on."""
+        """Remember an outcome; it replaces an earlier one of the message and becomes the youngest entry."""
         message_id = unwritten.message_id
         self._claimed.pop(message_id, None)
         if unwritten.claim is not None:
@@ -255,7 +262,7 @@ class Attempts:
         self.note(message_id).unwritten = unwritten
 
     def forget_unwritten(self, message_id: str) -> None:
-        """Note that the outcome of a message is written, or does not matter any more."""
+        """Forget the outcome of a message, as it is written or does not matter any more."""
         self._claimed.pop(message_id, None)
         attempt = self._by_id.get(message_id)
         if attempt is not None:
@@ -263,7 +270,7 @@ class Attempts:
             self._drop_if_empty(message_id, attempt)
 
     def forget_claims_lost_before(self, seconds: float) -> None:
-        """Forget the outcomes of claims that were lost before then. The oldest entries come first."""
+        """Forget the outcomes of claims that were lost before ``seconds``. It stops early, as the oldest are first."""
         expired = list[str]()
         for message_id, attempt in self._by_id.items():
             if attempt.unwritten is None or attempt.unwritten.claim is not None:
@@ -276,5 +283,5 @@ class Attempts:
 
 
 def fingerprint(message: DelayedMessage) -> int:
-    """Return a hash of all that makes a message this one, should its id be used again for another."""
+    """Return a hash of the content of a message. It differs if the id is used again for another message."""
     return hash((message.due, message.destination, message.body, frozenset(message.headers.items())))

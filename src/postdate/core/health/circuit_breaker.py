@@ -13,7 +13,7 @@ from postdate.runtime.reporting import NO_METRICS, Metrics
 log = logging.getLogger("postdate.circuit_breaker")
 
 CriticalError = Callable[[str, BaseException], None]
-"""Called when the endpoint cannot do its work any more, with a text and the last failure."""
+"""Called with a text and the last failure when the endpoint cannot do its work any more."""
 
 PAUSE_ARMED = timedelta(seconds=1)
 PAUSE_TRIGGERED = timedelta(seconds=10)
@@ -22,7 +22,7 @@ NOTHING_HANDLED = timedelta(minutes=1)
 
 
 class BreakerState(enum.Enum):
-    """Disarmed: all is well. Armed: it fails. Triggered: it has failed for too long, which was reported once."""
+    """Disarmed: no failure. Armed: calls fail. Triggered: calls failed for too long, and this was reported once."""
 
     DISARMED = "disarmed"
     ARMED = "armed"
@@ -30,14 +30,14 @@ class BreakerState(enum.Enum):
 
 
 class RepeatedFailures:
-    """Trips when something keeps failing for ``time_to_trigger`` without one success; at once if retrying is in vain.
+    """A breaker that trips if calls fail for ``time_to_trigger`` without a success, or at once if retries are useless.
 
-    ``trigger`` is then called, once, with the text ``critical`` and the last error. Whoever runs the breaker calls
-    :meth:`check` at :attr:`deadline`, so that it trips also when nobody tries any more. Its states are in the log at
-    level *debug* only: the outage itself is logged by its :class:`postdate.runtime.resource.Resource`.
+    When it trips, it calls ``trigger`` once, with the text ``critical`` and the last error. The loop that runs the
+    breaker calls :meth:`check` at :attr:`deadline`, so that it trips also if no call is made any more. The log has its
+    states at level *debug* only: :class:`postdate.runtime.resource.Resource` logs the outage itself.
 
-    With ``forgets_after`` it trips only at a failure, and a failure so long after the last one is the first of a new
-    row. That is for calls that are repeated soon while they fail, and that nobody may make any more otherwise.
+    With ``forgets_after`` it trips only at a failure, and a failure this long after the last one starts a new series.
+    This is for calls that are repeated soon while they fail, and that may stop because the message is gone.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RepeatedFailures:
     ) -> None:
         self.name, self.state = name, BreakerState.DISARMED
         self.on_armed: Callable[[], None] = nobody
-        """Called when it is armed: there is a :attr:`deadline` from now on."""
+        """Called when it is armed; from then on it has a :attr:`deadline`."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics, self._forgets_after = metrics, forgets_after
         self._armed_at: float | None = None
@@ -67,7 +67,7 @@ class RepeatedFailures:
 
     @property
     def deadline(self) -> float | None:
-        """Monotonic seconds at which it trips unless something succeeds before; ``None`` while it is not armed."""
+        """Monotonic seconds at which it trips unless a call succeeds before; ``None`` while it is not armed."""
         return self._trips_at if self._forgets_after is None else None
 
     @property
@@ -114,11 +114,11 @@ class RepeatedFailures:
 
 
 class FailureRate:
-    """Trips when more than ``per_second`` failures, on average over 30 s, cannot even be handled.
+    """A breaker that trips if the handling of failures itself fails: more than ``per_second`` times on average in 30 s.
 
-    Windows of 30 s follow one another, the first from the first failure on; ``trigger`` is called for every failure
-    above the limit. Failures of which each waits longer than the one before are never many in one window: they trip it,
-    once, after :data:`NOTHING_HANDLED` without one success.
+    A window of 30 s begins at the first failure, and the next one at the first failure after its end. ``trigger`` is
+    called for each failure above the limit. If each retry waits longer than the one before, there are never many
+    failures in one window. Then the breaker trips once, after :data:`NOTHING_HANDLED` without one success.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class FailureRate:
         self._critical, self._limit, self._trigger = critical, per_second * RATE_WINDOW.seconds, trigger
         self._metrics = metrics
         self.on_armed: Callable[[], None] = nobody
-        """Called when a window begins: it has a :attr:`deadline`, its end."""
+        """Called when a window begins; its end is the :attr:`deadline`."""
         self.deadline: float | None = None
         self._failures = 0
         self._failing_since: float | None = None
@@ -153,7 +153,7 @@ class FailureRate:
             self._trip(error)
 
     def success(self) -> None:
-        """Note that a failure, or the message that failed, could be dealt with."""
+        """Note that a failure, or the message that failed, was handled."""
         self._failing_since, self._is_reported = None, False
 
     def _trip(self, error: BaseException) -> None:
@@ -162,7 +162,7 @@ class FailureRate:
         _call(self._trigger, self._critical, error)
 
     def check(self, seconds: float) -> None:
-        """End the window if its time is up."""
+        """End the window if ``seconds`` is at or after its end."""
         if self.deadline is not None and seconds >= self.deadline:
             log.debug("circuit breaker %s disarmed after %d failures", self.name, self._failures)
             self.deadline = None
@@ -177,7 +177,7 @@ Breaker = RepeatedFailures | FailureRate
 
 
 def nobody() -> None:
-    """Do nothing: a callback, until somebody is to be told."""
+    """Do nothing: the callback until another one is registered."""
 
 
 def _call(trigger: CriticalError, critical: str, error: BaseException) -> None:

@@ -1,14 +1,15 @@
-"""A deadline for each call of an adapter, and errors of ours for whatever it raises.
+"""Deadlines for the calls of an adapter, and the translation of its errors to errors of Postdate.
 
-An adapter of a user may raise anything and may never return. To the core both are outages: they are logged, counted by
-the circuit breaker, and tried again; they neither end the service nor hold it up. Source: ADR 49.
+An adapter of a user may raise any error and may never return. The core treats both as outages: they are logged, counted
+by the circuit breaker, and retried. They neither end the service nor block it. Source: ADR 49.
 
 A loop has one :class:`Deadlines` for each adapter that it calls. There are two ways to make a call:
 
-- :meth:`Deadlines.call_apart` makes it in a task of its own. A call that does not end although it was cancelled is
-  *abandoned*: its task goes on alone, and its late result goes to a callback. For stores and for sends of due messages.
-- :meth:`Deadlines.call` makes it in the task of its caller. It costs a thirtieth, but a call that does not end keeps
-  its caller. For calls that are made for each received message.
+- :meth:`Deadlines.call_apart` makes the call in a task of its own. A call that does not end after its cancellation is
+  *abandoned*: its task goes on alone, and its late result goes to a callback. Used for stores and for sends of due
+  messages.
+- :meth:`Deadlines.call` makes the call in the task of the caller. It costs a thirtieth, but a call that does not end
+  blocks its caller. Used for calls that are made for each received message.
 
 :func:`translate_store_errors` is for calls without a deadline.
 """
@@ -38,20 +39,25 @@ from postdate.errors import (
 from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled
 
 CALL_DEADLINE: Final = timedelta(seconds=40)
-"""Our adapters have shorter deadlines of their own at their connections: only they can end a blocked read."""
+"""The usual deadline of a call. Adapters of Postdate have shorter ones at their connections.
+
+Only the connection can end a blocked read.
+"""
 
 STOP_DEADLINE: Final = timedelta(seconds=5)
-"""The deadline of calls while the service stops. A call whose caller is cancelled gets as long to end."""
+"""The deadline of calls while the service stops. A call whose caller is cancelled has the same time to end."""
 
 GRACE: Final = timedelta(seconds=1)
-"""A call that was cancelled at its deadline gets so long to end."""
+"""The time that a call has to end after it was cancelled at its deadline."""
 
 _NO_ANSWER: Final = (ConnectionError, TimeoutError, asyncio.CancelledError)
-"""Errors that leave open whether a call took effect."""
+"""Errors after which it is unknown whether the call took effect."""
 
 _REMEMBERED_FAILURES: Final = 100
-"""Failures of an adapter that are logged only once with their traceback. After more different ones, all are logged
-again."""
+"""The number of different failures of an adapter that are logged with a traceback only once.
+
+After more different ones, all are logged again.
+"""
 
 T = TypeVar("T")
 
@@ -62,22 +68,22 @@ log = logging.getLogger("postdate.adapters")
 
 
 class _Errors(NamedTuple):
-    """The errors of ours that take the place of foreign ones of one kind of adapter."""
+    """The errors of Postdate that replace foreign errors of one kind of adapter."""
 
     unavailable: type[PostdateError]
-    """It refused the call."""
+    """The adapter refused the call."""
     unreachable: type[PostdateError]
-    """It did not answer, so the call may have taken effect."""
+    """The adapter did not answer, so the call may have taken effect."""
 
 
 _STORE_ERRORS: Final = _Errors(StoreUnavailable, StoreUnreachable)
 _TRANSPORT_ERRORS: Final = _Errors(TransportUnavailable, TransportUnreachable)
 
 _logged_failures = WeakKeyDictionary[object, set[str]]()
-"""By adapter: the failures that were logged with their traceback. Many callers share an adapter, so they share this."""
+"""The failures that were logged with their traceback, by adapter. The callers of one adapter share them."""
 
 _logged_foreign_failures = set[str]()
-"""Those of adapters that cannot be weak keys."""
+"""The same for adapters that cannot be weak keys."""
 
 
 @contextmanager
@@ -85,15 +91,15 @@ def translate_store_errors(store: object) -> Generator[None]:
     """Turn errors of a store that are no ``PostdateError`` into ``StoreUnavailable`` or ``StoreUnreachable``."""
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - all of it is raised again
+    except BaseException as error:  # noqa: BLE001 - raised again
         _raise_translated(store, error, _STORE_ERRORS)
 
 
 def _raise_translated(adapter: object, error: BaseException, errors: _Errors) -> NoReturn:
-    """Raise what a call raised, translated if it is foreign.
+    """Raise the error of a call; a foreign error is translated.
 
-    A cancellation is foreign if nobody cancels this task: the adapter let out a cancellation of something of its own.
-    Taken for one of ours it would end the loop that made the call, without a word.
+    A cancellation is foreign if this task is not being cancelled: then it comes from a task or scope inside the
+    adapter. If it were raised as it is, it would end the loop that made the call, without any message.
     """
     is_foreign = isinstance(error, Exception) and not isinstance(error, PostdateError)
     if is_foreign or (isinstance(error, asyncio.CancelledError) and not is_cancelled()):
@@ -102,13 +108,13 @@ def _raise_translated(adapter: object, error: BaseException, errors: _Errors) ->
 
 
 def _translate(adapter: object, error: BaseException, errors: _Errors) -> PostdateError:
-    """Return the error of ours for a foreign one; log it with its traceback, once for each adapter and text."""
+    """Return the error of Postdate for a foreign one; log its traceback, once for each adapter and text."""
     text = f"{type(adapter).__name__} failed with {type(error).__name__}: {text_of(error)}"
     try:
         logged = _logged_failures.setdefault(adapter, set())
     except TypeError:
         logged = _logged_foreign_failures
-    if text not in logged:  # from here on it is an outage like any other, and is logged as such
+    if text not in logged:  # callers treat it as an outage, and log that without a traceback
         log.error(text, exc_info=error)
         if len(logged) >= _REMEMBERED_FAILURES:
             logged.clear()
@@ -120,37 +126,40 @@ def _translate(adapter: object, error: BaseException, errors: _Errors) -> Postda
 
 
 _abandoned = set[asyncio.Task[None]]()
-"""Tasks of abandoned calls that have not ended. The event loop keeps no reference, so without this they could be
-garbage-collected in the middle."""
+"""Tasks of abandoned calls that have not ended.
+
+The event loop keeps only weak references to tasks, so without this set a task could be garbage-collected while it runs.
+"""
 
 
 def count_abandoned_calls() -> int:
     """Return how many abandoned calls of this process have not ended.
 
-    The threads of such calls would hold up an ordinary end of the process.
+    The threads of such calls would block an ordinary end of the process.
     """
     return len(_abandoned)
 
 
 class SeparateCall(Generic[T]):
-    """A call that begins at once in a task of its own, so that it can be abandoned. For the event loop that makes it.
+    """A call that begins at once in a task of its own, so that it can be abandoned.
 
-    Scopes of anyio around the caller do not reach the task: it ends by itself, or by :meth:`cancel`.
+    Use it in the event loop that made it. Cancel scopes of anyio around the caller do not cancel the task: it ends by
+    itself, or by :meth:`cancel`.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self.ended = anyio.Event()
         """Set when the call has a result or an error."""
         self.attention = anyio.Event()
-        """Set when the call has ended, and by others when its caller is to look at the deadline again."""
+        """Set when the call has ended, and when the deadline has changed, so that the caller reads it again."""
         self._make = make
-        # A scope, not Task.cancel(), which would also interrupt calls that an adapter shields: those of its threads.
+        # A scope and not Task.cancel(): that would also interrupt calls that an adapter shields, such as its threads.
         self._scope = anyio.CancelScope()
-        self._results: list[T] = []  # one, as soon as there is one: it may be None
+        self._results: list[T] = []  # empty or one element: a list, as the result may be None
         self.error: BaseException | None = None
-        """The error with which the call ended; ``None``: it has a result, goes on, or was cancelled by this object."""
+        """The error of the call; ``None``: it has a result, has not ended, or was cancelled by this object."""
         self._is_abandoned = False
-        # Gets the result of an abandoned call.
+        # Called with the result of an abandoned call.
         self._late: Callable[[T], Awaitable[None]] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -180,10 +189,10 @@ class SeparateCall(Generic[T]):
         self._scope.cancel()
 
     def abandon(self, late: Callable[[T], Awaitable[None]] | None = None) -> None:
-        """Let the call go on alone. ``late`` gets its result; its failure is logged."""
+        """Let the call go on alone. ``late`` is called with its result; a failure is logged."""
         self._is_abandoned, self._late = True, late
         task = self._task
-        if self.ended.is_set():  # its caller cannot take the result any more
+        if self.ended.is_set():  # `_run` is over, so a new task must pass on the result
             task = asyncio.get_running_loop().create_task(self._finish_late())
         _abandoned.add(task)
         task.add_done_callback(_abandoned.discard)
@@ -192,7 +201,7 @@ class SeparateCall(Generic[T]):
         try:
             if self._results and self._late is not None:
                 await self._late(self._results[0])
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task
+        except Exception as error:  # noqa: BLE001 - no caller waits for this task
             log.warning("the late result of an abandoned call could not be dealt with: %s", text_of(error))
         if isinstance(self.error, Exception):
             log.warning("an abandoned call failed: %s", text_of(self.error))
@@ -202,12 +211,12 @@ class SeparateCall(Generic[T]):
 
 
 class Deadlines:
-    """The deadlines of the calls that one loop makes of one adapter. For one event loop.
+    """The deadlines of the calls that one loop makes to one adapter. Use it in one event loop only.
 
-    Deadlines are in real time, also on a scaled clock: a network is not faster because a clock is.
+    Deadlines are in real time, also with a scaled clock: a scaled clock does not make a network faster.
 
-    A service that stops calls :meth:`shorten`. From then on, the first call that is not answered is the last one that
-    is made: stopping waits for a silent adapter once, not once for each call.
+    A service that stops calls :meth:`shorten`. After that, the first unanswered call is the last call that is made. So
+    stopping waits for a silent adapter once, and not once for each call.
     """
 
     def __init__(self, adapter: object, clock: Clock, errors: _Errors, deadline: timedelta) -> None:
@@ -221,13 +230,13 @@ class Deadlines:
         self._is_short = False
         # Monotonic seconds at which deadlines were shortened; -inf while they are not short.
         self._short_since = -math.inf
-        # Monotonic seconds at which a call last showed that the adapter is silent: it was not answered within a short
-        # deadline, or did not end when it was cancelled.
+        # Monotonic seconds at which a call last showed that the adapter is silent: the call was not answered within a
+        # short deadline, or did not end when it was cancelled.
         self._silent_at = -math.inf
-        # Calls by `call_apart` that have a caller.
+        # Calls by `call_apart` whose caller still waits.
         self._separate = set[SeparateCall[Any]]()
-        # Calls by `call`: the task that makes each, and the monotonic seconds at which it began. The oldest is the
-        # first, as a task makes one call at a time.
+        # Calls by `call`: the task of each, and the monotonic seconds at which it began. The oldest is the first, as a
+        # task makes one call at a time.
         self._begin_times: dict[asyncio.Task[Any], float] = {}
         # Tasks whose call was cancelled by `watch`, until that call ends.
         self._overdue_tasks = set[asyncio.Task[Any]]()
@@ -248,7 +257,7 @@ class Deadlines:
     # --- when the service stops -------------------------------------------------------------------------------------
 
     def shorten(self) -> None:
-        """Shorten all deadlines to :data:`STOP_DEADLINE`; calls that have begun get as long from now."""
+        """Shorten all deadlines to :data:`STOP_DEADLINE`; for calls that have begun it counts from now."""
         if self._is_short:
             return
         self._is_short, self._short_since = True, self._monotonic()
@@ -258,12 +267,12 @@ class Deadlines:
             call.attention.set()
 
     def restore(self) -> None:
-        """Take :meth:`shorten` back: the loop begins again."""
+        """Undo :meth:`shorten`, when the loop begins again."""
         self._is_short, self._short_since = False, -math.inf
         self._limit = self._deadline
 
     def _is_silent(self) -> bool:
-        """Return whether deadlines are short, and the adapter has fallen silent since, or just before that."""
+        """Return whether deadlines are short, and the adapter was silent since then or just before."""
         return self._is_short and self._silent_at >= self._short_since - self._seconds(STOP_DEADLINE)
 
     # --- calls in a task of their own -------------------------------------------------------------------------------
@@ -273,13 +282,14 @@ class Deadlines:
     ) -> T:
         """Make a call and return its result.
 
-        A call without an answer at its deadline is cancelled; if that does not end it, it is abandoned. A caller that
-        is cancelled cancels the call and waits for its end, for as long as :data:`STOP_DEADLINE`. If the result was on
-        its way then, it is returned, and the caller is cancelled at its next wait: it knows what it has by then.
+        A call without an answer at its deadline is cancelled; if that does not end it, it is abandoned. If the caller
+        is cancelled, this cancels the call and waits for its end, at most for :data:`STOP_DEADLINE`. If the call ends
+        with a result then, the result is returned and the caller is cancelled at its next wait. So the caller knows,
+        for example, which claims it has.
 
         Args:
             make: makes the call.
-            late: gets a result that the caller cannot get any more. What it raises is logged.
+            late: called with a result that the caller cannot get any more. An error that it raises is logged.
 
         Raises:
             StoreUnreachable, TransportUnreachable: no answer in time.
@@ -307,7 +317,7 @@ class Deadlines:
                 if self._is_short:
                     self._silent_at = self._monotonic()
                 raise self._no_answer(self._adapter)
-        if isinstance(call.error, asyncio.CancelledError):  # nobody else cancels the task of the call
+        if isinstance(call.error, asyncio.CancelledError):  # the adapter cancelled it: no other code knows this task
             raise _translate(self._adapter, call.error, self._errors) from call.error
         if call.error is not None:
             self.raise_translated(call.error)
@@ -335,12 +345,14 @@ class Deadlines:
     async def call(self, awaitable: Awaitable[T], adapter: object | None = None) -> T:
         """Await a call and return its result. A task makes one such call at a time.
 
-        A scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 49). So the call is
-        only noted, and :meth:`watch`, which must be running, cancels the task of the caller at the deadline.
+        A cancel scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 49). So this
+        only notes the begin of the call, and :meth:`watch`, which must be running, cancels the task of the caller at
+        the deadline.
 
         Args:
             awaitable: the call.
-            adapter: which is called, if it is another one of the same technology: the transport of a receiver.
+            adapter: the adapter that is called, if it is another one of the same technology: the transport of a
+                receiver.
 
         Raises:
             StoreUnreachable, TransportUnreachable: no answer in time.
@@ -358,7 +370,7 @@ class Deadlines:
             self._attention.set()
         try:
             return await awaitable
-        except BaseException as error:  # noqa: BLE001 - all of it is raised again
+        except BaseException as error:  # noqa: BLE001 - raised again
             adapter = self._adapter if adapter is None else adapter
             if task in self._overdue_tasks and _is_cancelled_once(task, error):
                 if self._is_short:
@@ -368,12 +380,12 @@ class Deadlines:
         finally:
             del self._begin_times[task]
             if task in self._overdue_tasks:
-                # However the call ended: what its task does next is not cancelled.
+                # Undo the cancellation by `watch`, however the call ended: it must not hit the next step of this task.
                 self._overdue_tasks.discard(task)
                 task.uncancel()
 
     async def watch(self) -> None:
-        """Cancel calls by :meth:`call` at their deadlines, until this is cancelled itself."""
+        """Cancel calls by :meth:`call` at their deadlines, until this method itself is cancelled."""
         while True:
             self._attention = anyio.Event()
             oldest = next((begin for task, begin in self._begin_times.items() if task not in self._overdue_tasks), None)
@@ -391,9 +403,10 @@ class Deadlines:
                     task.cancel()
 
     def count_overdue_calls(self) -> int:
-        """Return how many calls by :meth:`call` go on although their deadline is over.
+        """Return how many calls by :meth:`call` have not ended although their deadline is over.
 
-        By the clock, not by what :meth:`watch` has cancelled: that ends with the loop, and these calls may outlive it.
+        It compares times, and does not count the tasks that :meth:`watch` has cancelled: `watch` ends with the loop,
+        and these calls may outlive it.
         """
         now = self._monotonic()
         return sum(self._end_of(begin) <= now for begin in self._begin_times.values())
@@ -403,17 +416,17 @@ class Deadlines:
         return max(begin, self._short_since) + self._seconds(self._limit)
 
     def _seconds(self, duration: timedelta) -> float:
-        """Return how long ``duration`` of real time is on the clock."""
+        """Return the seconds of the clock that pass in a ``duration`` of real time."""
         return in_real_time(self._clock, duration).total_seconds()
 
     # --- errors -----------------------------------------------------------------------------------------------------
 
     def translate(self, error: Exception) -> PostdateError:
-        """Return an error of the adapter; one of ours in its place if it is foreign."""
+        """Return an error of the adapter, translated if it is foreign."""
         return error if isinstance(error, PostdateError) else _translate(self._adapter, error, self._errors)
 
     def raise_translated(self, error: BaseException) -> NoReturn:
-        """Raise what the adapter raised; an error of ours in its place if it is foreign, or a stray cancellation."""
+        """Raise an error of the adapter, translated if it is foreign or a stray cancellation."""
         _raise_translated(self._adapter, error, self._errors)
 
     def _no_answer(self, adapter: object) -> PostdateError:
@@ -422,5 +435,5 @@ class Deadlines:
 
 
 def _is_cancelled_once(task: asyncio.Task[Any], error: BaseException) -> bool:
-    """Return whether an error is the cancellation of a task that was cancelled once, and by no scope around it."""
+    """Return whether an error is a single cancellation, as by :meth:`Deadlines.watch`, and not one by a scope."""
     return isinstance(error, asyncio.CancelledError) and task.cancelling() <= 1 and not is_scope_cancelled()

@@ -1,7 +1,7 @@
-"""Queues that take no messages, each by itself. Pure; time is an argument, monotonic seconds. Source: ADR 51.
+"""State of queues that take no messages. Pure: time is an argument, in monotonic seconds. Source: ADR 51.
 
-A queue that takes nothing delays only its own messages. Now and then one of them is sent as a probe. The others wait
-for its answer and are claimed as seldom as possible, as they could only be given back.
+A queue that takes no messages delays only its own messages. From time to time one of them is sent as a probe. The
+other messages wait for the answer, and are claimed as rarely as possible, as their claims could only be released.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from postdate.runtime.resource import Backoff
 
 SHORTEST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 1.5
-"""Between two probes of a transport or a destination: that it is back is noticed so late at most."""
+"""The longest time between two probes of a transport or destination. So its recovery is noticed within this time."""
 
 FOLLOW_SECONDS: Final = 0.25
-"""Messages that wait for the answer to a probe come so long after it, which alone is sent to a full destination."""
+"""Messages that wait for the answer to a probe are attempted this long after it. Only the probe is sent meanwhile."""
 
 ANOTHER_SECONDS: Final = 0.1
-"""A message that could not be sent as a probe comes so long after the next, which is to be another message."""
+"""A message that failed as a probe is attempted this long after the next probe, so that another message is the probe.
+"""
 
 AT_A_TURN: Final = 1_000
-"""Messages of one destination that are claimed, and given back, between two probes of it; the others wait for later
-turns, none of them further away than :data:`LATEST_TURN_SECONDS`."""
+"""The number of messages of a full destination that are claimed and released between two probes.
+
+Further messages wait for later turns, at most :data:`LATEST_TURN_SECONDS` away.
+"""
 
 LATEST_TURN_SECONDS: Final = 10.0
 
@@ -32,18 +35,18 @@ _MOST_DESTINATIONS: Final = 10_000
 
 
 class Destination(Backoff):
-    """A queue that takes no messages: when the next probe is sent, and when each of the other messages is claimed."""
+    """A queue that takes no messages, with the times of its next probe and of the next claims of its other messages."""
 
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
         self._probed_at = -FOLLOW_SECONDS
         self._turn = 0.0
-        """When the messages that were given back last may be attempted."""
+        """Monotonic seconds at which the messages that were released last may be attempted."""
         self._waiting = 0
-        """Messages that were given back until :attr:`_turn`."""
+        """The number of messages that were released until :attr:`_turn`."""
 
     def wait_seconds(self, seconds: float) -> float:
-        """Return how long a message just claimed is to wait; 0: it is sent, as a probe."""
+        """Return the seconds that a message just claimed must wait; 0: it is sent, as a probe."""
         if self.retry_at - seconds <= _NEARLY_SECONDS:
             self.failed(max(self.retry_at, seconds))
             self._probed_at = seconds
@@ -62,24 +65,24 @@ class Destination(Backoff):
 
 
 class Destinations:
-    """The queues that take no messages from one dispatcher."""
+    """The queues that take no messages from this dispatcher."""
 
     def __init__(self) -> None:
         self._full = Bounded[str, Destination](_MOST_DESTINATIONS)
         self._recovered = Bounded[str, Destination](_MOST_DESTINATIONS)
-        """Queues that have taken messages again, with the pauses they had."""
+        """Queues that have taken messages again, with the backoff they had. It continues if they fail again soon."""
 
     def __bool__(self) -> bool:
-        """Return whether there are any."""
+        """Return whether any queue takes no messages."""
         return bool(self._full)
 
     def wait_seconds(self, destination: str, seconds: float) -> float:
-        """Return how long a message just claimed is to wait; 0: it is sent, perhaps as a probe."""
+        """Return the seconds that a message just claimed must wait; 0: it is sent, perhaps as a probe."""
         full = self._full.get(destination)
         return 0.0 if full is None else full.wait_seconds(seconds)
 
     def failed(self, destination: str, seconds: float) -> bool:
-        """Note that a queue takes nothing; return whether that is new. A queue that recovered just now is not."""
+        """Note that a queue takes no messages; return whether that is new. It is not if it recovered just before."""
         full = self._full.get(destination)
         if full is not None:
             full.failed(seconds)
@@ -92,7 +95,7 @@ class Destinations:
         return is_new
 
     def next_turn(self, destination: str, seconds: float) -> float:
-        """Return in how many seconds a message that its destination did not take may be attempted."""
+        """Return in how many seconds a message that this destination refused may be attempted again."""
         full = self._full.get(destination)
         return SHORTEST_SECONDS if full is None else full.next_turn(seconds)
 

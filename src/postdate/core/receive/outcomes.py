@@ -1,4 +1,4 @@
-"""What a step decides about a received message, and what is done when that fails. Source: ADR 0026."""
+"""The decision of a step about a received message, and the recovery if that cannot be carried out. Source: ADR 0026."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ from postdate.runtime.resource import CallHealth, Resource
 log = logging.getLogger("postdate.recoverability")
 
 Afterwards: TypeAlias = Callable[[], Awaitable[None]]
-"""Called when a message has ended well; raises nothing."""
+"""Called when a message has left its queue; must not raise."""
 
 
 class Failed(NamedTuple):
-    """A failure, and how it was resolved, if it was. An error copy is made of ``original``, or of the message."""
+    """A failure, and its resolution, if there is one.
+
+    The error copy is made from ``original``, or without one from the message itself.
+    """
 
     error: Exception
     resolution: Resolution | None = None
@@ -49,16 +52,18 @@ class Failed(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What a step decides about a received message.
+    """The decision of a step about a received message.
 
     Args:
-        end: with which it leaves its queue; ``None``: it does not leave.
-        recovery: asked when its queue refuses ``end``, or its step ``failed``; ``None``: it goes back after a pause.
+        end: with which the message leaves its queue; ``None``: it does not leave.
+        recovery: decides if the queue refuses ``end``, or if the step ``failed``; ``None``: the message returns to its
+            queue after a pause.
         afterwards: called when the message has left its queue.
-        failed: the failure that ``end`` is about; without an end, why the step could not be done.
-        wait: for so long it stays in hand, then its step is asked again.
+        failed: the failure that led to ``end``; without an ``end``, the reason why the step could not be done.
+        wait: how long the message is kept before its step is called again.
 
-    With neither ``end``, ``failed`` nor ``wait`` it goes back to its queue: :data:`REQUEUE`, :data:`REQUEUE_UNCOUNTED`.
+    Without ``end``, ``failed`` and ``wait`` the message returns to its queue: :data:`REQUEUE`,
+    :data:`REQUEUE_UNCOUNTED`.
     """
 
     end: End | None
@@ -68,7 +73,7 @@ class StepOutcome(NamedTuple):
     wait: timedelta | None = None
 
     def resolve(self, received: Received, error: PostdateError) -> Resolution:
-        """Note that it cannot be carried out; return what becomes of its message."""
+        """Note that this outcome cannot be carried out; return the resolution for its message."""
         return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failed, error)
 
 
@@ -78,35 +83,39 @@ COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
     RecordKind.FAILED: "moved_to_error",
     RecordKind.DISCARDED: "discarded",
 }
-"""What a message counts as that has left its queue, by the record of its end.
+"""The metric that counts a message that has left its queue, by the record of its end.
 
-Steps whose ends have no record count what they did themselves, in their ``afterwards``."""
+Steps whose ends have no record count their messages themselves, in ``afterwards``.
+"""
 
 _record_of = attrgetter("record")
 
 
 def count_ends(metrics: Metrics, ends: Iterable[End]) -> None:
-    """Count messages by their ends, once these are carried out: an end that is refused is none."""
+    """Count messages by their ends. Call this when the ends are carried out: a refused end must not be counted."""
     for record, messages in Counter(map(_record_of, ends)).items():
         if record in COUNTED_AS:
             metrics.count(COUNTED_AS[record], messages)
 
 
 Step: TypeAlias = Callable[[Received], Awaitable[StepOutcome]]
-"""Handles one message. What it raises is a failure of the queues or of itself, not of a handler: the message goes back
-after a pause."""
+"""Handles one message. An error that it raises is a failure of the queues or of the step, not of a handler: the message
+returns to its queue after a pause."""
 
 REQUEUE: Final = StepOutcome(None)
 REQUEUE_UNCOUNTED: Final = StepOutcome(None)
-"""Told from :data:`REQUEUE` by identity: the message goes back as it came, without a failure, as the pump stops."""
+"""The message returns to its queue without a counted failure, because the pump stops.
+
+It is equal to :data:`REQUEUE`, so compare it by identity (``is``).
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recovery(ABC):
-    """What is done about failures of one kind of outcome, and counted in ``metrics``.
+    """The handling of failures of one kind of outcome; it counts them in ``metrics``.
 
-    Without ``attempts``, all trouble of a store is an outage. Messages stay in hand for ``outage``. ``failure_rate``
-    counts messages that no error queue takes.
+    Without ``attempts`` each transient failure of a store counts as an outage. ``outage`` makes messages wait while
+    their claims are kept. ``failure_rate`` counts messages that no error queue takes.
     """
 
     rules: RecoveryRules
@@ -116,7 +125,7 @@ class Recovery(ABC):
     failure_rate: FailureRate | None = None
 
     def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
-        """Note a failure and decide about its message; see :func:`postdate.core.recoverability.resolve_failure`."""
+        """Note a failure and return its resolution; see :func:`postdate.core.recoverability.resolve_failure`."""
         refused = None if failed is None else failed.resolution
         message_id, failed_alone, other_messages_succeeded = received.envelope.message_id, 0, False
         if self.attempts is not None and not isinstance(error, self.rules.asked_again_after):
@@ -127,16 +136,16 @@ class Recovery(ABC):
         )
 
     def pauses_after(self, error: PostdateError) -> bool:
-        """Return whether a pause goes before what the policy decides, as it may decide that it is tried again."""
+        """Return whether to pause before the policy decides, as it may decide to retry at once."""
         return self.rules.counts_transient and error.transient
 
     @abstractmethod
     def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-        """Return what the policy decides about a message whose step, or whose end, failed."""
+        """Return the outcome that the policy decides for a message whose step or end failed."""
 
     @abstractmethod
     def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
-        """Return the end of a message that goes to the error queue."""
+        """Return the outcome that moves a message to the error queue."""
 
     async def ended_well(self, message_id: str) -> None:
         if self.attempts is not None:
@@ -145,17 +154,17 @@ class Recovery(ABC):
             self.outage.succeeded()
 
     def forget(self, message_id: str) -> None:
-        """Note that a message has failed for good: should it come again, it begins anew."""
+        """Forget the failures of a message that is in the error queue. If it is returned, its count begins at 0."""
         if self.attempts is not None:
             self.attempts.forget(message_id)
 
 
 @dataclass(slots=True, kw_only=True)
 class AttemptsRecovery(Recovery):
-    """The recovery of steps that are not handlers: so many attempts, then the error queue ``errors``.
+    """The recovery of steps that are not handlers: some attempts by ``policy``, then the error queue ``errors``.
 
-    ``on_give_up`` is told of a message that is there. With ``returns_outgoing`` the error copy of a message that was to
-    be sent on is made of what was sent, to be returned to its destination.
+    ``on_give_up`` is called with a message that was moved there. With ``returns_outgoing`` the error copy of a message
+    that was to be sent on is made from the outgoing message, so that it can be returned to its destination.
     """
 
     errors: ErrorQueue
@@ -166,7 +175,10 @@ class AttemptsRecovery(Recovery):
 
     @override
     def pauses_after(self, error: PostdateError) -> bool:
-        """See :class:`Recovery`; what a store never does it may do for none: its breaker is to hear of it."""
+        """See :class:`Recovery`. Pause also after a lasting error of a store, as it may concern all messages.
+
+        The pause reports the error to the circuit breaker of the store.
+        """
         is_of_store = isinstance(error, StoreError) and not isinstance(error, self.policy.unrecoverable)
         return self.rules.counts_transient and (error.transient or is_of_store)
 
@@ -206,12 +218,12 @@ class AttemptsRecovery(Recovery):
 
 
 def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
-    """Return the policy of so many attempts in a row; ``unrecoverable`` errors are not tried again."""
+    """Return a policy of ``number`` attempts in a row; there is no retry after an ``unrecoverable`` error."""
     return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
 
 
 class StoreWaits:
-    """Messages in hand that wait until their store takes messages again. How the store is, its ``calls`` know."""
+    """The pauses of received messages until their store takes messages again. ``calls`` has the state of the store."""
 
     def __init__(self, clock: Clock, calls: CallHealth) -> None:
         self._clock, self._calls = clock, calls
@@ -219,13 +231,14 @@ class StoreWaits:
         self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf
 
     def stop(self) -> None:
-        """End pauses, also those that are still to begin."""
+        """End all pauses; later ones end at once, too."""
         self._stop.set()
         self._is_over.set()
 
     def over(self) -> None:
-        """End the pauses of messages that wait, as the store answers again."""
-        self._calls.resource_answers()  # a call that hangs fails a little later, and must not pause for long then
+        """End the pauses of waiting messages, as the store answers again."""
+        # A call that hung during the outage fails a little later, and must not cause a long pause then.
+        self._calls.resource_answers()
         self._is_over.set()
         self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
 
@@ -235,10 +248,12 @@ class StoreWaits:
             self.over()
 
     async def wait(self, error: PostdateError, resolution: Resolution) -> None:
-        """Wait before a message is tried again: with all others if it ``STAYS``, otherwise by itself.
+        """Wait before a message is tried again.
 
-        A failure just after others went well waits for a second, whatever goes well meanwhile: a store may take some
-        messages and not others, and a full destination is no outage of the store.
+        With ``WAIT_FOR_STORE`` it waits with all other messages, until one of them succeeds. Otherwise it waits alone.
+        A failure within a second after the end of an outage waits for at most a second, and successes of other messages
+        do not end that pause: a store may take some messages and not others, and a full destination is no outage of the
+        store.
         """
         seconds, until = self._clock.monotonic(), self._stop
         if resolution is Resolution.WAIT_ALONE:

@@ -1,4 +1,7 @@
-"""The message pump: receives from one queue, has a step handle each message, and ends it. Source: ADR 0026."""
+"""The message pump: receives from one queue, lets a step handle each message, and carries out the outcome.
+
+Source: ADR 0026.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,38 @@ from postdate.runtime.resource import Resource
 log = logging.getLogger("postdate.pump")
 
 _YIELDS_AFTER: Final = 50
-"""Messages that one worker handles before others have the loop."""
+"""The number of messages that one worker handles before it lets other tasks of the event loop run."""
 
 _WAITS: Final = (Resolution.WAIT_FOR_STORE, Resolution.REQUEUE, Resolution.WAIT_ALONE)
-"""Ways of messages of one batch that wait together when they have failed; the first of them in this order says for
-what."""
+"""Resolutions after which failed messages of one batch wait together.
+
+If their resolutions differ, the first of this order decides how they wait.
+"""
 
 _Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Resolution]
 
 _MOST_UNSETTLED: Final = 2_000
-"""No more are received while so many wait for their end."""
+"""No messages are received while this many handled messages wait to be acknowledged."""
 
 _ENDS_FORGOTTEN_AFTER: Final = timedelta(seconds=15)
-"""A message that cannot end goes back, and comes again at once. If none came for so long, another process has it."""
+"""Failures to end messages are forgotten after this time without another one.
+
+A message that cannot end is rejected and received again at once. If it did not come again for so long, another process
+has it.
+"""
 
 
 class MessagePump:
-    """Start :meth:`run` as a task; :meth:`stop` stops receiving and lets what is in hand finish.
+    """The pump of one queue.
 
-    Up to ``concurrency`` messages are handled at a time, each by one of as many workers. Where a handler waits for
-    nothing, the next message follows in the same turn of the loop, and no task is begun for it. A queue that
-    ``prefetches`` is read ahead, as long as messages are handled within moments, and these end in batches, while others
-    are handled (:class:`Settler`), unless ``receiver`` has them end one by one. ``expect`` is called with messages that
-    were received together, before any of them is handled, and ``report`` when some have ended; both raise nothing.
+    Start :meth:`run` as a task. :meth:`stop` stops receiving; messages whose handlers run are still finished.
+
+    As many as ``concurrency`` workers handle messages, one at a time each. If a handler does not wait, its worker
+    handles the next message in the same turn of the event loop, and starts no task for it. If the queue ``prefetches``,
+    messages are received before a worker is free, as long as handling is quick. These messages are acknowledged in
+    batches while others are handled (:class:`Settler`), unless ``receiver`` acknowledges them one by one. ``expect`` is
+    called with messages that were received together, before any of them is handled. ``report`` is called when messages
+    have ended. Neither may raise.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -72,10 +84,10 @@ class MessagePump:
         self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
         self._attempts = Attempts()
         self._clock, self._queue = clock, queue
-        # Set when it is to end, or has ended by itself.
+        # Set when the pump is to end, or has ended by itself.
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
+        """Set when the first call to receive waits for its answer, or has ended, also if it ended with an error."""
         self._ready: deque[Received] = deque()
         self._to_give_back: deque[Received] = deque()
         self._unended: deque[Callable[[], Awaitable[None]]] = deque()
@@ -87,18 +99,20 @@ class MessagePump:
         self._settler = Settler(self._receiver, clock, report) if in_batches else None
         resource = resource or Resource(queue)
         self._receiving = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
-        # A queue may give messages out, take them back, and end none, as a broker does that has no room to publish.
+        # A queue may deliver messages and take rejected ones back, but acknowledge none: a broker does so that has no
+        # space to publish. Receiving succeeds then, so the failures to end need a breaker of their own.
         ends = breaker.of_repeated_calls("ends", _ENDS_FORGOTTEN_AFTER)
         self._ending = resource.calls(
             f"cannot end messages of {queue}", log, breaker=ends, forgotten_after=_ENDS_FORGOTTEN_AFTER
         )
 
     async def run(self) -> None:
-        """Receive and hand over until stopped; then wait for handlers, as long as they take.
+        """Receive and handle messages until stopped; then wait for handlers, however long they take.
 
-        Queues that have fallen silent are not waited for: calls that they do not answer are abandoned.
+        It does not wait for a silent queue: calls that the queue does not answer are abandoned.
         """
-        # Calls of the receiver are made in the tasks of workers. A call that does not end keeps all tasks of the pump.
+        # Calls of the receiver are made in the tasks of workers. A call that does not end would keep all these tasks
+        # from ending, so the whole pump runs in a call that can be abandoned.
         work = SeparateCall(self._run)
         try:
             await self._stop.wait()
@@ -115,7 +129,7 @@ class MessagePump:
             raise work.error
 
     async def _wait_for_end(self, work: SeparateCall[None]) -> None:
-        """Wait for the end, unless all that keeps it from ending are calls that its queue does not answer."""
+        """Wait until the pump has ended, or until it only waits for calls that its queue does not answer."""
         self._receiver.deadlines.shorten()
         while not work.ended.is_set():
             await self._clock.wait_for(work.ended, in_real_time(self._clock, STOP_DEADLINE + GRACE))
@@ -144,7 +158,7 @@ class MessagePump:
                     messages.start_soon(self._give_back_what_waits, self._reading)
                 if self._settler is not None:
                     ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._batch_ended)
-                # What is called soon runs when this task first waits: within the call to receive, or after it.
+                # The loop runs this callback when this task first waits: within the call to receive, or after it.
                 asyncio.get_running_loop().call_soon(self.listening.set)
                 with receiving:
                     while not self._stop.is_set():
@@ -181,7 +195,7 @@ class MessagePump:
             finally:
                 self._busy -= 1
         if self._reading is not None and self._stop.is_set():
-            return  # closing the receiver gives them back
+            return  # closing the receiver returns them to the queue
         if any(each.is_suspect for each in received):
             await self._handle_suspects(received, messages)
             return
@@ -209,7 +223,10 @@ class MessagePump:
             await self._room_made()
 
     def _free_capacity(self) -> int:
-        """Return how many may be received now; when reading ahead, 0 instead of a few."""
+        """Return how many messages may be received now.
+
+        When messages are prefetched, 0 instead of a few: one call that receives many costs less.
+        """
         if self._reading is None:
             return self._concurrency - self._in_hand
         if self._settler is not None and self._settler.count >= _MOST_UNSETTLED:
@@ -223,7 +240,7 @@ class MessagePump:
         await self._capacity_freed.wait()
 
     def _batch_ended(self, *, has_ended: bool) -> None:
-        """Note that the settler is done with a batch; ``has_ended``: with some of its messages as it was to be."""
+        """Note that the settler has finished a batch; ``has_ended``: at least one of its messages was acknowledged."""
         if has_ended:
             self._ending.succeeded(self._clock.monotonic())
         self._signal_capacity()
@@ -234,14 +251,15 @@ class MessagePump:
             self._capacity_freed.set()
 
     async def _give_back_what_waits(self, reading: Prefetch) -> None:
-        """Give back messages that were received ahead when handling has become too slow for that."""
+        """Return prefetched messages to the queue when handling has become too slow for them."""
         while not self._stop.is_set():
             with anyio.move_on_after(LONGEST_WAIT_SECONDS):
                 await self._stop.wait()
             most = reading.most(anyio.current_time())
             while self._ready and self._in_hand > most:
                 await self._give_back(self._ready.pop(), failed=False)
-        # A handler may take its time. When none is busy, closing the receiver gives back the messages sooner.
+        # After the stop, a handler may take long, and prefetched messages must not wait for it. When no worker is busy,
+        # closing the receiver returns them sooner.
         while self._to_give_back and self._busy:
             await self._give_back(self._to_give_back.pop(), failed=False)
 
@@ -250,7 +268,7 @@ class MessagePump:
         return self._busy + len(self._ready)
 
     def _wake_one(self, messages: anyio.abc.TaskGroup) -> None:
-        """Wake or start one worker, which wakes the next if more is ready: none is woken that finds nothing to do."""
+        """Wake or start one worker. It wakes the next one if more is ready, so no worker is woken without work."""
         if self._is_waking:
             return
         if self._idle:
@@ -262,9 +280,9 @@ class MessagePump:
             messages.start_soon(self._work, messages)
 
     async def _work(self, messages: anyio.abc.TaskGroup) -> None:
-        """Handle ready messages one after the other: a task for each would cost as much as handling it.
+        """Handle ready messages one after the other. A task for each message would cost as much as handling it.
 
-        A handler can cancel the task it runs in, by asyncio's own means: then another worker takes its place.
+        A handler can cancel its own task by means of asyncio. Then another worker takes the place of this one.
         """
         self._is_waking = False
         try:
@@ -272,7 +290,7 @@ class MessagePump:
         except anyio.get_cancelled_exc_class():
             if is_scope_cancelled():
                 raise
-            # Let out, the cancellation would end the whole pump.
+            # Swallow the cancellation: if it left this task, the task group would end the whole pump.
         finally:
             self._workers -= 1
         if self._ready or self._unended:
@@ -305,7 +323,7 @@ class MessagePump:
                     self._idle.remove(woken)
 
     async def handle(self, received: Received) -> None:
-        """Handle a message. On return it has ended, is with the settler, or is back in its queue."""
+        """Handle a message. On return it is acknowledged, or queued in the settler, or back in its queue."""
         self._busy += 1
         try:
             as_seen = self._with_lost_claims(received) if self._attempts else received
@@ -314,7 +332,7 @@ class MessagePump:
                 self._settler.put(received, outcome)
             else:
                 await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
             await self._not_handled(received, error)
         finally:
             self._busy -= 1
@@ -323,7 +341,7 @@ class MessagePump:
             self._signal_capacity()
 
     def _with_lost_claims(self, received: Received) -> Received:
-        """Count claims that a message lost here as failures, as far as its queue has not counted as many itself."""
+        """Return the message with its lost claims counted as failures, unless its queue has counted as many already."""
         attempt = self._attempts.find(received.envelope.message_id)
         if attempt is None:
             return received
@@ -334,12 +352,18 @@ class MessagePump:
         return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
     def _note_lost_claim(self, received: Received, error: Exception) -> None:
-        """Count a claim that was lost before its message, handled, could end: few queues count it."""
+        """Count a claim that was lost after its message was handled and before it was acknowledged.
+
+        Few queues count these themselves, so without this the message might come again for ever.
+        """
         if isinstance(error, ClaimLost):
             self._attempts.note(received.envelope.message_id).lost_claims += 1
 
     async def _see_through(self, received: Received, as_seen: Received, outcome: StepOutcome) -> None:
-        """Carry out an outcome, or the one decided when that fails. The step saw the message ``as_seen``."""
+        """Carry out an outcome. If that fails, carry out the next one that is decided, until one succeeds.
+
+        ``as_seen`` is the message as the step got it, with its lost claims counted.
+        """
         while True:
             if outcome.wait is None:
                 error = await self._carry_out(received, outcome)
@@ -351,7 +375,7 @@ class MessagePump:
                 outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(as_seen)
 
     async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
-        """End a message or give it back; return the error if that cannot be."""
+        """Acknowledge a message or return it to its queue; return the error if that fails."""
         if outcome.end is None and outcome.failed is not None:
             return self._receiver.deadlines.translate(outcome.failed.error)
         if outcome.end is None:
@@ -362,7 +386,7 @@ class MessagePump:
             return None
         try:
             await self._receiver.commit(received, self._clock.now(), outcome.end)
-        except Exception as raised:  # noqa: BLE001 - whosever it is: as where ends go in batches
+        except Exception as raised:  # noqa: BLE001 - an adapter may raise any error; the settler treats it the same way
             error = self._receiver.deadlines.translate(raised)
             self._note_lost_claim(received, error)
             return error
@@ -377,7 +401,11 @@ class MessagePump:
     async def _after(
         self, as_seen: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
     ) -> tuple[Received, StepOutcome]:
-        """Do what was resolved about a failed message. Return it for its next step, with the next outcome, or raise."""
+        """Carry out the resolution of a failure. Return the message for its next step, and the next outcome, or raise.
+
+        Raises:
+            PostdateError: the message is to be returned to its queue; this is the error that was passed.
+        """
         recovery = outcome.recovery
         if recovery is None or resolution is Resolution.REQUEUE:
             raise error
@@ -404,7 +432,7 @@ class MessagePump:
         return as_seen, await self._step(as_seen)
 
     def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
-        """Have workers finish messages of a batch that failed to end, or have an ``afterwards``."""
+        """Let workers finish the messages of a batch that failed to end, or that have an ``afterwards``."""
         waiting = list[_Failure]()
         for received, outcome, raised in some:
             if raised is None:
@@ -422,7 +450,7 @@ class MessagePump:
         self._wake_one(messages)
 
     async def _wait_together(self, failed: Sequence[_Failure]) -> None:
-        """Give back messages that are not to blame for their errors, after one pause for all of them."""
+        """Return messages that did not cause their errors to the queue, after one pause for all of them."""
         self._busy += 1
         try:
             first, outcome, error, resolution = min(failed, key=lambda each: _WAITS.index(each[-1]))
@@ -450,18 +478,18 @@ class MessagePump:
             else:
                 as_seen, outcome = await self._after(*failure)
                 await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
             await self._not_handled(received, error)
         finally:
             self._busy -= 1
             self._signal_capacity()
 
     async def _not_handled(self, received: Received, failure: BaseException) -> None:
-        """Give a message back that could not be dealt with, after a pause."""
+        """Return a message whose handling raised an unexpected error to its queue, after a pause."""
         try:
             self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
-            if not is_scope_cancelled():  # another worker gives it back: this one ends
+            if not is_scope_cancelled():  # this worker ends; another one returns the message to its queue
                 self._unended.append(partial(self._after_stray_cancellation, received))
             raise
         except PostdateError as error:
@@ -469,7 +497,7 @@ class MessagePump:
             await self._give_back(received, failed=not is_outage(error))
 
     async def _after_stray_cancellation(self, received: Received) -> None:
-        """Give back, after a pause, the message of a worker that was cancelled while its pump goes on."""
+        """Return the message of a worker that was cancelled while its pump goes on to the queue, after a pause."""
         self._busy += 1
         try:
             error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
@@ -480,18 +508,20 @@ class MessagePump:
             self._signal_capacity()
 
     def _not_done(self, received: Received, what: str, error: PostdateError) -> timedelta:
-        """Note that something could not be done with a message; return how long to pause."""
+        """Note that a step with a message failed; ``what`` names it for the log. Return how long to pause."""
         seconds = self._clock.monotonic()
-        if is_outage(error):  # which every message in hand meets
+        if is_outage(error):  # every other received message meets it, too: log it once
             return self._ending.failed(error, seconds)
         log.error("message %s %s: %s", received.envelope.message_id, what, error)
         return self._ending.refused(error, seconds)
 
     async def _give_back(self, received: Received, *, failed: bool) -> bool:
-        """Give a message back, however often it takes: one that stays held is received by nobody.
+        """Return a message to its queue, and retry until that succeeds: as long as it is claimed, no process gets it.
+
+        It does not count as a success of the queue: a queue may take messages back and still acknowledge none.
 
         Returns:
-            Whether it was held until then. That it went back does not say that messages can end.
+            Whether the claim was in force until then.
         """
         while True:
             try:
@@ -500,7 +530,7 @@ class MessagePump:
                 return False
             except PostdateError as error:
                 pause = self._not_done(received, "cannot be given back now", error)
-                if self._stop.is_set():  # closing the receiver, or the end of the process, does it
+                if self._stop.is_set():  # closing the receiver, or the end of the process, returns the message
                     return True
                 await self._pause(pause)
             else:
@@ -513,11 +543,11 @@ class MessagePump:
             await recovery.outage.wait(error, resolution)
 
     async def _pause(self, pause: timedelta) -> None:
-        """Pause for a second at most: a breaker that has tripped cannot tell when the queues are back."""
+        """Pause for at most a second: a breaker that has tripped does not notice when the queues are back."""
         await self._clock.wait_for(self._stop, min(pause, PAUSE_ARMED))
 
     def stop(self) -> None:
-        """Stop receiving. Messages that were received ahead go back."""
+        """Stop receiving. Prefetched messages return to the queue."""
         self._stop.set()
         self._receiver.stop()
         if self._reading is not None:
@@ -526,28 +556,28 @@ class MessagePump:
 
 
 LONGEST_WAIT_SECONDS: Final = 0.5
-"""Messages that were received ahead go back about so long after handling has become slow."""
+"""Prefetched messages return to the queue about this long after handling has become slow."""
 
 
 class Prefetch:
-    """How many messages may be in hand: ``concurrency``, or as many as are handled in 50 ms, as of late.
+    """The number of messages that a pump may have received: ``concurrency``, or those that it handles in 50 ms.
 
-    So none is received ahead where handling takes its time, and others may have those that wait; and where a message
-    takes microseconds, handling does not wait for receiving.
+    Recent handling decides. If handling is slow, no message is prefetched, and other processes can receive the waiting
+    messages. If a message takes microseconds, handling does not wait for receiving.
     """
 
     _AHEAD_SECONDS: Final = 0.05
     _MOST: Final = 1_000
-    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow messages that end together would look quick
+    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # over less time, slow messages that end together would look quick
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = self._most = concurrency
         self._since = -math.inf
         self.handled = 0
-        """Messages since the last look."""
+        """The number of messages handled since :meth:`most` last measured."""
 
     def most(self, now: float) -> int:
-        """Return how many may be in hand; ``now`` is in monotonic seconds."""
+        """Return how many messages may be received or being handled; ``now`` is in monotonic seconds."""
         elapsed = now - self._since
         if elapsed >= self._SHORTEST_SECONDS:
             pace = self.handled / elapsed

@@ -1,1 +1,1 @@
-"""What a service does beside its messages: removing old records, zones, the clock of the store."""
+"""The work of a service beside its messages: it removes old records, follows zones and the clock of the store."""

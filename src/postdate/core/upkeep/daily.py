@@ -1,4 +1,4 @@
-"""What a service does once a day with its store, beside everything else. Source: ADR 32, 33."""
+"""The loop for work on a store that a service does once a day. Source: ADR 32, 33."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from postdate.runtime.resource import Backoff
 
 _APART: Final = timedelta(days=1)
 _AGAIN_AFTER: Final = timedelta(hours=1)
-"""After a failure that does not pass by itself, and when something is not done yet."""
+"""The pause after a lasting failure, and when the work is not complete."""
 
 _SHORTEST_PAUSE: Final = timedelta(seconds=1)
-"""After a failure that may pass, such as a store that is away just after the start: new rules of a zone wait for it."""
+"""The pause after a transient failure, such as a store that is out of reach just after the start.
+
+It is short, as new rules of a zone wait for the work.
+"""
 
 _CALL_DEADLINE: Final = timedelta(minutes=10)
 
@@ -30,15 +33,15 @@ T = TypeVar("T")
 
 
 class Daily:
-    """One loop. Start :meth:`run` as a task; :meth:`stop` ends it, and does not wait for a store that is silent.
+    """One loop. Start :meth:`run` as a task. :meth:`stop` ends it, and does not wait for a silent store.
 
     Args:
-        store: that is worked on.
+        store: the store that is worked on.
         clock: of the service.
-        what: is done, for the log: ``old records are not removed``.
-        first_after: the start.
-        do: does it, by :meth:`ask` and :meth:`pause`, and returns whether all is done; called once a day, or again in
-            an hour.
+        what: the text for the log after a failure, such as ``old records are not removed``.
+        first_after: the time from the start to the first run.
+        do: does the work, by :meth:`ask` and :meth:`pause`, and returns whether it is complete. It is called again
+            after a day if it is, and after an hour if not.
     """
 
     def __init__(
@@ -74,12 +77,12 @@ class Daily:
                     pause = _APART
                 self._backoff.succeeded()
             except PostdateError as error:
-                # One line for an outage, as the pauses after it are short.
+                # Only the first failure of an outage is a warning, as the pauses are short.
                 level = logging.INFO if self._backoff.is_waiting else logging.WARNING
                 if error.transient:
                     self._backoff.failed(self._clock.monotonic())
                     pause = timedelta(seconds=self._backoff.pause)
                 again = shown_duration(pause.total_seconds())
                 log.log(level, "%s; it is tried again in %s: %s", self._what, again, error)
-            except Exception:  # it must not end deliveries
+            except Exception:  # an error here must not end the service and with it the deliveries
                 log.exception("%s; it is tried again in an hour", self._what)

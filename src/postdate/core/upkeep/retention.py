@@ -1,4 +1,4 @@
-"""Removes the records of messages that were over long ago. Source: ADR 32."""
+"""Prunes the records of messages that ended long ago. Source: ADR 32."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from postdate.ports import ArchivableStore, ScanPart
 from postdate.runtime.threads import in_thread
 
 _FIRST_AFTER: Final = timedelta(minutes=5)
-"""The start, when there is enough else to do."""
+"""The time from the start to the first run: right after the start a service has other work."""
 
 _SHARE: Final = 64
-"""A transaction removes this part of what a job does at once: deliveries wait for it, or share the disk with it."""
+"""One transaction removes a 64th of what a job removes in one: deliveries wait for it, or share the disk with it."""
 
 _PAUSE: Final = 19
-"""Times as long as it worked it pauses: a twentieth of one connection's time is spent at most."""
+"""A pause is this many times as long as the call before it. So at most a twentieth of one connection's time is used."""
 
 
 def retention(store: ArchivableStore, retention_period: timedelta, clock: Clock) -> Daily:
-    """Return the loop that removes what is older than ``retention_period``.
+    """Return the loop that prunes records that are older than ``retention_period``.
 
-    Several services of a store do it side by side; what one has removed, the others do not find.
+    Several services of a store may run it at the same time: each record is removed by one of them.
     """
 
     async def remove_old(daily: Daily) -> bool:

@@ -1,4 +1,4 @@
-"""The clock of a store, followed by services: what is due is due by one clock, whatever machines show. ADR 0048."""
+"""A clock that follows the clock of a store, so that all services judge due times by one clock. Source: ADR 0048."""
 
 from __future__ import annotations
 
@@ -23,27 +23,32 @@ log = logging.getLogger("postdate.clock")
 
 MEASURED_EVERY: Final = timedelta(seconds=30)
 MEASURED_IN_USE_EVERY: Final = timedelta(seconds=1)
-"""While waits follow each other and the store answers quickly: in half a minute two clocks may come 3 ms apart, and
-this one is behind by that."""
+"""The interval while the clock is in use and the store answers quickly.
+
+In half a minute two clocks may drift 3 ms apart, and this clock would be late by that.
+"""
 
 TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
-"""After a measurement that failed: until the next one, a clock that may be wrong is in use."""
+"""The pause after a failed measurement. It is short, as a clock that may be wrong is in use until the next one."""
 
 ROUND_TRIPS: Final = 5
 ROUND_TRIPS_IN_USE: Final = 3
 CALL_DEADLINE: Final = timedelta(seconds=10)
-"""For each round trip."""
+"""The deadline of each round trip."""
 
 WORTH_SAYING: Final = timedelta(seconds=1)
-"""A machine whose clock differs by more than this is named: no clock that is kept by NTP does."""
+"""A difference above this is logged with the name of the machine. A clock that NTP adjusts never differs so much."""
 
 _DRIFT: Final = 100e-6
-"""Seconds by which two clocks may come apart in a second; older bounds are widened by it."""
+"""Seconds by which two clocks may drift apart in a second. Older bounds are widened by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a server's time, UTC, at an instant in seconds since this machine was started, suspension included."""
+    """Bounds of a server's time, UTC, at one instant.
+
+    ``at`` is that instant, in seconds since this machine was started, including time in which it was suspended.
+    """
 
     at: float
     earliest: datetime
@@ -63,21 +68,25 @@ class Bounds:
         return Bounds(at, later(self.earliest, passed - apart), later(self.latest, passed + apart))
 
     def narrowed_by(self, newer: Bounds) -> Bounds:
-        """Return what both say, as of the newer; that alone if they exclude each other: a clock was set."""
+        """Return the intersection of both, at the instant of ``newer``.
+
+        If they exclude each other, one of the clocks was set; then return ``newer`` alone.
+        """
         older = self.moved_to(newer.at)
         earliest, latest = max(older.earliest, newer.earliest), min(older.latest, newer.latest)
         return newer if latest < earliest else Bounds(newer.at, earliest, latest)
 
 
 class FollowingClock:
-    """The machine's clock, set by that of a store.
+    """A clock of this machine that is set by the clock of a store.
 
-    Shows the earliest time that the measurements allow: it is never ahead of the store's clock, so nothing is judged
-    due early; and behind by no more than half of a round trip, and by what two clocks come apart between measurements.
-    A delay counts from :meth:`latest`: from the earliest time it would be short by as much.
+    It shows the earliest time that the measurements allow. So it is never ahead of the store's clock, and no message is
+    sent early. It is late by at most half a round trip plus the drift between two measurements. A delay counts from
+    :meth:`latest`: counted from the earliest time it would be too short by that difference.
 
-    It runs on the seconds since the machine was started: setting the machine's time has no effect on it, and suspension
-    counts. Without ``judges``, :meth:`now` shows the machine's time, and the difference is only reported.
+    It runs on the seconds since the machine was started. So setting the machine's time does not change it, and time in
+    which the machine was suspended counts. Without ``judges``, :meth:`now` shows the machine's time, and the difference
+    is only reported.
     """
 
     def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
@@ -105,13 +114,16 @@ class FollowingClock:
 
     @property
     def ahead(self) -> timedelta | None:
-        """How far the store's clock is ahead of the machine's, whichever judges; ``None`` while that is not known."""
+        """How far the store's clock is ahead of the machine's; ``None`` before the first measurement.
+
+        It is measured also without ``judges``.
+        """
         bounds = self._bounds
         return None if bounds is None else bounds.earliest_at(self._own.since_boot()) - self._own.now()
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         self._used.set()
-        await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # or it would be a little too early
+        await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # without this it could end too early
 
     def monotonic(self) -> float:
         return self._own.monotonic()
@@ -126,18 +138,18 @@ class FollowingClock:
     # --- measuring ------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Read the store's clock, and report to it how far this machine's is off; failures are logged."""
+        """Read the store's clock, and report the difference of this machine's clock to it. Failures are logged."""
         if not await self._try_to_read(ROUND_TRIPS):
             return
         try:
             await self._tell()
-        except PostdateError as error:  # a role may read and deliver, and not write who it is
+        except PostdateError as error:  # a role may be allowed to read and deliver, and not to write this report
             self._untold.failed(error, self._own.monotonic())
         else:
             self._untold.succeeded(self._own.monotonic())
 
     async def read(self, round_trips: int = ROUND_TRIPS) -> None:
-        """Read the store's clock in a few round trips; the quickest counts."""
+        """Read the store's clock in a few round trips; the quickest one gives the closest bounds."""
         self._took = timedelta.max
         for _ in range(round_trips):
             measured = await self._deadlines.call_apart(self._ask)
@@ -169,7 +181,7 @@ class FollowingClock:
         await self._deadlines.call_apart(partial(self._store.report_clock, ahead))
 
     def _say(self, ahead: timedelta) -> None:
-        """Log a difference once, and again when it has become another one."""
+        """Log a difference once, and again when it has changed by more than a tenth and a second."""
         if self._reported_ahead is None:
             if abs(ahead) > WORTH_SAYING:
                 self._warn(ahead)
@@ -194,7 +206,7 @@ class FollowingClock:
         )
 
     async def follow(self) -> None:
-        """Measure again and again, until cancelled; more often while somebody waits by this clock."""
+        """Measure repeatedly until cancelled, more often while a task waits by this clock."""
         measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
             self._used = anyio.Event()
@@ -202,7 +214,7 @@ class FollowingClock:
             await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
             if self._measured and self._used.is_set():
                 in_time = time_until(measure_at, self._own.monotonic())
-                # Worth it where a round trip takes less than what clocks come apart by until the next measurement.
+                # A measurement helps only if a round trip is shorter than the drift until the next regular one.
                 gains = self._judges and self._took < MEASURED_EVERY * _DRIFT
                 await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if gains else in_time)
             if not self._measured or self._own.monotonic() >= measure_at:
@@ -213,12 +225,15 @@ class FollowingClock:
 
 
 def latest_time(clock: Clock) -> datetime:
-    """Return the latest time that it may be by a clock, UTC: a delay counts from it, so that it is never short."""
+    """Return the latest time that a clock may show, UTC. A delay counts from it, so that it is never too short."""
     return clock.latest() if isinstance(clock, FollowingClock) else clock.now()
 
 
 def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:
-    """Return a clock that follows the store's; ``None``: it has none, or ``clock`` is of a test or a simulation."""
+    """Return a clock that follows the store's clock.
+
+    ``None`` if the store has no clock, or if ``clock`` belongs to a test or a simulation.
+    """
     if isinstance(clock, SystemClock) and isinstance(store, ClaimingStore) and store.capabilities.has_clock:
         return FollowingClock(clock, store, judges=judges)
     return None

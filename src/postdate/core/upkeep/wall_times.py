@@ -1,9 +1,9 @@
-"""Wall times: messages that are due when the clocks of a zone show a time, whatever becomes of its rules. ADR 33.
+"""Messages that are due when the clocks of a zone show a time, also if the rules of the zone change. Source: ADR 33.
 
-A store that has such messages has a *marker* for each of their zones, which waits for ever: its body is the rules by
-which they are due, with those of before. A service compares them with its own at its start and once a day, and reads
-messages only where they differ, or did so lately. A message that was given another due time by hand has no header of a
-wall time any more (ADR 42), and is left alone.
+A store with such messages has a *marker* for each of their zones. A marker is a message that waits for ever; its body
+has the rules by which the messages are due, and the former rules. A service compares these rules with its own at its
+start and once a day. It reads messages only if the rules differ, or did so recently. A message that an operator has
+rescheduled has no wall time header any more (ADR 42), and is not changed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, Rep
 from postdate.ports.changing import KeyedIds
 
 _KEY: Final = OWN_PREFIX + "{}"
-"""Under which the marker of a zone waits."""
+"""The key under which the marker of a zone waits."""
 
 _SECOND_TIME: Final = ";fold=1"
-"""Behind a time that clocks show twice: the second of the two instants."""
+"""The suffix of a time that clocks show twice; it means the second of the two instants."""
 
 _LOOKED_FOR: Final = timedelta(days=30)
-"""After new rules, messages are looked for that were sent by those of before, and stored since."""
+"""After new rules, the search for messages goes on this long: senders with the former rules may still store some."""
 
 _RENEWED_AFTER: Final = timedelta(days=1)
-"""Senders that still have rules of before have the search go on; they write the marker no more often than this."""
+"""A sender that still has former rules extends the search by writing the marker, at most once in this time."""
 
 _MOST_RULES: Final = 8
 
@@ -47,11 +47,11 @@ log = logging.getLogger("postdate.wall_times")
 
 @dataclass(frozen=True, slots=True)
 class WallTime:
-    """What the clocks of a zone show.
+    """A time as the clocks of a zone show it.
 
-    A time that they show twice is the first of the two instants; one that they leave out is as long after the gap began
-    as it says: 02:30 becomes 03:30 where clocks go from 2 to 3. With ``fold=1`` it is the second of the two instants,
-    and a time that is left out is as long before the end of the gap, as :mod:`zoneinfo` has it.
+    A time that the clocks show twice is the first of the two instants. A time that they skip counts from the begin of
+    the gap: 02:30 becomes 03:30 if clocks go from 2 to 3. With ``fold=1`` it is the second of the two instants, and a
+    skipped time counts back from the end of the gap, as in :mod:`zoneinfo`.
 
     Args:
         local: date and time, without a time zone.
@@ -63,7 +63,7 @@ class WallTime:
 
     @classmethod
     def read(cls, local: datetime | str | None, zone: str) -> Self:
-        """Return what an application says. Raises `InvalidTimestamp`."""
+        """Return the wall time that an application passed. Raises `InvalidTimestamp`."""
         try:
             parsed = _parse_local(local) if isinstance(local, str) else local
         except ValueError as error:
@@ -79,7 +79,7 @@ class WallTime:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self | None:
-        """Return that of a message, if it has one that can be read."""
+        """Return the wall time of a message, or ``None`` if it has none or one that cannot be read."""
         local, _, zone = headers.get(Headers.WALL_TIME, "").rpartition(" ")
         try:
             return cls(_parse_local(local), zone) if local else None
@@ -90,7 +90,7 @@ class WallTime:
         return f"{self.local.isoformat()}{_SECOND_TIME if self.local.fold else ''} {self.zone}"
 
     def instant(self, rules: bytes | None = None) -> datetime:
-        """Return the instant by these rules, or by those of now, UTC. Raises `InvalidTimestamp`."""
+        """Return the instant, UTC, by ``rules``, or by the current rules of this machine. Raises `InvalidTimestamp`."""
         zone = zone_by(rules_of(self.zone) if rules is None else rules)
         try:
             return self.local.replace(tzinfo=zone).astimezone(UTC)
@@ -99,7 +99,7 @@ class WallTime:
 
 
 def _parse_local(text: str) -> datetime:
-    """Return the date and time that a text says. Raises `ValueError`."""
+    """Return the date and time of a text. Raises `ValueError`."""
     return datetime.fromisoformat(text.removesuffix(_SECOND_TIME)).replace(fold=int(text.endswith(_SECOND_TIME)))
 
 
@@ -107,7 +107,7 @@ def _parse_local(text: str) -> datetime:
 
 
 class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
-    """A store that can have messages follow a zone."""
+    """A store in which messages can follow a zone."""
 
     @classmethod
     def is_one(cls, store: object) -> TypeGuard[Keeping]:
@@ -126,20 +126,20 @@ def rules_in(marker: DelayedMessage) -> list[bytes]:
 
 
 async def markers(store: AdministrableStore) -> list[DelayedMessage]:
-    """Return the markers of a store, if it can have any. It looks at the rows of all messages, not at their content."""
+    """Return the markers of a store, if it can have any. It reads the rows of all messages, but not their content."""
     if not Keeping.is_one(store):
         return []
     return list(await store.list_pending(MessageFilter(MARKERS, due_from=LATEST), 1_000))
 
 
 class KeptZones:
-    """Sees to it that a store has a marker for each zone of the messages that it is given."""
+    """Ensures that a store has a marker for each zone of the messages that are stored."""
 
     def __init__(self, store: ClaimingStore) -> None:
         self._store, self._marked_at = store, dict[str, float]()
 
     def check(self, zone: str) -> Keeping:
-        """Return the store. Raises `NotSupported` if it cannot have messages follow a zone."""
+        """Return the store. Raises `NotSupported` if messages cannot follow a zone there."""
         if Keeping.is_one(self._store):
             return self._store
         raise NotSupported(
@@ -148,7 +148,7 @@ class KeptZones:
         )
 
     async def keep(self, zone: str, now: datetime) -> None:
-        """See to its marker, once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
+        """Ensure that a zone has its marker, checked once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
         store, seconds = self.check(zone), SOURCE.get().seconds()
         if seconds - self._marked_at.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             rules = read_rules(zone)
@@ -157,17 +157,17 @@ class KeptZones:
 
 
 async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> None:
-    """See to it that the marker of a zone is there and has ``rules``, behind those that it has.
+    """Ensure that the marker of a zone exists and contains ``rules``, after the rules that it has already.
 
-    So messages that are due by them, sent where zone files are older, are found by services for some time: counted anew
-    as long as such messages come. ``version`` is that of the files that the first of ``rules`` are from.
+    So services search for messages that are due by these rules, sent by a machine with older zone files. The search
+    lasts for some time after the last such message. ``version`` is the version of the files of the first of ``rules``.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
-    if marker is None or marker.destination != MARKERS:  # it was cancelled, and made anew, under another number
+    if marker is None or marker.destination != MARKERS:  # it was cancelled and created again, with another number
         marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
     marker_rules, since, moved = list[bytes](), now, 0
     if marker is not None:
-        with suppress(ValueError):  # what is damaged is made anew
+        with suppress(ValueError):  # a damaged marker is written again below
             marker_rules, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
     new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in marker_rules)]
     has_former = bool(marker_rules) and not all(have_same_rules(each, marker_rules[0], now.year) for each in rules)
@@ -180,12 +180,12 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version:
 
 
 def _since(marker: DelayedMessage) -> datetime:
-    """Return since when messages are looked for that are due by rules of before. Raises `ValueError`."""
+    """Return the begin of the search for messages that are due by former rules. Raises `ValueError`."""
     return datetime.fromisoformat(marker.headers.get("at", ""))
 
 
 async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], version: str, moved: int, since: datetime) -> None:
-    """Write the marker of a zone: its ``rules`` are the newest first, and those are from files of ``version``."""
+    """Write the marker of a zone. ``rules`` has the newest first; ``version`` is the version of their files."""
     headers = {"zone": zone, "moved": str(moved), "at": since.isoformat(), "version": version}
     body = json.dumps([base64.b64encode(each).decode() for each in rules[:_MOST_RULES]]).encode()
     await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), since)
@@ -195,7 +195,7 @@ async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], version: str,
 
 
 def wall_times(store: Keeping, clock: Clock) -> Daily:
-    """Return the loop that moves what waits to where new rules of its zone have it."""
+    """Return the loop that reschedules messages when the rules of their zone change."""
 
     async def follow(daily: Daily) -> bool:
         claimed = 0
@@ -210,7 +210,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         return not claimed
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
-        """Return how many messages could not be moved, as somebody holds them."""
+        """Return how many messages could not be rescheduled because a process has claimed them."""
         now, mine, all_rules = clock.now(), read_rules(zone), rules_in(marker)
         since, total = _since(marker), int(marker.headers.get("moved", ""))
         if changed := not have_same_rules(mine.content, all_rules[0], now.year):
@@ -219,7 +219,8 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
                     "the zone files here are %s, older than those that messages wait by: update them", mine.version
                 )
                 return 0
-            # Before anything is moved: a process that is killed half way leaves the rules of before.
+            # Write the marker before any message is moved: if the process is killed in between, the former rules are
+            # still in the marker, and the search goes on.
             all_rules, since, total = [mine.content, *(each for each in all_rules if each != mine.content)], now, 0
             await daily.ask(partial(_mark, store, zone, all_rules, mine.version, 0, now))
         if not changed and (len(all_rules) == 1 or now - since > _LOOKED_FOR):
@@ -231,16 +232,17 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
         return claimed
 
     async def _move(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
-        """Return how many messages were moved, and how many could not be as somebody holds them.
+        """Return how many messages were rescheduled, and how many could not be because a process has claimed them.
 
-        Whatever has the header of a wall time moves, by whichever rules it is due now: of two services that look at
-        once with different rules, one may overwrite the marker of the other, so that its rules are in none.
+        Each message with a wall time header is rescheduled, whichever rules its due time follows now. The reason: if
+        two services with different rules run at the same time, one may overwrite the marker of the other, and then no
+        marker has the rules of the other.
         """
         reading, counts = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
         while not reading.is_over and await daily.pause(0):
             for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
                 wall = WallTime.of(message.headers)
-                with suppress(InvalidTimestamp, InvalidMessage):  # there is no such instant, or it expires before
+                with suppress(InvalidTimestamp, InvalidMessage):  # no such instant, or the message expires before it
                     if wall is not None and (due := wall.instant(rules)) != message.due:
                         counts[await _moved(daily, message, wall, due)] += 1
         return counts[True], counts[False]
@@ -248,7 +250,7 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
     async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
         current = await daily.ask(partial(store.get, message.message_id))
         if current is None or (current.due, current.headers) != (message.due, message.headers):
-            return True  # it ended, or was changed since its page was read, and is left alone
+            return True  # it ended or was changed since its page was read: do not change it
         done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now(), str(wall)))
         if done:
             log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)

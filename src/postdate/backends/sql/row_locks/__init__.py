@@ -1,5 +1,5 @@
-"""Stores on database servers that claim by row locks: everything but the dialect. Source: ADR 0008.
+"""Stores on database servers that claim by row locks: everything except the dialect. Source: ADR 0008.
 
-A server's room gives its driver (subclasses of `DatabaseServer` and `ServerSession` in ``connection``) and its dialect:
-`RowLockStatements` as data, and the methods at the end of `RowLockTables`. `LockingStore` is the store.
+The backend of a server provides its driver (subclasses of `DatabaseServer` and `ServerSession` in ``connection``) and
+its dialect: `RowLockStatements` as data, and the methods at the end of `RowLockTables`. `LockingStore` is the store.
 """

@@ -1,20 +1,20 @@
-"""The messages that this process holds: by row locks of an open transaction, or leased under its number.
+"""The claims of this process: row locks of an open transaction, or leases under its number.
 
-A batch is locked by the transaction that claimed it, which stays open: claiming writes nothing, and the server frees
-the rows whatever happens to the process. The first part of the batch that is finished or released commits that
-transaction, which also leases the rest: marks it with the number under which this process is known to live.
+A batch is locked by the transaction that claimed it, and this transaction stays open. So claiming writes nothing, and
+the server unlocks the rows whatever happens to the process. When a first part of the batch is finished or released, the
+transaction is committed. It also leases the other messages: it marks them with the number of this process.
 
-**The doubtful commit.** When the answer to a commit is lost, its outcome is unknown here. These rules hold for every
-store on row locks:
+**The doubtful commit.** If the answer to a commit is lost, its outcome is unknown here. These rules hold for each store
+on row locks:
 
-1. What failed before the commit did nothing: the server rolls the transaction back, and the whole batch is free.
-2. Messages to be settled are no longer held, whichever way it went: they are settled, or free and claimed anew.
-3. The rest is treated as leased: every later step names the holder, so it changes a leased row, and leaves alone one
-   that is free or claimed by another process.
-4. Leases that no caller received (:meth:`Claims.lease` failed) are remembered as abandoned, and freed as soon as the
+1. A failure before the commit has no effect: the server rolls the transaction back, and the whole batch is free.
+2. Claims of messages to be settled end in both cases: the messages are settled, or free and claimed again.
+3. The other messages count as leased. Each later step names the holder. So it changes a leased row, and does not change
+   a row that is free or claimed by another process.
+4. Leases that no caller received (:meth:`Claims.lease` failed) are remembered as abandoned, and released as soon as the
    server answers.
 
-A dialect gives :class:`LeasingTables` and :class:`ClaimConnections`. Source: ADR 0007, 0008.
+A dialect provides :class:`LeasingTables` and :class:`ClaimConnections`. Source: ADR 0007, 0008.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from postdate.runtime import forks
 T = TypeVar("T")
 
 _ASKED_FOR_SECONDS: Final = 1.0
-"""At least so long for an answer, even if the server should have ended the transaction: it may be as slow as we."""
+"""The shortest wait for an answer, even if the server should have ended the transaction: it may be slow, too."""
 
 SettlingStep = Callable[[Any, Sequence[int], int | None], int]
-"""``(session, ascending numbers, holder)``: changes those messages of the holder; returns how many."""
+"""``(session, ascending numbers, holder)``: changes those messages that the holder has; returns how many."""
 
 
 class LeasingTables(Protocol):
-    """Steps of a dialect by which messages are held beyond a transaction; each runs in one."""
+    """Steps of a dialect for claims that outlive their transaction. Each step runs in a transaction."""
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
-        """Let ``holder`` keep messages locked by this transaction beyond its end.
+        """Lease messages that are locked by this transaction to ``holder``, so that the claims outlive it.
 
-        Raises `StoreUnavailable` if the holder was buried, which it cannot be while this transaction lasts.
+        Raises `StoreUnavailable` if the number of the holder was deleted. It cannot be deleted during this transaction.
         """
         ...
 
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Free all messages of the holders, or those of ``numbers``; their next attempt is at their due times."""
+        """Release all messages of the holders, or those in ``numbers``. Their next attempt is at their due times."""
         ...
 
 
@@ -58,20 +58,23 @@ class ClaimConnections(Protocol):
     def put(self, session: Any, /) -> None: ...
 
     def drop(self, session: Any, /) -> None:
-        """Close a connection with its transaction, without asking the server. Never raises."""
+        """Close a connection with its transaction, without a statement to the server. Never raises."""
         ...
 
     def end(self, session: Any, /) -> None:
-        """Roll back and close a connection; a silent server does not keep it from being closed. Never raises."""
+        """Roll back and close a connection, also if the server is silent. Never raises."""
         ...
 
     def transaction_blocking(self, work: Callable[[Any], T], /) -> T:
-        """Run ``work`` on another connection, all of it or nothing."""
+        """Run ``work`` in a transaction on another connection."""
         ...
 
 
 class LockedBatch:
-    """Messages locked by one open transaction, until a part of them is settled."""
+    """Messages locked by one open transaction, until a part of them is settled.
+
+    ``session`` is ``None`` after that. ``answered_at``: monotonic seconds of the last answer on its connection.
+    """
 
     def __init__(self, session: Any, rows: Iterable[tuple[int, Any]]) -> None:
         self.session: Any | None = session
@@ -81,7 +84,7 @@ class LockedBatch:
 
 
 class HeldMessage:
-    """The token of a claim: locked with its batch, or, with a ``holder``, leased under that number of this process."""
+    """The token of a claim: locked with its batch; or, with a ``holder``, leased under that number of this process."""
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
 
@@ -91,12 +94,12 @@ class HeldMessage:
 
 
 class Claims(forks.ForkAware):
-    """All messages of one store that this process holds. Thread-safe.
+    """All claims of this process in one store. Thread-safe.
 
     Args:
         pool: lends connections.
         tables: of the store.
-        holder: returns the number under which this process lives; blocking.
+        holder: returns the number of this process; blocking.
     """
 
     def __init__(self, pool: ClaimConnections, tables: LeasingTables, holder: Callable[[], int]) -> None:
@@ -108,21 +111,21 @@ class Claims(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Hold nothing: what the parent holds must neither be settled nor given back here."""
+        """Forget all claims: they belong to the parent, and must be neither settled nor released here."""
         forks.keep_for_ever(self._tokens)
         self._tokens, self._abandoned = {}, {}
 
     def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
-        """Hold the messages that the open transaction of ``session`` has locked; rows: number, next attempt."""
+        """Remember the claims that the open transaction of ``session`` has locked; rows: number, next attempt."""
         batch = LockedBatch(session, rows)
         with self._lock:
             self._tokens.update((token.number, token) for token in batch.tokens)
-            for token in batch.tokens:  # it was free, so it is not what was abandoned any more
+            for token in batch.tokens:  # it could be claimed, so its abandoned lease has ended
                 self._abandoned.pop(token.number, None)
         return batch.tokens
 
     def locked(self) -> list[int]:
-        """Return the numbers to leave out of a look for the next attempt, as they are locked here."""
+        """Return the numbers that a query for the next attempt leaves out, as they are locked here."""
         with self._lock:
             return [token.number for token in self._tokens.values() if token.holder is None]
 
@@ -132,7 +135,7 @@ class Claims(forks.ForkAware):
             return {token.holder for token in self._tokens.values() if token.holder is not None}
 
     def holds(self, claim: Claim) -> bool:
-        """Return whether a claim is in force: it also ends when another part of its batch cannot be settled."""
+        """Return whether a claim is in force. It also ends if another part of its batch cannot be settled."""
         token = claim.token
         return isinstance(token, HeldMessage) and self._tokens.get(token.number) is token
 
@@ -141,18 +144,18 @@ class Claims(forks.ForkAware):
         return [token for _, tokens in self._by_batch(claims) for token in tokens]
 
     def settle(self, claims: Sequence[Claim], step: SettlingStep, *, as_it_was: bool = False) -> int:
-        """Run ``step`` on the claims still in force, which ends them; return the sum of its results.
+        """Run ``step`` on the claims that are in force, which ends them; return the sum of its results.
 
-        ``as_it_was``: the messages do not change, so a whole batch needs no step: its transaction is rolled back.
+        ``as_it_was``: the messages do not change. Then the transaction of a whole batch is rolled back, without a step.
         """
         return sum(self._settle(batch, tokens, step, as_it_was=as_it_was) for batch, tokens in self._by_batch(claims))
 
     def lease(self, tokens: Sequence[HeldMessage]) -> None:
-        """Turn whole batches into leases, as a lock keeps a connection busy."""
+        """Turn whole batches into leases, as a row lock occupies a connection."""
         try:
             for batch in {token.batch for token in tokens}:
                 self._settle(batch, [], lambda _session, _numbers, _holder: 0, as_it_was=False)
-        except BaseException:  # nobody gets these messages, so nobody will give them back
+        except BaseException:  # no caller gets these claims, so no caller will release them
             self._abandon(tokens)
             raise
 
@@ -164,7 +167,7 @@ class Claims(forks.ForkAware):
                     self._abandoned[token.number] = token.holder
 
     def abandoned(self) -> Mapping[int, list[int]]:
-        """Return by holder the numbers of leases that no caller received, to be freed as soon as possible."""
+        """Return, by holder, the numbers of leases that no caller received. They are to be released soon."""
         numbers = dict[int, list[int]]()
         with self._lock:
             for number, holder in sorted(self._abandoned.items()):
@@ -177,28 +180,29 @@ class Claims(forks.ForkAware):
                 self._abandoned.pop(number, None)
 
     def silent(self, after_seconds: float) -> Sequence[LockedBatch]:
-        """Return the batches whose connections have sent nothing for so long."""
+        """Return the batches without an answer on their connection for ``after_seconds``."""
         with self._lock:
             batches = {token.batch for token in self._tokens.values()}
         return [each for each in batches if each.session and steady_seconds() - each.answered_at >= after_seconds]
 
     def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
-        """Ping each connection that holds one of these batches, so that the server keeps its transaction; blocking.
+        """Ping the connections of these batches, so that the server keeps their transactions; blocking.
 
-        The server ends the transaction of a silent process: a frozen one must not hold messages for ever. It gets much
-        time to answer, as a frozen server ends nothing, and messages given up here are sent twice.
+        The server ends the transaction of a silent process, as a frozen process must not keep messages for ever. The
+        server has much time to answer: a frozen server ends no transaction, and messages whose claims are given up
+        here would be sent twice.
 
         Args:
             batches: of :meth:`silent`.
-            ends_after_seconds: the silence after which the server ends a transaction, so an answer is not waited for.
+            ends_after_seconds: the silence after which the server ends a transaction. After it no answer is waited for.
 
         Returns:
-            How many messages are no longer held, because their connection is lost.
+            The number of lost claims, whose connection is lost.
         """
         return sum(self._keep(batch, ends_after_seconds) for batch in batches)
 
     def _keep(self, batch: LockedBatch, ends_after_seconds: float) -> int:
-        if not batch.lock.acquire(blocking=False):  # it is being settled just now
+        if not batch.lock.acquire(blocking=False):  # the batch is being settled, which uses the connection anyway
             return 0
         try:
             seconds = ends_after_seconds - (steady_seconds() - batch.answered_at)
@@ -255,7 +259,7 @@ class Claims(forks.ForkAware):
                 self._tables.lease(session, sorted(token.number for token in unsettled), holder)
             is_in_doubt = True
             session.commit()
-        except BaseException:  # the locks are gone with the transaction, or go now
+        except BaseException:  # the transaction has ended, or ends with `drop`, and with it the locks
             self._unlocked(batch, tokens if is_in_doubt else batch.tokens, holder)
             self._pool.drop(session)
             raise
@@ -264,7 +268,7 @@ class Claims(forks.ForkAware):
         return done
 
     def _unlocked(self, batch: LockedBatch, settled: Iterable[HeldMessage], holder: int | None) -> None:
-        """The transaction of a batch has ended: the messages of ``settled`` are no longer held, the rest is leased."""
+        """Note that the transaction of a batch has ended: claims in ``settled`` end, and the others are leases."""
         batch.session = None
         self._forget(settled)
         for token in batch.tokens:
@@ -287,7 +291,7 @@ class Claims(forks.ForkAware):
                     del self._tokens[token.number]
 
     def give_up(self) -> None:
-        """Release all messages, abandoned ones included."""
+        """Release all claims, including abandoned leases."""
         with self._lock:
             tokens, self._tokens = list(self._tokens.values()), {}
             leased, self._abandoned = self._abandoned, {}
@@ -295,7 +299,7 @@ class Claims(forks.ForkAware):
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
-                self._pool.end(session)  # one that just ends keeps its locks for another moment
+                self._pool.end(session)  # with a rollback: if only closed, it keeps its locks for a moment
         leased |= {token.number: token.holder for token in tokens if token.holder is not None}
         if leased:
             holders, numbers = sorted(set(leased.values())), sorted(leased)

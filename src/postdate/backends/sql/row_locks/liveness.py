@@ -1,14 +1,14 @@
 """A thread with its own connection: it shows that this process lives, and notices stored messages and dead processes.
 
-While the connection is open, leases under its number are valid. When the process or its machine dies, the server closes
-the connection, and the next process that looks frees the leases. No clock is involved.
+While the connection is open, leases under its number are in force. When the process or its machine dies, the server
+closes the connection, and the next process that checks releases the leases. No clock is involved.
 
-Only :meth:`Liveness.stop` ends the thread, and no number outlives its connection: after any failure of the connection
-the number is withdrawn, and the next connection gets another one. A failure of the tables is logged once, the step is
-run again later, and the number stays.
+Only :meth:`Liveness.stop` ends the thread. No number outlives its connection: after a failure of the connection the
+next connection gets another number. A failure of the tables is logged once, the step is retried later, and the number
+stays.
 
-These servers do not notify of stored messages, so the thread reads the next attempt, the first entry of an index, ten
-times a second, and only while a poller listens.
+These servers do not notify of stored messages. So the thread reads the next attempt ten times a second, which is the
+first entry of an index, and only while a poller listens.
 
 Source: ADR 0008.
 """
@@ -38,23 +38,23 @@ _FREE_EVERY_SECONDS: Final = 1.0
 _SPEAK_AFTER_SECONDS: Final = 10.0
 """The longest silence on a batch's connection; less if the server ends silent ones earlier."""
 _SPEAKS_IN_TIME: Final = 4
-"""Pings within the time after which the server ends a silent connection."""
+"""The number of pings within the time after which the server ends a silent connection."""
 _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 20.0
-"""The time to find a server silent; the thread ends after that by itself."""
+"""The time in which a silent server is noticed. After that the thread ends by itself and is not waited for."""
 
 log = logging.getLogger("postdate.stores")
 
 
 class Liveness(forks.ForkAware):
-    """One thread, started at first need; in the child of a fork, another one.
+    """The thread of one store, started at first need. The child of a fork starts another one.
 
     Args:
-        server: connects.
+        server: opens the connection.
         tables: of the store.
-        next_due: told of the next attempt.
-        holds_at_most: the server ends connections that are silent for so long; ``None``: it does not.
+        next_due: the cache to which the next attempt is announced.
+        holds_at_most: the server ends connections that are silent for this long; ``None``: it does not end them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Liveness(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget thread, connection and number, which are the parent's."""
+        """Forget thread, connection and number, which belong to the parent."""
         was_stopped = self._stop.is_set()
         self._ready, self._stop = threading.Event(), threading.Event()
         if was_stopped:
@@ -99,7 +99,7 @@ class Liveness(forks.ForkAware):
                 self._thread.start()
 
     def holder(self) -> int:
-        """Return the number under which this process holds messages now; waits for the first connection.
+        """Return the number under which this process claims messages now. Waits for the first connection.
 
         Raises:
             StoreUnavailable: there is no connection at the moment.
@@ -110,7 +110,7 @@ class Liveness(forks.ForkAware):
         return holder
 
     def stop(self) -> None:
-        """End the thread and its connection, which frees all leases."""
+        """End the thread and its connection, which releases all leases."""
         with self._lock:
             self._stop.set()
             thread = self._thread
@@ -130,7 +130,7 @@ class Liveness(forks.ForkAware):
                 with closing(self._server.connect()) as session:
                     self._session = session
                     self._live(session)
-            except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
+            except Exception as error:  # noqa: BLE001 - without this thread the process would lose all claims
                 self._failed(error)
 
     def _live(self, session: Any) -> None:
@@ -141,13 +141,13 @@ class Liveness(forks.ForkAware):
             self._stay(session)
             self._try(session, self._free_our_own)
         finally:
-            self._ready.clear()  # who asks waits for the next one
+            self._ready.clear()  # callers of `holder` wait for the next number
             self._holder = None
 
     def _failed(self, error: Exception) -> None:
         is_translated = isinstance(error, PostdateError)
         self._failure = error if is_translated else StoreUnreachable(f"{self._server.where}: {error!r}")
-        if self._failures:  # the one before did not work, either
+        if self._failures:  # the second failure in a row: callers of `holder` get the error now
             self._ready.set()
         else:
             log.warning("lost the connection that holds messages: %s", error, exc_info=None if is_translated else error)
@@ -170,11 +170,11 @@ class Liveness(forks.ForkAware):
             self._stop.wait(_LOOK_EVERY_SECONDS)
 
     def _try(self, session: Any, step: Callable[[Any], None]) -> None:
-        """Run a step. Only errors of the connection are raised; any other is logged once, and retried later."""
+        """Run a step. Only errors of the connection are raised. Others are logged once, and the step is retried."""
         name = step.__name__
         try:
             step(session)
-        except Conflict:  # with another who does the same
+        except Conflict:  # another process runs the same step
             session.rollback()
         except PostdateError as error:
             if error.transient and not isinstance(error, StoreFull | StoreTroubled):
@@ -187,7 +187,7 @@ class Liveness(forks.ForkAware):
             self._troubled.discard(name)
 
     def _keep_batches(self) -> None:
-        """Ping silent batches in another thread: waiting for one connection must not silence the number's."""
+        """Ping silent batches in another thread: a wait for one of them must not silence this thread's connection."""
         if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
             return
         if silent := self._claims.silent(self._speak_after_seconds):
@@ -221,7 +221,7 @@ class Liveness(forks.ForkAware):
         self._free_of(session, self._tables.unknown(session))
 
     def _free_what_the_dead_hold(self, session: Any) -> None:
-        """Free the messages of dead processes; any process does it for all."""
+        """Release the messages of dead processes. Each process does this for all processes."""
         self._free_of(session, self._tables.dead(session))
 
     def _free_our_own(self, session: Any) -> None:
@@ -234,7 +234,7 @@ class Liveness(forks.ForkAware):
             self._next_due.forget()
 
     def _free(self, session: Any, holders: Sequence[int]) -> int:
-        """Bury holders and free their messages, in this order: nobody can lease under a buried number."""
+        """Delete holders, then release their messages. In this order, no process can lease under a deleted number."""
         session.begin()
         self._tables.bury(session, holders)
         freed = self._tables.free(session, holders)
