@@ -61,6 +61,7 @@ class Refresher(Generic[T]):
 
     def __init__(self, look: Callable[[OpenDeployment, datetime], Awaitable[T]], clock: Clock) -> None:
         self._look, self._clock = look, clock
+        # On the monotonic clock, in seconds. The first look waits for a request, so this begins in the past.
         self._watched_at = clock.monotonic() - _WATCHED_SECONDS
         self._watched, self._news = anyio.Event(), anyio.Event()
         self._last: Look[T] | None = None
@@ -73,13 +74,13 @@ class Refresher(Generic[T]):
         calls = resource_of(deployment.store).calls(what, log, is_rare=True)
         while True:
             while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
-                self._watched = anyio.Event()
+                self._watched = anyio.Event()  # An event cannot be cleared, and an earlier request has set the old one.
                 await self._watched.wait()
             begun, at = self._clock.monotonic(), self._clock.now()
             try:
                 at = await deadlines.call_apart(lambda: present(deployment))
                 result = await deadlines.call_apart(lambda at=at: self._look(deployment, at))
-            except Exception as error:  # noqa: BLE001 - raised by whoever asks what was found
+            except Exception as error:  # noqa: BLE001 - the requests raise it
                 calls.failed(error, self._clock.monotonic())
                 result = error
             else:
@@ -87,6 +88,7 @@ class Refresher(Generic[T]):
             ended = self._clock.monotonic()
             number = 1 if self._last is None else self._last.number + 1
             self._before, self._last = self._last, Look(number, at, ended, result)
+            # Wake the requests that wait now. The next requests need a new event.
             self._news.set()
             self._news = anyio.Event()
             await self._clock.sleep(_AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun))

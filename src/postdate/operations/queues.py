@@ -127,6 +127,7 @@ async def walking(deployment: OpenDeployment, queue: str, now: datetime) -> Asyn
     try:
         yield walk
     finally:
+        # Shielded: after Ctrl-C, too, messages must return to the queue, and the receiver must be closed.
         with anyio.CancelScope(shield=True):
             await walk.give_back()
             await try_to_close(walk.receiver, queue)

@@ -346,7 +346,7 @@ class _Transfer:
                     await self.source.next_attempt()  # During this call, a store frees the claims of dead processes.
             self.result.remarks.append(f"the run ended when it had refused {len(self._claims):,}; more may move")
         finally:
-            # Claims that cannot be released end with this process anyway.
+            # Shielded, so that a cancelled run releases its claims. If that fails, they end with this process.
             with suppress(StoreError), anyio.CancelScope(shield=True):
                 await self.source.release(list(self._claims.values()), None)
 
