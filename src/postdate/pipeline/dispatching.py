@@ -112,6 +112,7 @@ class DispatchJournal:
     """A journal of Arrow batches. The dispatcher writes it in its own thread, and Spark's thread reads it."""
 
     def __init__(self) -> None:
+        # The condition guards every change: the dispatcher's thread appends, and Spark's thread takes and clears.
         self._waiting: deque[pa.RecordBatch] = deque()
         self._lines = 0
         self._complete = False
@@ -138,7 +139,7 @@ class DispatchJournal:
         with self._changed:
             self._waiting.append(batch)
             self._lines += n
-            if self._lines > _MOST_LINES:
+            if self._lines > _MOST_LINES:  # Smaller journals are fetched at intervals, in larger batches.
                 self._changed.notify_all()
 
     @property
@@ -349,6 +350,7 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
             yield from ledger.take(0)
             running.result()
         finally:
+            # Spark may close this generator early, for example at the end of a task: a resident dispatcher must stop.
             abandoned.set()
 
 
