@@ -22,6 +22,7 @@ def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]
 
     def ask() -> Gauges:
         if not loop.is_closed():
+            # The exporter calls this in a thread of its own, and events of the loop may only be set in the loop.
             loop.call_soon_threadsafe(looking.watched)
         last = looking.last_value
         gauges = {} if last is None else _of_store(last)

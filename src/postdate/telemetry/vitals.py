@@ -34,9 +34,11 @@ class Vitals:
 
     def __init__(self, tally: CountedMetrics, problems: Callable[[], Sequence[str]]) -> None:
         self._tally, self._problems = tally, problems
+        # On the monotonic clock, in seconds. The event loop writes it, and the threads of the HTTP server read it.
         self._beat_at = steady_seconds()
         self.is_ready = False
         """True while the service receives and delivers; false again as soon as it stops."""
+        # Counts at the last summary in the log.
         self._reported = Counter[str]()
 
     def ill(self) -> list[str]:
