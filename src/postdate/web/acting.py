@@ -77,8 +77,9 @@ class ActingViews(Views):
     def __init__(self, watcher: Watcher, name: str = "", *, actions: Actions) -> None:
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
-        # All ports of a host share the cookies of a browser, so the name of the cookie differs between installations.
+        # A browser sends cookies to all ports of a host, so each process has its own name for the cookie.
         self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"
+        # Forms of edits that were sent, by their random number: each form sends its message only once.
         self._sent = set[str]()
 
     @property
@@ -105,6 +106,7 @@ class ActingViews(Views):
         session, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
         until, _, name = session.partition(".")
         is_genuine = _same(signature, self._signature("session", session))
+        # The signature is checked first: only then ``until`` is certainly a number.
         return unquote(name) if is_genuine and self._watcher.clock.now().timestamp() < int(until) else None
 
     def _csrf_token(self, request: Request) -> str:
@@ -249,6 +251,7 @@ class ActingViews(Views):
 
 
 def _same(one: str, other: str) -> bool:
+    # A comparison in constant time: its duration must not reveal how much of a secret is right.
     return hmac.compare_digest(one.encode(), other.encode())
 
 

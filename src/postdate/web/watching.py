@@ -38,7 +38,9 @@ class Watcher:
         self.records = Refresher(lambda d, _: operations.record_counts(d), clock)
         self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
         self.diagnosis = Refresher(self._diagnose, clock)
+        # Result of the opening, for all requests. It is replaced when the task has ended.
         self._open: asyncio.Future[OpenDeployment] | None = None
+        # The task that keeps the deployment open and runs the looks.
         self._task: asyncio.Task[None] | None = None
 
     async def deployment(self) -> OpenDeployment:
@@ -46,6 +48,7 @@ class Watcher:
         if self._open is None or self._task is None or self._task.done():
             self._open = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(self._open))
+        # Several requests wait for one opening: a request that is cancelled must not cancel it for the others.
         return await asyncio.shield(self._open)
 
     async def _run(self, opening: asyncio.Future[OpenDeployment]) -> None:
@@ -54,7 +57,7 @@ class Watcher:
                 for each in (self.overview, self.first_messages, self.records, self.errors, self.diagnosis):
                     tasks.start_soon(each.run, deployment)
                 opening.set_result(deployment)
-        except Exception as error:  # Only errors of opening come here: each look keeps its own error.
+        except Exception as error:  # Of opening or closing: each look keeps its own error.
             if opening.done():
                 log.exception("what the page looks at was not closed well; it is opened again")
             else:
