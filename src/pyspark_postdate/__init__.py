@@ -1,8 +1,8 @@
-"""Makes ``postdate`` a format that every Spark session knows in which Postdate is installed.
+"""Make ``postdate`` a known format in every Spark session whose Python has Postdate installed.
 
 PySpark imports installed packages whose names begin with ``pyspark_``, once in each session that asks for a format
-written in Python, and takes ``DefaultSource`` from them. So this module imports nothing that Spark has not imported
-already; the format itself is loaded when it is used.
+written in Python, and registers their ``DefaultSource``. So this module imports only modules that Spark has imported
+already. The format itself is imported when it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Stands for :class:`postdate.pipeline.source.PostdateDataSource` until it is needed: to make one makes that."""
+    """A placeholder that imports nothing. An instance is a :class:`postdate.pipeline.source.PostdateDataSource`."""
 
     @classmethod
     def name(cls) -> str:
@@ -23,7 +23,7 @@ class DefaultSource(DataSource):
         return "postdate"
 
     def __new__(cls, options: MutableMapping[str, str]) -> DataSource:
-        """Return the format itself."""
+        """Create the format itself, which is imported only now."""
         from postdate.pipeline.source import PostdateDataSource
 
         return PostdateDataSource(options)

@@ -1,6 +1,6 @@
-"""The command line: thin skins over :mod:`postdate.operations` and the pipeline.
+"""The command line: a thin layer over :mod:`postdate.operations` and the pipeline.
 
-Modules here import what a command needs when it runs, so that ``postdate --help`` answers at once.
+Modules here import the code of a command only when the command runs, so that ``postdate --help`` answers at once.
 """
 
 from postdate.cli.entry import main

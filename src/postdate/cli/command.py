@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of ``postdate``; stable."""
+    """Exit codes of ``postdate``. They are stable."""
 
     OK = 0
     NOT_KEPT = 1
@@ -83,13 +83,13 @@ T = TypeVar("T")
 
 
 def option(name: str, meaning: str, **more: Any) -> Any:
-    """Return an option of a command, with what ``--help`` says of it; ``more`` is as for ``typer.Option``."""
+    """Return an option of a command with its help text. ``more`` is as for ``typer.Option``."""
     return typer.Option(name, help=meaning, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The common options of one call of a command; ``None`` when not given."""
+    """The common options of one call of a command; ``None`` for an option that was not given."""
 
     config: Annotated[
         str | None, option("--config", "Settings; default: POSTDATE_CONFIG, or postdate.toml if there.", metavar="FILE")
@@ -144,10 +144,10 @@ Command = Callable[Concatenate[Use, P], None]
 def command(
     app: typer.Typer, name: str, *, reports: bool = True, **settings: Any
 ) -> Callable[[Command[P]], Command[P]]:
-    """Register a function as the command ``name`` of ``app``; its first argument is a :class:`Use`.
+    """Register a function as the command ``name`` of ``app``. Its first argument is a :class:`Use`.
 
     A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
-    options that several commands have are written once. With ``reports``, the command takes ``--json``.
+    options of several commands are written once. With ``reports``, the command accepts ``--json``.
     """
     common = _common_options(reports=reports)
 
@@ -176,7 +176,7 @@ def add_command(
 ) -> None:
     """Register ``run`` as a command with the options and the help text of ``function``, and the ``common`` options.
 
-    ``run`` is called with the context and all options by name; the first parameter of ``function`` is no option.
+    ``run`` is called with the context and all options by name. The first parameter of ``function`` is not an option.
     """
     run.__doc__ = function.__doc__
     run.__signature__ = inspect.Signature([_CONTEXT, *options_of(function)[1:], *common])
@@ -203,7 +203,7 @@ def root_signature() -> inspect.Signature:
 
 
 def _together(before: object, values: dict[str, Any]) -> Use:
-    """Merge common options: one behind the command wins over the same one before it."""
+    """Merge common options: an option after the command overrides the same option before it."""
     use = before if isinstance(before, Use) else Use()
     return replace(use, **{name: value for name, value in values.items() if value})
 
@@ -212,7 +212,7 @@ _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_K
 
 
 def _common_options(*, reports: bool) -> list[inspect.Parameter]:
-    """Return the common options; ``--json`` is of commands that report."""
+    """Return the common options. Only commands that report have ``--json``."""
     return [each for each in options_of(Use) if reports or each.name != "as_json"]
 
 
@@ -225,7 +225,7 @@ def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
 
 @contextmanager
 def signals_handled(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
-    """Have signals handled so for the length of the block."""
+    """Call ``handler`` for these signals for the length of the block, then restore the previous handlers."""
     before = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
@@ -240,7 +240,7 @@ def wrong_usage(message: str) -> typer.TyperException:
 
 
 def group(name: str, meaning: str) -> typer.Typer:
-    """Return an empty group of commands; called without a command, it lists those it has."""
+    """Return an empty group of commands. If it is called without a command, it lists its commands."""
     app = typer.Typer(name=name, help=meaning, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)
@@ -258,10 +258,10 @@ def group(name: str, meaning: str) -> typer.Typer:
 
 
 def _reading(read: Callable[[str], T]) -> Callable[[Any], T]:
-    """Return ``read`` with errors that typer can place at the option they belong to."""
+    """Return ``read`` with errors converted, so that typer can show the option to which they belong."""
 
     def reading(text: Any) -> T:
-        if not isinstance(text, str):  # a default is read, too
+        if not isinstance(text, str):  # Typer also passes the default value through this function.
             return text
         try:
             return read(text)
@@ -284,7 +284,7 @@ def _instant(text: str) -> datetime:
 
 
 def _instant_or_wall(text: str) -> datetime | str:
-    """Return an instant; what has no offset as it is: the clocks of some zone show it."""
+    """Return an instant. Return a text without an offset unchanged, because it is a local time in some zone."""
     try:
         is_wall = datetime.fromisoformat(text.strip()).tzinfo is None
     except ValueError:
@@ -295,7 +295,7 @@ def _instant_or_wall(text: str) -> datetime | str:
 def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) -> WallTime | None:
     """Return the wall time of ``--at`` and of the option for its zone, or ``None`` without a zone.
 
-    Raises a usage error if only one of the two says when.
+    Raises a usage error if ``--at`` has no offset and no zone, or if the zone is given without a local time.
     """
     from postdate.core.upkeep.wall_times import WallTime
 
@@ -310,7 +310,10 @@ def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) 
 
 
 def _name(text: str) -> str:
-    """Refuse a blank name, which a script's unset variable leaves: it would count as not given, or as another name."""
+    """Refuse a blank name, such as that of an unset script variable.
+
+    It would count as not given, or as another name.
+    """
     from postdate.errors import InvalidMessage
 
     if not text.strip():
@@ -322,7 +325,7 @@ NAME = _reading(_name)
 
 
 def duration(name: str, meaning: str, metavar: str = "DURATION") -> Any:
-    """Return an option that is a duration, as ``1h30m``."""
+    """Return an option that is a duration, such as ``1h30m``."""
     return option(name, meaning, parser=_reading(_duration), metavar=metavar)
 
 
@@ -332,7 +335,7 @@ def instant(name: str, meaning: str, *, hidden: bool = False) -> Any:
 
 
 def named(name: str, meaning: str, metavar: str) -> Any:
-    """Return an option that is a name, of a queue for example, and not blank."""
+    """Return an option that is a name, for example of a queue, and not blank."""
     return option(name, meaning, parser=NAME, metavar=metavar)
 
 
@@ -357,11 +360,11 @@ SomeIds = Annotated[
 
 
 REPORT_EVERY = 10_000
-"""After so many the user hears again how far a command is."""
+"""Number of items after which progress is reported again."""
 
 
 def progress() -> Callable[[int], None]:
-    """Return what tells the user how many are done, on standard error."""
+    """Return a callback that reports the number of finished items on standard error."""
     reported = 0
 
     def tell(done: int) -> None:
@@ -374,7 +377,7 @@ def progress() -> Callable[[int], None]:
 
 
 def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAME=VALUE") -> dict[str, str]:
-    """Return the names and values of an option of this form that was given several times."""
+    """Return the names and values of an option of this form that may be given several times."""
     pairs: dict[str, str] = {}
     for text in texts or ():
         name, separator, value = text.partition("=")
@@ -402,7 +405,7 @@ LogLevel = Annotated[
 
 
 class _Formatter(logging.Formatter):
-    """Formats times in UTC and hides passwords, whichever driver logs them."""
+    """Formats times in UTC, and hides passwords whichever driver logs them."""
 
     converter = time.gmtime
 
@@ -413,7 +416,7 @@ class _Formatter(logging.Formatter):
 
 
 class _JsonFormatter(_Formatter):
-    """Formats records as JSON objects, a line each."""
+    """Formats records as JSON objects, one a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         import json
@@ -433,9 +436,9 @@ class _JsonFormatter(_Formatter):
 
 @contextmanager
 def logging_to_stderr(level: str, *, as_json: bool = False) -> Generator[None]:
-    """Log to standard error, and nowhere else, for the length of the block; then restore the program's own logging.
+    """Log to standard error, and nowhere else, for the length of the block. Then restore the program's own logging.
 
-    Other loggers than Postdate's stay at warnings unless ``level`` is ``DEBUG``: drivers log every statement at
+    Loggers other than Postdate's stay at warnings unless ``level`` is ``DEBUG``, because drivers log every statement at
     ``INFO``.
     """
     handler = logging.StreamHandler(sys.stderr)

@@ -57,7 +57,8 @@ def dashboard(
     actions = web.Actions(token_file and token_file.read().strip(), user_header) if allow_actions else None
     settings = use.settings()
     several = {settings.endpoint.name: settings}
-    # Variables that are settings are those of the first; files may refer to others.
+    # Environment variables that are settings apply to the first deployment only. References in the files may use
+    # others.
     referred = {name: text for name, text in os.environ.items() if not re.match("POSTDATE_.*__", name)}
     for each in also or ():
         name, _, file = each.partition("=")
@@ -65,18 +66,21 @@ def dashboard(
             raise wrong_usage(f"--also must be NAME=FILE with a name of its own, not {each!r}")
         several[name] = load_settings(file, referred)
     if not also:
-        use.work(lambda deployment, _: operations.present(deployment))  # a wrong address is told at once
+        # Ask the store once, so that a wrong address is reported at once.
+        use.work(lambda deployment, _: operations.present(deployment))
     shown, family = (f"[{address}]", socket.AF_INET6) if ":" in address else (address, socket.AF_INET)
     page = web.dashboard(several if also else settings, hosts=[shown, "localhost", *(host or ())], actions=actions)
     try:
         listening = socket.create_server((address, port), family=family)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
-    # Connections have it from here. Else the second part of an answer waits for the first to be acknowledged: 40 ms.
+    # Accepted connections inherit this option. Without it, the second part of an answer waits 40 ms for an
+    # acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
-    config.timeout_graceful_shutdown = 2  # seconds: pages that are open keep a connection for news
-    # The server hands signals on after its end: they have done their work by then.
+    # In seconds. Open pages keep a connection for events, so the server must not wait for them without a limit.
+    config.timeout_graceful_shutdown = 2
+    # The server raises its signals again after its end. They have had their effect by then, so they are ignored.
     handed_on = signals_handled(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
     with logging_to_stderr(log_level), listening, handed_on:
         log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])

@@ -1,4 +1,4 @@
-"""``postdate destinations``: limits of queues, which all services of a store keep together."""
+"""``postdate destinations``: limits of queues, which all services of a store respect together."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _shown(value: object) -> str:
         case None:
             return "-"
         case bool():
-            return str(value).lower()  # as TOML and JSON write it
+            return str(value).lower()  # TOML and JSON write it in the same way.
         case list():
             return ", ".join(str(each) for each in value) or "-"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         case _:

@@ -1,6 +1,6 @@
-"""The entry point: all commands in one place, and what turns every error of theirs into one line and an exit code.
+"""The entry point: it has all commands, and turns every error of a command into one line and an exit code.
 
-Commands are imported when they are called: help answers at once, and they import what they need.
+Commands are imported when they are called. So the help answers at once, and a command imports only what it needs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def postdate(context: typer.Context, version: bool = False, **options: Any) -> N
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-    context.obj = Use(**options)  # options that stand before the command
+    context.obj = Use(**options)  # These are the options before the command.
 
 
 postdate.__signature__ = root_signature()
@@ -52,7 +52,11 @@ class _PassesOn(TyperCommand):
 
 
 def _later(name: str, module: str, meaning: str) -> None:
-    """Register a command that is in the ``app`` of a module, or is that app, or a function of a module without one."""
+    """Register a command whose module is imported when the command is called.
+
+    The module has the command in its ``app``; or its ``app`` is the command; or, without an ``app``, the function
+    ``name`` is the command.
+    """
 
     @app.command(name, cls=_PassesOn, help=meaning)
     def pass_on(context: typer.Context) -> None:
@@ -70,7 +74,7 @@ def _later(name: str, module: str, meaning: str) -> None:
             raise typer.Exit(ended)
 
 
-# In the order in which an operator needs them.
+# The order is the order in which an operator needs the commands.
 _later("run", "postdate.cli.service", "Deliver delayed messages until told to stop.")
 _later("setup", "postdate.cli.sending", "Create tables and queues.")
 _later("send", "postdate.cli.sending", "Send a message, now or when it is due.")
@@ -121,23 +125,23 @@ def _call(arguments: Sequence[str], commands: typer.Typer, name: str) -> int:
         ended: object = commands(list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as ending:
-        if isinstance(ending.__context__, BrokenPipeError):  # typer has made 1 of it
+        if isinstance(ending.__context__, BrokenPipeError):  # Typer converts a broken pipe into exit code 1.
             return output_closed()
         ended = ending.code
-    if ended == Exit.INTERRUPTED:  # typer has made that of it
+    if ended == Exit.INTERRUPTED:  # Typer converts KeyboardInterrupt into this exit code.
         raise KeyboardInterrupt
     return ended if isinstance(ended, int) else Exit.OK
 
 
 def _write_every_character(stream: TextIO) -> None:
-    """Escape characters that the terminal's encoding lacks: no message may make a report fail."""
+    """Escape characters that the terminal's encoding does not have, so that no message can make a report fail."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
 
 
 def output_closed() -> Exit:
-    """End quietly when the reader of the output went away, as other tools do."""
+    """End without an error when the reader of the output has closed it, as other tools do."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.OUTPUT_CLOSED
@@ -163,7 +167,7 @@ def _failed(error: BaseException) -> Exit:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first error of an exception group: it is the cause of the others."""
+    """Return the first error of an exception group, because it is the cause of the other errors."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

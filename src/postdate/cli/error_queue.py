@@ -1,4 +1,4 @@
-"""``postdate errors``: shows failed messages, returns or discards them."""
+"""``postdate errors``: show failed messages, return or discard them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _UNREADABLE = (
 
 
 def _refuse_set_aside(text: str | None) -> None:
-    """Name the commands that do what ``--set-aside NAME`` did once."""
-    if text is not None:  # a default is read, too
+    """Refuse ``--set-aside NAME`` of earlier versions, and name the commands that replace it."""
+    if text is not None:  # Typer also passes the default value through this function.
         raise typer.BadParameter(_UNREADABLE)
 
 
@@ -59,7 +59,7 @@ SetAside = Annotated[Any, option("--set-aside", "Gone.", parser=_refuse_set_asid
 
 
 def _work(use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]) -> T:
-    """Do ``work`` with the error queue that is named, or with that of the settings."""
+    """Call ``work`` with the error queue that is named, or with the error queue of the settings."""
     return use.work(lambda deployment, now: work(deployment, queue or deployment.settings.endpoint.error_queue, now))
 
 
@@ -250,7 +250,7 @@ def edit(
 
 
 def _content(option: str, text: str) -> bytes:
-    """Return the content of a file, for ``@FILE``, or of the text itself."""
+    """Return the content of a file for ``@FILE``. Otherwise return the bytes of the text."""
     if not text.startswith("@"):
         return text.encode(errors="surrogateescape")
     path = Path(text[1:])

@@ -1,4 +1,4 @@
-"""``postdate messages``: waiting messages, and why one has not arrived."""
+"""``postdate messages``: pending messages, and why a message has not arrived."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def reschedule(
 
 
 def _are_named(message_ids: list[str] | None, where: Pending, *, dry_run: bool) -> bool:
-    """Return whether messages are named by their ids, and not by options; refuse both, and neither."""
+    """Return whether messages are named by ids and not selected by options. Refuse both together, and neither."""
     if message_ids and (where.says_something or dry_run):
         raise wrong_usage("name messages by their ids, or say which by options, not both")
     if not message_ids and not where.says_something:

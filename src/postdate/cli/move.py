@@ -1,4 +1,4 @@
-"""``postdate move``: what waits in one store into another one."""
+"""``postdate move``: move pending messages from one store into another."""
 
 from __future__ import annotations
 

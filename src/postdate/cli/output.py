@@ -1,4 +1,4 @@
-"""How reports look on a terminal and in a pipe."""
+"""The format of reports on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from postdate.operations.plain import Body, clean, shown_time
 
 _WIDE = 100_000
-"""Columns where the output is no terminal: a pipe is never wrapped and no id is ever cut."""
+"""Number of columns if the output is not a terminal: lines in a pipe are never wrapped, and no id is ever cut."""
 
 
 def hexdump(content: bytes) -> str:
@@ -36,7 +36,7 @@ def time_or_dash(instant: datetime | None) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings; numbers to the right."""
+    """Print rows under headings. Numbers are aligned to the right."""
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     with console.capture() as capture:
         console.print(_table(columns, [list(row) for row in rows]))

@@ -1,4 +1,4 @@
-"""``postdate queues``: messages of any queue, looked at, taken off, thrown away."""
+"""``postdate queues``: peek at the messages of any queue, receive them, purge them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``postdate run``: delivers delayed messages until it is stopped."""
+"""``postdate run``: deliver delayed messages until it is stopped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from postdate.wiring import OpenDeployment, build_endpoint, delay_exchange, endp
 app = typer.Typer(name="run", add_completion=False)
 
 ONE_ORDER_SECONDS = 1.0
-"""Signals this close together count as one: supervisors and terminals signal a process and its group."""
+"""Signals within this many seconds count as one, because supervisors and terminals signal a process and its group."""
 
 log = logging.getLogger("postdate.service")
 
@@ -84,23 +84,23 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
 
 
 def _metrics(listen: str | None) -> tuple[CountedMetrics, Any]:
-    """Return what counts, and the registry of ``prometheus_client`` that shows it if anybody may ask for that."""
+    """Return the metrics, and the ``prometheus_client`` registry that exposes them; ``None`` if nothing listens."""
     try:
         from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
         from postdate.telemetry.tracing import instrument_if_exported
 
         instrument_if_exported()
         return (OpenTelemetryMetrics(), None) if listen is None else prometheus()
-    except (ModuleNotFoundError, TypeError):  # there is none, or one of long ago
+    except (ModuleNotFoundError, TypeError):  # OpenTelemetry is not installed, or its version is too old.
         if listen is not None:
             raise
         return CountedMetrics(), None
 
 
 class _Service:
-    """One run of the service, made in its loop.
+    """One run of the service, created in its event loop.
 
-    ``exit_on_critical``: stop at the first critical error, not only where it must.
+    ``exit_on_critical``: stop at the first critical error of any kind, not only after the store was replaced.
     """
 
     def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
@@ -113,7 +113,7 @@ class _Service:
         self._metrics, self._registry = _metrics(settings.metrics.listen)
 
     async def run(self, *, create: bool) -> None:
-        """Deliver until a signal comes, then finish the messages in progress."""
+        """Deliver until a signal arrives, then finish the messages in progress."""
         async with (
             opened(self._settings, create=create, initialize=False) as deployment,
             AsyncExitStack() as running,
@@ -131,7 +131,7 @@ class _Service:
             ]
             if not create:
                 await check_set_up(deployment)
-            elif queues := self._settings.queues.create:  # before delivery starts: what falls due must find its queue
+            elif queues := self._settings.queues.create:  # Before delivery starts: a due message needs its queue.
                 await deployment.transport.create_queues(queues)
             vitals = self._tell(running, deployment, endpoints)
             for endpoint in endpoints:
@@ -139,7 +139,7 @@ class _Service:
             await check_readable(deployment)
             self._say_what_runs(deployment, {each.name: each.mode.value for each in endpoints})
             freeze_what_is_loaded()
-            log.info("ready")  # the last line of the start: whoever waits for it finds all others written
+            log.info("ready")  # This is the last line of the start: a reader that waits for it has all other lines.
             notify(READY)
             vitals.is_ready = True
             try:
@@ -149,11 +149,11 @@ class _Service:
             notify(STOPPING)
             log.info("stopping: finishing what is in hand")
         log.info("stopped")
-        if count_abandoned_calls():  # whose threads an ordinary end would wait for
+        if count_abandoned_calls():  # A normal exit would wait for the threads of abandoned calls.
             os._exit(self.ending)
 
     def _tell(self, running: AsyncExitStack, deployment: OpenDeployment, endpoints: Sequence[Endpoint]) -> Vitals:
-        """Have it told how the service is, until ``running`` ends."""
+        """Start the reports about the health of the service. They end with ``running``."""
         vitals = Vitals(self._metrics, lambda: [each for endpoint in endpoints for each in endpoint.problems()])
         running.callback(asyncio.create_task(vitals.run()).cancel)
         if isinstance(deployment.store, AdministrableStore):
@@ -185,7 +185,7 @@ class _Service:
             self._first_signal_at = now
             self._alarm.ring()
         elif now - self._first_signal_at >= ONE_ORDER_SECONDS:
-            # Safe at any instant, as every end of the process is: uncommitted work never happened.
+            # An immediate exit is safe at any instant: uncommitted work has no effect.
             os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
             os._exit(Exit.INTERRUPTED)
 

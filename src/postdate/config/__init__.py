@@ -1,6 +1,6 @@
-"""Settings: one TOML file, the environment over it, options of the command line over both.
+"""Settings from one TOML file, the environment, and options of the command line.
 
-Every value remembers its origin. Names and defaults: specification 1.4.
+A later source overrides an earlier one. Every value remembers its origin. For names and defaults see specification 1.4.
 """
 
 from postdate.config.addresses import (

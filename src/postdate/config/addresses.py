@@ -1,4 +1,4 @@
-"""Addresses of stores and transports: their secrets are never shown, and may be kept elsewhere."""
+"""Addresses of stores and transports. Their secrets are never shown, and a reference can keep them elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from postdate.errors import ConfigurationError
 from postdate.ports.backends import Place
 from postdate.ports.settings import referred
 
-# Only the end of a parameter's name: with what may stand before it, the search of a long word would be quadratic.
+# Only the end of a parameter's name is matched. With a prefix, the search of a long word would take quadratic time.
 _SECRET_PARAMETER: Final = re.compile(r"(?i)(password|passwd|pwd|secret|token|key|sig)=([^;&\s]+)")
 _WORD: Final = re.compile(r"\S+")
 _USER: Final = re.compile(r"://[^\s:/@]*:")
@@ -24,20 +24,23 @@ _ESCAPES: Final = "in a user's name or a password write / as %2F, @ as %40, # as
 
 
 class Address(str):
-    """The address of a store or transport. Its ``repr`` and :attr:`shown` hide passwords; the text itself has them.
+    """The address of a store or transport.
+
+    Its ``repr`` and :attr:`shown` hide passwords; the text itself contains them.
 
     Args:
         text: the address.
-        reference: ``env:NAME`` or ``file:PATH`` that the address was read from; ``None``: it was given as it is.
+        reference: the ``env:NAME`` or ``file:PATH`` from which the address was read; ``None``: it was given directly.
     """
 
     __slots__ = ("reference",)
     reference: str | None
 
     def __new__(cls, text: str, reference: str | None = None) -> Self:
-        """Does not follow references: see :func:`resolved`."""
+        """Create the address from the text as it is. References are not followed: see :func:`resolved`."""
         scheme, colon, location = text.partition(":")
-        small = scheme.lower()  # no registry unless needed: defaults are made during imports
+        # The registry is asked only if necessary, because default addresses are created during imports.
+        small = scheme.lower()
         is_own_scheme = small != scheme and place_of(small) not in {None, Place.MACHINE}
         self = super().__new__(cls, f"{small}{colon}{location}" if is_own_scheme else text)
         self.reference = reference
@@ -50,7 +53,7 @@ class Address(str):
 
     @property
     def shown(self) -> str:
-        """The address without secrets; ``***`` when it cannot be parsed, for it may be a password."""
+        """The address without secrets; ``***`` if it cannot be parsed, because any part of it may be a password."""
         if (place := place_of(self.scheme)) in {Place.FILE, Place.MEMORY}:
             path = self.partition(":")[2]
             return f"{self.scheme}:***" if "@" in path and not path.startswith("///") else str(self)
@@ -73,10 +76,10 @@ class Address(str):
 
 
 def check_server(address: str) -> None:
-    """Refuse a server's address that could be parsed in more than one way, before any driver tries.
+    """Refuse a server's address that can be parsed in more than one way, before a driver parses it.
 
-    Drivers differ in where they think a password ends, and may show a piece of it as a port or a host. The error shows
-    no part of the address after its scheme.
+    Drivers differ about where a password ends, and may show a part of it as a port or a host. The error shows no part
+    of the address after its scheme.
     """
     scheme, separator, location = Address(address).partition("://")
     if separator and place_of(scheme) is Place.SERVER and (fault := _fault(location)):
@@ -84,7 +87,7 @@ def check_server(address: str) -> None:
 
 
 def _fault(location: str) -> str:
-    """Return the fault of the text after ``://``; empty without one."""
+    """Return what is wrong with the text after ``://``; empty if nothing is."""
     if re.search(r"[\s\x00-\x1f\x7f]", location):
         return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
     end = re.search(r"[/?]", location)
@@ -105,14 +108,15 @@ def _fault(location: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return any text, such as a driver's message, without the passwords of the addresses in it."""
+    """Return a text, such as a driver's message, without the passwords of the addresses in it."""
     return _SECRET_PARAMETER.sub(r"\1=***", _WORD.sub(_without_password, text))
 
 
 def _without_password(word: re.Match[str]) -> str:
     """Return a word without the password of an address in it.
 
-    It ends at the last @ of the word: an unescaped password may contain one, and hiding too much does no harm.
+    The password ends at the last @ of the word. An unescaped password may contain one, and it does no harm to hide too
+    much.
     """
     text = word[0]
     at = text.rfind("@")
@@ -121,7 +125,7 @@ def _without_password(word: re.Match[str]) -> str:
 
 
 def resolved(address: str, environment: Mapping[str, str]) -> Address:
-    """Return the address that ``env:NAME`` or ``file:PATH`` refers to; any other address as it is."""
+    """Return the address to which ``env:NAME`` or ``file:PATH`` refers. Return any other address unchanged."""
     text = referred(address, environment, "put an address into it, such as postgresql://user@host/database")
     if text is None:
         return address if isinstance(address, Address) else Address(address)

@@ -1,7 +1,7 @@
-"""The sections of the settings, whose fields are mostly defined by the objects that take them.
+"""The sections of the settings. Most fields are defined by the objects that receive the values.
 
-``[delayed_delivery]`` has the settings of :class:`postdate.DelayedDelivery`, ``[store]`` those of all stores, other
-packages' included. Only the others are defined here. Source: ADR 0023.
+``[delayed_delivery]`` has the settings of :class:`postdate.DelayedDelivery`. ``[store]`` has the settings of all
+stores, including those of other packages. Only the other settings are defined here. Source: ADR 0023.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from postdate.ports.backends import Adapter, Backend
 from postdate.ports.settings import Destination, Form, QueueName, Secret, Setting, format_duration, settings_of
 
 FOLLOWS: Final = "as "
-"""Prefix of the origin of a value that follows from another one."""
+"""Prefix of the origin of a value that was derived from another value."""
 
 _PlaceRole = Literal["store", "transport", "timeouts", "sagas", "outbox"]
 _ADDRESS: Final = Form(address)
-# Every dataclass below has a docstring: one that ``dataclass`` makes shows the defaults, and an address that is shown
-# asks the registry, while a backend of another package may be loading this module.
+# Every dataclass below has a docstring. A docstring made by ``dataclass`` would show the defaults, and to show an
+# address
+# asks the registry, while a backend of another package may be importing this module.
 _STORE: Final = Address("sqlite:///postdate.db")
 _QUEUES: Final = Address("local:///postdate.db")
 _WHERE_QUEUES_ARE: Final = (
@@ -42,7 +43,7 @@ _WHERE_QUEUES_ARE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """The endpoint that ``postdate run`` is. Its intake queue is ``{name}.timeouts``."""
+    """The settings of the endpoint that ``postdate run`` starts. Its intake queue is ``{name}.timeouts``."""
 
     name: Annotated[QueueName, Meta(description="name of the service; it receives from {name}.timeouts")] = "postdate"
     error_queue: Annotated[QueueName, Meta(description="where messages go that cannot be delivered")] = "error"
@@ -53,7 +54,7 @@ class EndpointSettings:
 
 
 def _place(meaning: str, default: Address | None = None) -> type:
-    """Return a dataclass of one setting, ``address``; without a default that may be left out."""
+    """Return a dataclass with one setting, ``address``. Without a default, the setting is optional."""
     kind: Any = Address | None if default is None else Address
     annotation = Annotated[kind, _ADDRESS, Meta(description=meaning)]
     return make_dataclass("_Place", [("address", annotation, default)], frozen=True, namespace={"__doc__": meaning})
@@ -61,7 +62,7 @@ def _place(meaning: str, default: Address | None = None) -> type:
 
 @dataclass(frozen=True, slots=True)
 class _Enabled:
-    """Whether messages wait in the store."""
+    """Whether messages wait in the store: the switch of delayed delivery."""
 
     enabled: Annotated[
         bool,
@@ -71,7 +72,7 @@ class _Enabled:
 
 @dataclass(frozen=True, slots=True)
 class _ManagedTimeouts:
-    """Whose timeouts are managed, and by whom."""
+    """The endpoints whose timeouts are managed here, or the manager elsewhere that receives delayed sends."""
 
     endpoints: Annotated[
         tuple[QueueName, ...],
@@ -88,7 +89,7 @@ class _ManagedTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Queues that ``postdate setup`` and ``postdate run`` create."""
+    """The queues that ``postdate setup`` and ``postdate run`` create."""
 
     create: Annotated[
         tuple[QueueName, ...], Meta(description="queues that setup and run create besides the endpoint's own")
@@ -97,7 +98,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
-    """How messages come in that other programs delay."""
+    """The exchanges through which other programs delay messages."""
 
     exchange: Annotated[
         str,
@@ -112,7 +113,7 @@ class IntakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where the service tells how it is."""
+    """Where the service answers questions about its health and its numbers."""
 
     listen: Annotated[
         str | None,
@@ -126,9 +127,10 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of the file: fields of the dataclasses ``kinds``, and settings of adapters after those of the first.
+    """A section of the file: the fields of the dataclasses ``kinds``.
 
-    ``role``: of these adapters; the section's address says which one.
+    Settings of adapters follow those of the first one. ``role``: the role of these adapters. The address in the section
+    selects the adapter.
     """
 
     kinds: tuple[type, ...]
@@ -159,7 +161,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
 def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting]:
     """Return the settings of a section by name, in the order in which they are shown.
 
-    ``scheme``: of its address, to choose the adapter for a setting that several adapters define.
+    ``scheme``: the scheme of the section's address. It selects the adapter for a setting that several adapters define.
     """
     return _definitions(SECTIONS[section], scheme, backends())
 
@@ -179,7 +181,7 @@ def _definitions(what: Section, scheme: str | None, backends: tuple[Backend, ...
 
 
 def keys() -> Mapping[str, None]:
-    """Return the keys of all settings, such as ``store.address``, in their order."""
+    """Return the keys of all settings, such as ``store.address``, in the order of the sections."""
     return {f"{section}.{name}": None for section in SECTIONS for name in definitions(section)}
 
 
@@ -190,21 +192,22 @@ class SectionValues:
     values: Mapping[str, Any]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "values" or name.startswith("__"):  # copying asks for these before there are values
+        # Copying asks for these attributes before ``values`` is set. Without this test, the lookup would recurse.
+        if name == "values" or name.startswith("__"):
             raise AttributeError(name)
         if name not in self.values:
             raise AttributeError(f"there is no setting {name!r} in this section; there are {', '.join(self.values)}")
         return self.values[name]
 
     def of(self, kind: type) -> dict[str, Any]:
-        """Return the values of a dataclass's settings, as its arguments."""
+        """Return the values of the settings of a dataclass, as its arguments."""
         return {name: self.values[name] for name in settings_of(kind)}
 
 
 def section_values(
     section: str, values: Mapping[str, Any] = types.MappingProxyType({}), scheme: str = ""
 ) -> SectionValues:
-    """Return the values of a section, with defaults for those not given; for the scheme see :func:`definitions`."""
+    """Return the values of a section, with defaults for missing ones. For ``scheme`` see :func:`definitions`."""
     return SectionValues({name: values.get(name, each.default) for name, each in definitions(section, scheme).items()})
 
 
@@ -215,8 +218,8 @@ class Settings:
     Args:
         endpoint, store, transport, delayed_delivery, timeout_manager, sagas, outbox, queues, intake, metrics: the
             sections of the file.
-        origins: for each key (``store.address`` …) where its value came from.
-        file: the file that was read, or ``None`` when there was none.
+        origins: for each key (``store.address`` …) the origin of its value.
+        file: the file that was read, or ``None`` if there was none.
     """
 
     endpoint: SectionValues = field(default_factory=partial(section_values, "endpoint"))
@@ -234,11 +237,11 @@ class Settings:
 
     @property
     def number_set(self) -> int:
-        """Number of values that were set; those that follow from another are not counted."""
+        """Number of values that were set. Values derived from another value are not counted."""
         return sum(origin != "default" and not origin.startswith(FOLLOWS) for origin in self.origins.values())
 
     def origin(self, key: str) -> str:
-        """Return where a value came from; ``default`` for one that was not set."""
+        """Return the origin of a value; ``default`` if it was not set."""
         return self.origins.get(key, "default")
 
     def rows(self) -> Iterator[SettingRow]:

@@ -1,4 +1,7 @@
-"""Reads settings: one TOML file, the environment over it, options of the command line over both."""
+"""Load settings from one TOML file, the environment, and options of the command line.
+
+The environment overrides the file, and options override both.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ def load_settings(
     *,
     origin: str | None = None,
 ) -> Settings:
-    """Return the settings: defaults, over them the file, the environment, the options.
+    """Return the settings. Each source overrides the one before: defaults, file, environment, options.
 
     Args:
-        file: to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it exists.
+        file: the file to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it exists.
         environment: variables, such as ``POSTDATE_STORE__ADDRESS``.
-        options: of the command line, by key (``store.address``); ``None`` for options that were not given.
-        origin: of the options, in words; by default their names on the command line.
+        options: options of the command line, by key (``store.address``); ``None`` for an option that was not given.
+        origin: the origin of the options, in words; by default their names on the command line.
 
     Raises:
-        UnknownSetting: a key or section that does not exist; says where, and suggests a close one.
-        ConfigurationError: a value of the wrong type or out of range, or a file that cannot be read.
+        UnknownSetting: a key or section does not exist; the error says where, and suggests a similar one.
+        ConfigurationError: a value has the wrong type or is out of range, or a file cannot be read.
     """
     path = _file(file, environment)
     values = {} if path is None else _from_file(path)
@@ -103,7 +106,10 @@ _ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_\-]+(?:\s*\.\s*[A-Za-z0-9_\-]+)*)\s*
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Return the line of each section and key, for messages only; unusual TOML is not found."""
+    """Return the line number of each section and key.
+
+    They are used in messages only; unusual TOML is not recognized.
+    """
     lines: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -178,14 +184,15 @@ def _follow_references(values: dict[str, _SourcedValue], environment: Mapping[st
 
 
 def _share_one_database(values: dict[str, _SourcedValue]) -> None:
-    """Put store and queues into one database when only one of them is named, or only that of the timeouts."""
+    """Put store and queues into one database if the address of only one is set, or only that of the timeouts."""
     match [key for key in (_STORE, _TRANSPORT) if key in values]:
         case [named]:
             other = _TRANSPORT if named == _STORE else _STORE
             schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (named, other))
             if _follow(values, named, other) and schema in values and other_schema not in values:
                 values[other_schema] = _SourcedValue(values[schema].raw, f"{FOLLOWS}{schema}, {values[schema].origin}")
-        case [] if _TIMEOUTS in values:  # whose schema is upstream's, not that of store and queues
+        # The schema of the timeouts belongs to NServiceBus. It is not the schema of store and queues.
+        case [] if _TIMEOUTS in values:
             _follow(values, _TIMEOUTS, _STORE)
             _follow(values, _TIMEOUTS, _TRANSPORT)
         case _:
@@ -193,13 +200,13 @@ def _share_one_database(values: dict[str, _SourcedValue]) -> None:
 
 
 def _follow(values: dict[str, _SourcedValue], named: str, other: str) -> bool:
-    """Put ``other`` into the database of ``named``, if that can hold both; return whether it can."""
+    """Put ``other`` into the database of ``named``, if that database can hold both. Return whether it can."""
     address = values[named].raw
     if not isinstance(address, str):
         return False
     reference = address.reference if isinstance(address, Address) else None
     scheme, _, location = Address(address).partition(":")
-    schemes = schemes_in_one_database(scheme)  # so that they share transactions
+    schemes = schemes_in_one_database(scheme)  # The store and the queues share transactions in one database.
     if schemes is None:
         return False
     same = Address(f"{schemes[other == _TRANSPORT]}:{location}", reference)
@@ -221,7 +228,7 @@ def _build(values: Mapping[str, _SourcedValue], path: Path | None) -> Settings:
 
 
 def _scheme(section: str, values: Mapping[str, _SourcedValue]) -> str:
-    """Return the scheme of a section's address, or of the store's; empty without either."""
+    """Return the scheme of a section's address, or of the store's address; empty without either."""
     for key in (f"{section}.address", _STORE):
         if key in values and isinstance(values[key].raw, str):
             return Address(values[key].raw).scheme
@@ -232,7 +239,8 @@ def _read(key: str, value: _SourcedValue, setting: Setting) -> Any:
     try:
         return read(setting, value.raw)
     except Wrong as error:
-        if isinstance(value.raw, Address) and value.raw.reference is not None:  # may be a secret, so it is not shown
+        # The value of a reference may be a secret, so it is not shown.
+        if isinstance(value.raw, Address) and value.raw.reference is not None:
             raise ConfigurationError(f"{key} {error}, not what is in {value.raw.reference} ({value.origin})") from None
         if setting.kind is Secret:
             raise ConfigurationError(f"{key} {error} ({value.origin})") from None

@@ -1,4 +1,4 @@
-"""Durations and instants as people write them; values of file, environment and options, by their definitions."""
+"""Parse durations and instants as people write them, and values of settings by their definitions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_instant(text: str) -> datetime:
-    """Return the UTC instant of an ISO 8601 date and time, which must have an offset or ``Z``."""
+    """Return the UTC instant for an ISO 8601 date and time. The text must have an offset or ``Z``."""
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError as error:
@@ -71,13 +71,13 @@ _FLAGS: Final = {"true": True, "false": False}
 
 
 class FromText(str):
-    """A value from the environment or an option, which are always text."""
+    """A value from the environment or an option. Such a value is always text."""
 
     __slots__ = ()
 
 
 def read(setting: Setting, raw: Any) -> Any:
-    """Return the value of a setting from TOML's, or from a :class:`FromText`; raises `Wrong` with what it must be."""
+    """Return the value of a setting from a TOML value or a :class:`FromText`. Raises `Wrong` with the expected form."""
     if isinstance(raw, FromText):
         raw = _from_text(setting, raw)
     if setting.kind is timedelta and isinstance(raw, str | int | float) and not isinstance(raw, bool):
@@ -89,7 +89,7 @@ def read(setting: Setting, raw: Any) -> Any:
 
 
 def _from_text(setting: Setting, text: str) -> Any:
-    """Return the value that TOML would have for a text; the text itself where TOML would have a text."""
+    """Return the value that TOML would have for a text. Return the text itself if the setting is a text in TOML."""
     if setting.is_list:
         return [name.strip() for name in text.split(",") if name.strip()]
     if setting.kind is bool:
@@ -102,13 +102,13 @@ def _from_text(setting: Setting, text: str) -> Any:
 
 
 def listening(raw: Any) -> str:
-    """Read where to listen; see :func:`host_and_port`."""
+    """Check the address to listen on; see :func:`host_and_port`."""
     host_and_port(raw)
     return str(raw)
 
 
 def host_and_port(raw: Any) -> tuple[str, int]:
-    """Return both; they are parted by a colon, and an address of IPv6 stands in brackets. Raises :class:`Wrong`."""
+    """Return host and port, which a colon separates. An IPv6 address stands in brackets. Raises :class:`Wrong`."""
     host, _, port = raw.rpartition(":") if isinstance(raw, str) else ("", "", "")
     if not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
         raise Wrong("must be a host and a port, such as 127.0.0.1:9464")
@@ -116,14 +116,14 @@ def host_and_port(raw: Any) -> tuple[str, int]:
 
 
 def exchange_name(raw: Any) -> str:
-    """Read the name of an exchange; empty: none."""
+    """Check the name of an exchange. Empty: no exchange."""
     if not isinstance(raw, str) or len(raw) > _LONGEST_EXCHANGE or raw.startswith("amq."):
         raise Wrong(f"must be the name of an exchange, at most {_LONGEST_EXCHANGE} characters, or empty for none")
     return str(raw.strip())
 
 
 def address(raw: Any) -> Address:
-    """Read an address; its scheme is checked when it is opened."""
+    """Return the address of a text. Its scheme is checked when the address is opened."""
     if not isinstance(raw, str) or not raw.strip():
         raise Wrong("must be a text that is not blank")
     if ":" not in raw:

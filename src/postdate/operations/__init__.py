@@ -1,7 +1,7 @@
-"""Operators' actions, in one place for the command line and the web.
+"""The actions of operators, in one place for the command line and the web.
 
-Every function takes an :class:`postdate.wiring.OpenDeployment` and ``now``, and returns a plain dataclass that can be
-written as JSON as it is: times in UTC, names instead of numbers, no secrets.
+Every function takes an :class:`postdate.wiring.OpenDeployment` and ``now``. It returns a plain dataclass that can be
+written as JSON without conversion: times in UTC, names instead of numbers, no secrets.
 """
 
 from postdate.operations.doctor import Diagnosis as Diagnosis, Probe as Probe, Verdict as Verdict, diagnose as diagnose

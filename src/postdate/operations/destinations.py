@@ -21,13 +21,14 @@ async def change_destination(
     *,
     must_exist: bool = True,
 ) -> tuple[Limits, bool | None]:
-    """Change the limits of a queue; return them, and whether the queue exists (``None``: that cannot be known).
+    """Change the limits of a queue. Return the limits, and whether the queue exists (``None``: that cannot be known).
 
     Limits of a queue that does not exist can always be lifted.
 
     Raises:
-        InvalidMessage: no queue has such a name.
-        QueueNotFound: it does not exist and has no limits, and it ``must_exist``; names queues with a similar name.
+        InvalidMessage: the name is not valid for a queue.
+        QueueNotFound: the queue does not exist and has no limits, and ``must_exist`` is true. The error names queues
+            with a similar name.
         NotSupported: the store keeps no limits.
     """
     check_text(queue, "destination", DESTINATION_LIMIT)

@@ -1,4 +1,4 @@
-"""Edit a failed message: another one with another body or other headers is sent in its place, and names it."""
+"""Edit a failed message: send a new one, which names it, with another body or other headers in its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from postdate.wiring import OpenDeployment
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What of a failed message becomes another; ``to``: another queue than that where it failed."""
+    """The changes that turn a failed message into a new one.
+
+    ``to``: a queue other than the one where the message failed.
+    """
 
     body: bytes | None
     headers: Mapping[str, str]
@@ -42,15 +45,15 @@ async def edit(
     now: datetime,
     change: Edit,
 ) -> Returned:
-    """Send a failed message to the queue where it failed, or elsewhere, with another body or other headers.
+    """Send a failed message to the queue where it failed, or to another queue, with another body or other headers.
 
-    What is sent is another message, which names the one it was made of. That stays in the error queue, and says in a
-    header that it was edited, so that it is not returned with all others. Both are one transaction, where the queues
-    have these.
+    The edited message is a new message, which names the failed one. The failed message stays in the error queue with a
+    header that marks it as edited, so that it is not returned together with all others. Both changes are one
+    transaction, where the queues have transactions.
 
     Raises:
-        InvalidMessage: the other one would be past its use.
-        MessageNotFound: no such message is there, or a process has it in hand.
+        InvalidMessage: the edited message would have expired.
+        MessageNotFound: there is no such message, or another process is handling it.
     """
     if not deployment.transport.capabilities.takes_by_id:
         async with walking(deployment, queue, now) as walk:
@@ -58,7 +61,8 @@ async def edit(
                 if message_id in ids_of(received.envelope):
                     edited, marked = _edited(received.envelope, queue, now, change)
                     end = await _end_of_edited(deployment, edited, marked, now)
-                    # One after the other: without transactions the mark would stay where the other cannot be sent.
+                    # First the edited message, then the mark: without transactions, a message whose edit cannot be sent
+                    # must not be marked.
                     sent = [each for each in end.outgoing if each is edited]
                     errors = await deployment.transport.send(sent, now)
                     if any(checked_answers(deployment.transport, len(sent), errors)):
@@ -84,7 +88,7 @@ async def edit(
 
 
 def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
-    """Return the edited message, and the failed one with the mark with which it goes back to the error queue."""
+    """Return the edited message, and the failed message with the mark with which it goes back to the error queue."""
     copy, new_id = returned_copy(failed, returned_to(failed, change.to)), new_message_id()
     own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
     if (reason := past_its_use(own, now)) is not None:
@@ -97,9 +101,9 @@ def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[
 
 
 async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: Envelope, now: datetime) -> End:
-    """Return the end of the failed message: the edited one goes out, the marked one back into the error queue.
+    """Return the end of the failed message: the edited message is sent, and the marked one returns to the error queue.
 
-    Where the destination has limits, the store lets the edited one through (ADR 39).
+    If the destination has limits, the store sends the edited message when the limits allow it (ADR 39).
     """
     store = deployment.store
     if store is None or not await has_limits(store, edited.destination):

@@ -26,11 +26,11 @@ class ErrorLine:
     """One failed message in a list.
 
     Args:
-        failed_queue: where it failed, and where it is returned to.
+        failed_queue: the queue where the message failed, and to which it is returned.
         failed_at: UTC; ``None`` when the header is missing or malformed.
         reason: the message of the exception.
-        error_code: of an error of Postdate.
-        held_by: process that is handling it.
+        error_code: the code, if the exception is an error of Postdate.
+        held_by: the process that is handling the message.
     """
 
     message_id: str
@@ -46,13 +46,13 @@ class ErrorLine:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFilter:
-    """Which failed messages: those that fulfil every condition that is given.
+    """A filter of failed messages. A message matches if it fulfils every condition that is given.
 
     Args:
-        failed_queue: where they failed; empty: that is not told.
-        exception: its type, with or without its module; empty: there is none.
-        text: in the reason, or in the body.
-        exact: the type is given as it stands in the header, as that of a group is.
+        failed_queue: the queue where the message failed; empty: the message does not say where it failed.
+        exception: the type of the exception, with or without its module; empty: the message names no exception.
+        text: a text that the reason or the body contains.
+        exact: the type must be equal to the one in the header, as the type of a group is.
     """
 
     failed_queue: str | None = None
@@ -61,14 +61,14 @@ class ErrorFilter:
     exact: bool = False
 
     def matches(self, envelope: Envelope) -> bool:
-        """Return whether a message of an error queue is one of these."""
+        """Return whether a message of an error queue matches."""
         headers, text = envelope.headers, self.text
         return self.is_of(headers.get(Headers.EXCEPTION_TYPE), headers.get(Headers.FAILED_QUEUE)) and (
             text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body
         )
 
     def is_of(self, kind: str | None, failed_queue: str | None) -> bool:
-        """Return whether messages with this type of exception, which failed there, may be among these."""
+        """Return whether messages with this type of exception that failed in ``failed_queue`` may match."""
         kind = kind or ""
         return (self.failed_queue is None or (failed_queue or "") == self.failed_queue) and (
             self.exception is None or self.exception in {kind, kind if self.exact else kind.rpartition(".")[2]}
@@ -84,9 +84,9 @@ def ids_of(envelope: Envelope) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Failed messages with one type of exception that failed in one queue; ``reason`` is that of the last one.
+    """Failed messages with one type of exception that failed in one queue. ``reason`` is the reason of the last one.
 
-    ``first`` are the oldest 50 of them.
+    ``first`` has the oldest 50 of them.
     """
 
     count: int
@@ -127,9 +127,9 @@ class ErrorDetails:
 
 
 async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where: ErrorFilter = ANY_FAILED) -> ErrorList:
-    """Return up to ``limit`` failed messages; ``total`` counts those that match.
+    """Return up to ``limit`` failed messages; ``total`` counts all that match.
 
-    Raises NotSupported where queues cannot be browsed.
+    Raises NotSupported if the queues cannot be browsed.
     """
     view = queue_view(deployment, "list failed messages")
     if where == ANY_FAILED:
@@ -144,17 +144,17 @@ async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where:
 
 
 async def _length(deployment: OpenDeployment, queue: str) -> int:
-    """Return how many messages a queue holds, as its transport counts them; no other queue is counted."""
+    """Return the number of messages in a queue, as its transport counts them. No other queue is counted."""
     return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
 async def matching_pages(
     view: Observer, queue: str, where: ErrorFilter = ANY_FAILED, limit: int | None = None
 ) -> AsyncGenerator[Sequence[Queued]]:
-    """Yield those of the messages in a queue now that match, the oldest first, a page at a time.
+    """Yield the matching messages that are in a queue now, the oldest first, a page at a time.
 
-    Messages that come meanwhile are left out: while the cause of failures is there, returned messages come back, and a
-    reader that takes these as well never ends. ``limit``: how many messages are looked at; ``None``: all.
+    Messages that arrive meanwhile are left out. While the cause of the failures lasts, returned messages come back, and
+    a reader that included them would never end. ``limit``: number of messages to examine; ``None``: all.
     """
     last, after, remaining = await view.last_number(queue), 0, sys.maxsize if limit is None else limit
     while after < last and remaining > 0 and (page := await view.browse(queue, min(_PAGE, remaining), after)):
@@ -164,9 +164,9 @@ async def matching_pages(
 
 
 async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None = None) -> ErrorGroups:
-    """Return failed messages, the oldest ``limit`` or all, by type of exception and queue.
+    """Return failed messages, the oldest ``limit`` or all, grouped by type of exception and queue.
 
-    Raises NotSupported where these cannot be browsed.
+    Raises NotSupported if the queues cannot be browsed.
     """
     view = queue_view(deployment, "group failed messages")
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
@@ -217,7 +217,7 @@ async def show_error(deployment: OpenDeployment, queue: str, message_id: str, no
 
 
 async def _find(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> Queued:
-    """Return a failed message, which stays where it is. Raises `MessageNotFound`."""
+    """Return a failed message, which stays in the error queue. Raises `MessageNotFound`."""
     if deployment.queue_view is not None:
         for queued in await deployment.queue_view.find_in_queues(message_id):
             if queued.queue == queue:

@@ -1,4 +1,4 @@
-"""Return failed messages to where they failed, or discard them: by id, or all that match, each once."""
+"""Return failed messages to the queues where they failed, or discard them: by id, or all that match, each once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _FAILURE_HEADERS = frozenset(
         Headers.EXCEPTION_MESSAGE,
         Headers.EXCEPTION_SOURCE,
         Headers.EXCEPTION_STACK_TRACE,
-        # A returned message starts anew: with the old timestamp, retries would count as going on for too long.
+        # Retries of a returned message count from zero. With the old timestamp, they would exceed the allowed time at
+        # once.
         Headers.DELAYED_RETRIES,
         Headers.DELAYED_RETRIES_TIMESTAMP,
         Headers.IMMEDIATE_RETRIES,
@@ -55,13 +56,13 @@ _EXPIRY_HEADERS = frozenset({Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_AT})
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What becomes of failed messages.
+    """What to do with failed messages.
 
     Args:
-        to: they are returned there; ``None``: to the queue where each failed.
-        without_expiry: their expiry is taken off; else expired messages stay.
-        discard: they are thrown away instead.
-        dry_run: nothing becomes of them; the results say what would.
+        to: the queue to which they are returned; ``None``: the queue where each one failed.
+        without_expiry: remove their expiry; otherwise expired messages stay.
+        discard: discard them instead of returning them.
+        dry_run: change nothing; the results say what would be done.
     """
 
     to: str | None = None
@@ -77,7 +78,7 @@ RETURN = Treatment()
 class Returned:
     """Result of returning or discarding one message.
 
-    ``queue`` is where it is, or was, ``remark`` why it was not done.
+    ``queue`` is the queue where the message is, or was. ``remark`` says why nothing was done.
     """
 
     message_id: str
@@ -87,9 +88,9 @@ class Returned:
 
 
 def stored_copy(copy: Envelope, own_id: str, now: datetime) -> DelayedMessage:
-    """Return the message that the store lets through as soon as limits allow; its sender's id stays in its header.
+    """Return the message that the store sends as soon as the limits allow it. Its header keeps the id of the sender.
 
-    Its wall time does not: it has been due.
+    The copy has no wall time, because its due time has passed.
     """
     headers = {Headers.MESSAGE_ID: copy.message_id, **copy.headers}
     headers.pop(Headers.WALL_TIME, None)
@@ -113,10 +114,10 @@ def past_its_use(headers: Mapping[str, str], now: datetime) -> str | None:
 async def return_messages(
     deployment: OpenDeployment, queue: str, message_ids: Sequence[str], now: datetime, how: Treatment = RETURN
 ) -> list[Returned]:
-    """Return failed messages without the headers of the failure, or discard them.
+    """Return messages by id without the headers of the failure, or discard them.
 
-    Each is one transaction: afterwards it is in exactly one of the two queues. Where queues give out messages in their
-    order only, all are received, and those that are not meant go back.
+    Each message is one transaction: afterwards the message is in exactly one of the two queues. Where messages can only
+    be received in the order of the queue, all are received, and the ones that were not named are returned to the queue.
     """
     if not deployment.transport.capabilities.takes_by_id:
         return await _by_ids_in_order(deployment, queue, now, message_ids, how)
@@ -136,9 +137,10 @@ async def return_all(
     how: Treatment = RETURN,
     progress: Progress = unheard,
 ) -> list[Returned]:
-    """Return, or discard, every message that is in the error queue now and matches, each once.
+    """Return or discard every message that is in the error queue now and matches, each once.
 
-    What cannot be returned stays, and so does what comes meanwhile: also what was returned and failed again.
+    A message that cannot be returned stays. A message that arrives meanwhile also stays, even one that was returned and
+    has failed again.
     """
     if deployment.queue_view is None:
         results = await _in_order(deployment, queue, now, where, how, progress)
@@ -157,7 +159,7 @@ async def return_all(
 
 
 async def _without_lost_queues(deployment: OpenDeployment, expected: Sequence[Returned]) -> list[Returned]:
-    """Return the results of a dry run, of which those stay whose queue does not exist, where the transport can tell."""
+    """Return the results of a dry run. A message stays if its destination does not exist and the transport can tell."""
     names = sorted({each.queue for each in expected if each.done})
     there = await deployment.transport.lengths_of(names) if names else None
     if there is None:
@@ -171,7 +173,7 @@ async def _without_lost_queues(deployment: OpenDeployment, expected: Sequence[Re
 
 
 def _stays_edited(envelope: Envelope, queue: str) -> Returned:
-    """Return the result of a message that only its own id returns: an edited one was sent in its place."""
+    """Return the result for a message that was edited: it stays, and only a return by its own id sends it again."""
     id_, edited_as = envelope.message_id, envelope.headers[Headers.EDITED_AS]
     remark = f"it was edited, and sent as {edited_as}; to return it as well, name it: postdate errors return {id_}"
     return Returned(id_, done=False, queue=queue, remark=remark)
@@ -180,10 +182,11 @@ def _stays_edited(envelope: Envelope, queue: str) -> Returned:
 async def _in_order(
     deployment: OpenDeployment, queue: str, now: datetime, where: ErrorFilter, how: Treatment, progress: Progress
 ) -> list[Returned]:
-    """Deal with as many messages as are in the queue now, as they come.
+    """Return or discard as many messages as are in the queue now, in the order of the queue.
 
-    Where they cannot be counted, the first one that failed after ``now`` ends it: those behind it came meanwhile, too.
-    A service whose clock is behind says that it failed before; so none is dealt with a second time.
+    If the messages cannot be counted, the first message that failed after ``now`` ends the loop: it arrived meanwhile,
+    and so did the messages behind it. A service with a slow clock may record an earlier time of failure, so messages
+    that were returned are remembered, and none is returned twice.
     """
     results, moved_ids = list[Returned](), set[str]()
     async with walking(deployment, queue, now) as walk:
@@ -214,7 +217,7 @@ async def _in_order(
 async def _by_ids_in_order(
     deployment: OpenDeployment, queue: str, now: datetime, message_ids: Sequence[str], how: Treatment
 ) -> list[Returned]:
-    """Receive all, deal with those that are meant, as :meth:`Returning.put_back`, and give the others back."""
+    """Receive all messages, return the named ones as :meth:`Returning.put_back` does, and give the others back."""
     results: list[Returned] = []
     async with walking(deployment, queue, now) as walk:
         returning = Returning(deployment, walk.receiver, queue, now, how)
@@ -248,7 +251,7 @@ class Returning:
     how: Treatment
 
     async def put_back(self, message_id: str) -> Returned:
-        """Move a message; see :meth:`take`."""
+        """Return or discard a message; see :meth:`take`."""
         received, why_not = await self.take(message_id)
         if received is None:
             return self._stays(message_id, why_not)
@@ -258,9 +261,9 @@ class Returning:
         return replace(result, message_id=message_id)
 
     async def take(self, message_id: str) -> tuple[Received | None, str]:
-        """Receive a message by its id in the queue, or by its sender's id: a retry has a new one in the queue.
+        """Receive a message by its id in the queue, or by the id of its sender. A retry has a new id in the queue.
 
-        Without one, the text says why.
+        If there is no such message, the text says why.
         """
         received = await self.receiver.take(message_id)
         if received is not None:
@@ -269,7 +272,7 @@ class Returning:
         return (await self.receiver.take(free[0]) if len(free) == 1 else None), why_not
 
     async def try_to_move(self, received: Received) -> Returned:
-        """Move a message; if that fails, it is still held."""
+        """Return or discard a message. If that fails, the receiver still holds the message."""
         try:
             return await self._move(received)
         except PostdateError as error:
@@ -283,12 +286,12 @@ class Returning:
         return Returned(received.envelope.message_id, done=True, queue=queue)
 
     async def _end_through_limits(self, failed: Envelope, end: End) -> End:
-        """Return the end of a message whose destination has limits: the store lets it through (ADR 39).
+        """Return the end of a message whose destination has limits: the store sends it when they allow it (ADR 39).
 
-        A message that is stored and cannot be taken off the error queue has the same id when it is returned again.
+        If a message is stored but cannot be removed from the error queue, the next try to return it uses the same id.
         """
         store, (copy,) = self.deployment.store, end.outgoing
-        assert isinstance(store, ClaimingStore)  # it has limits
+        assert isinstance(store, ClaimingStore)  # A destination has limits only if the store can claim messages.
         failed_at, digest = failed.headers.get(Headers.TIME_OF_FAILURE, ""), hashlib.sha256(copy.body).hexdigest()
         own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{failed.message_id}\n{failed_at}\n{copy.destination}\n{digest}")
         message = stored_copy(copy, str(own_id), self.now)
@@ -305,7 +308,7 @@ class Returning:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
 
     async def _by_header(self, message_id: str) -> tuple[Sequence[str], str]:
-        """Return the ids of free messages that a sender gave this id, and the reason when there is not exactly one."""
+        """Return the ids of free messages with this id from a sender, or the reason why there is not exactly one."""
         if self.deployment.queue_view is None:
             return (), f"it is not in {self.queue!r}, or another process has it in hand"
         everywhere = await self.deployment.queue_view.find_in_queues(message_id)
@@ -319,7 +322,7 @@ class Returning:
 
 
 def _would_be(envelope: Envelope, queue: str, now: datetime, how: Treatment, held_by: int | None = None) -> Returned:
-    """Return what would become of a failed message, which a process may have in hand."""
+    """Return what would become of a failed message. ``held_by``: the process that is handling the message, if any."""
     if held_by is not None:
         return Returned(envelope.message_id, done=False, queue=queue, remark=f"process {held_by} has it in hand")
     try:
@@ -329,7 +332,7 @@ def _would_be(envelope: Envelope, queue: str, now: datetime, how: Treatment, hel
 
 
 def _end_of(envelope: Envelope, queue: str, now: datetime, how: Treatment) -> tuple[str, End]:
-    """Return the queue where a failed message is then, or was, and its end in ``queue``. Raises: it has to stay."""
+    """Return the queue of a failed message after its end, and its end in ``queue``. Raises if the message must stay."""
     if how.discard:
         return queue, End(RecordKind.DISCARDED, "discarded by hand from the error queue")
     destination = returned_to(envelope, how.to)
@@ -338,7 +341,8 @@ def _end_of(envelope: Envelope, queue: str, now: datetime, how: Treatment) -> tu
         lasting = {key: value for key, value in copy.headers.items() if key not in _EXPIRY_HEADERS}
         copy = replace(copy, headers=lasting, expires_at=None)
     reason = past_its_use(copy.headers, now)
-    if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
+    # The message does not expire in the error queue. The destination would discard it, and there is no other copy.
+    if reason is not None:
         raise InvalidMessage(
             f"it {reason} and would be discarded there; to have it handled all the same, return it with "
             f"--without-expiry"

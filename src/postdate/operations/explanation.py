@@ -1,4 +1,4 @@
-"""Why has this message not arrived? Gathers all that is known of one message and explains it in words."""
+"""Explain why a message has not arrived: gather everything that is known of the message, and describe it in words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
 from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
-"""Start of the detail of messages that a queue itself discards, by its own clock, before any receiver sees them."""
+"""Start of the detail of messages that a queue discards by its own clock, before any receiver sees them."""
 
 _AGAINST_DISCARDING = (
     "compare the clocks of sender and receiver: the time sent is the sender's, the end is judged by the receiver's",
@@ -67,7 +67,7 @@ class MessageState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer: state, headline, reasons for it, actions (none: nothing has to be done), and history."""
+    """The answer: state, headline, reasons, actions (empty: nothing has to be done), and history."""
 
     message_id: str
     state: MessageState
@@ -96,7 +96,7 @@ class _Question:
     history: Sequence[Record]
 
     async def answer(self) -> Explanation:
-        """Look along a message's way backwards: where it is now counts more than its records."""
+        """Follow the way of a message backwards: where the message is now counts more than its records."""
         standing = await standing_of(self.deployment, self.message_id)
         if standing is not None:
             return await self._waiting(standing)
@@ -158,7 +158,10 @@ class _Question:
         return await self._overdue(standing, facts[1:], processes)
 
     async def _limits(self, message: DelayedMessage) -> list[str]:
-        """Return what holds a message from its due time on, and how long; nothing: no limits do."""
+        """Return the reasons why limits hold a message from its due time on, and for how long.
+
+        Empty: no limits hold it.
+        """
         store = self.deployment.store
         limits = (await limits_of(store)).get(message.destination) if isinstance(store, LimitingStore) else None
         if limits is None:
@@ -182,7 +185,8 @@ class _Question:
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        (due,) = await self.store.due_counts([EARLIEST, self.now])  # where counting all that waits would take longer
+        # This counts by index. To count all pending messages would take longer.
+        (due,) = await self.store.due_counts([EARLIEST, self.now])
         ahead = due - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
@@ -217,7 +221,7 @@ class _Question:
         return f"{headline}; the next attempt is at {shown_time(attempt_at)}, in {shown_span(attempt_at - self.now)}"
 
     async def _destination_facts(self, destination: str) -> list[str]:
-        """Warn of a missing queue now: delivery would only find out when the message is due."""
+        """Warn of a missing queue now. A delivery would find out only when the message is due."""
         there = await exists(self.deployment, destination)
         if there is None:
             return [f"whether its queue {destination!r} exists cannot be seen from here"]
@@ -292,7 +296,7 @@ class _Question:
         return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
     async def _retry(self, message_id: str) -> Explanation:
-        """Explain a delayed retry in the message's place: it was sent as a message of its own, with its own id."""
+        """Explain a delayed retry in place of the message: the retry was sent as a new message with its own id."""
         history = await self.store.history(message_id)
         explanation = await replace(self, message_id=message_id, history=history).answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
@@ -330,7 +334,10 @@ class _Question:
         return explanation
 
     def _cancelled(self, last: Record, at: str) -> Explanation:
-        """A message that moved to another store is recorded here as cancelled."""
+        """Explain a cancellation.
+
+        This store also records as cancelled the messages that were moved to another store.
+        """
         if not last.detail.startswith(MOVED_AWAY):
             return self._say(MessageState.CANCELLED, f"it was cancelled at {at}", self._delivery_facts())
         advice = [f"ask there: postdate messages explain {self.message_id} --store ADDRESS"]
@@ -341,7 +348,7 @@ class _Question:
         return self.deployment.queue_view is not None
 
     def _unseen(self) -> list[str]:
-        """Return the fact to add where a message may be in a queue that cannot be browsed; none where all can."""
+        """Return a fact if the message may be in a queue that cannot be browsed; empty if queues can be browsed."""
         if self._sees_queues:
             return []
         address = self.deployment.settings.transport.address.shown
@@ -452,7 +459,7 @@ def _waiting_in(queues: Sequence[str], counts: Mapping[str, int] | None) -> str:
 
 
 def _claimed(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
-    """Return headline, facts and advice for a message that a process holds."""
+    """Return headline, facts and advice for a message that a process has claimed."""
     holder = next((each for each in processes if each.alive and each.pid == standing.held_by), None)
     destination = standing.message.destination
     if holder is not None:

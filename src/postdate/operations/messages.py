@@ -1,4 +1,4 @@
-"""Pending messages: counted, listed, shown, cancelled, rescheduled."""
+"""Pending messages: count, list, show, cancel and reschedule them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Statistics:
     """Counts of one store and its queues.
 
     Args:
-        at: time of counting.
-        store: its address, without secrets.
-        pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`; of all that waits,
-            whatever its origin.
-        records: records by kind.
-        queues: messages by queue: of all queues where these can be listed, else of the endpoint's and the settings';
-            ``None`` where none can be counted.
-        services: processes that deliver due messages now; ``None`` where that cannot be seen.
-        unreadable: unreadable rows of the store and the queues.
+        at: the time of counting.
+        store: the address of the store, without secrets.
+        pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`; they count every
+            pending message, of any origin.
+        records: number of records by kind.
+        queues: number of messages by queue: of all queues if these can be listed, else of the endpoint's queues and
+            those of the settings; ``None`` if no queue can be counted.
+        services: number of processes that deliver due messages now; ``None`` if that cannot be seen.
+        unreadable: number of unreadable rows of the store and the queues.
     """
 
     at: datetime
@@ -53,7 +53,10 @@ class Statistics:
 
 
 async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: bool = False) -> Statistics:
-    """Return all counts; at a glance, without those of records, which are many, and of queues that are out of reach."""
+    """Return all counts.
+
+    ``at_a_glance``: leave out the counts of records, which are many, and of queues that cannot be reached.
+    """
     counts = await administrable(deployment, "count messages").statistics(now)
     records = dict[str, int]() if at_a_glance else await record_counts(deployment)
     processes, queues = await users_of_store(deployment), None
@@ -75,14 +78,17 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
 
 
 async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
-    """Return how many records of each kind there are, by its name in lower case; reads them all."""
+    """Return the number of records of each kind, by the name of the kind in lower case. This reads all records."""
     counts = await administrable(deployment, "count records").record_counts()
     return {kind.name.lower(): count for kind, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLine:
-    """One waiting message in a list; ``held``: it is due, and its queue has limits; ``origin``: why it waits."""
+    """One pending message in a list.
+
+    ``held``: the message is due, and its queue has limits. ``origin``: why the message waits.
+    """
 
     message_id: str
     due: datetime
@@ -97,7 +103,7 @@ class MessageLine:
 
 @dataclass(frozen=True, slots=True)
 class MessageList:
-    """Pending messages by due time; ``more`` when there are others beyond the limit, which begin after ``cursor``."""
+    """Pending messages by due time. ``more``: others exist beyond the limit; they begin after ``cursor``."""
 
     messages: Sequence[MessageLine]
     more: bool
@@ -112,7 +118,10 @@ async def list_messages(
     after: str | None = None,
     among: int | None = None,
 ) -> MessageList:
-    """Return what waits, the first due first, behind the cursor ``after``; ``among``: of so many, where few match."""
+    """Return pending messages after the cursor ``after``, the first due first.
+
+    ``among``: the number of messages to search, for a filter that few messages match.
+    """
     store = administrable(deployment, "list messages")
     changes.check_limit(limit)
     messages = await first_of(store, where, limit + 1, after, among)
@@ -142,12 +151,12 @@ class MessageLocation:
     """Where a message is.
 
     Args:
-        where: ``waiting`` in the store, or ``queue``.
-        queue: the queue it is in, or its destination.
-        next_attempt_at: of a waiting message; ``None`` while a process holds it, or limits of its queue do.
-        number_of_failures: failed deliveries of a waiting message, failed handlings of a queued one.
-        held_by: process that is delivering or handling it.
-        origin: why it waits, or waited before it came to its queue: see :class:`postdate.messages.Origin`.
+        where: ``waiting`` (in the store), or ``queue``.
+        queue: the queue that the message is in, or its destination.
+        next_attempt_at: of a pending message; ``None`` while a process has claimed it, or limits of its queue hold it.
+        number_of_failures: failed deliveries of a pending message, failed attempts to handle a queued one.
+        held_by: the process that is delivering or handling the message.
+        origin: why the message waits, or waited before it came to its queue: see :class:`postdate.messages.Origin`.
     """
 
     where: str
@@ -164,9 +173,9 @@ class MessageLocation:
 
 @dataclass(frozen=True, slots=True)
 class MessageDetails:
-    """One message; without places when it has left, without history when nothing was recorded.
+    """One message. It has no places when it is in no store or queue, and no history when nothing was recorded.
 
-    ``unreadable``: its rows that cannot be read.
+    ``unreadable``: the rows of this message that cannot be read.
     """
 
     message_id: str
@@ -176,9 +185,9 @@ class MessageDetails:
 
 
 async def show_message(deployment: OpenDeployment, message_id: str, *, queued: bool = True) -> MessageDetails:
-    """Return places, content and history of a message; raise MessageNotFound if there is nothing of these.
+    """Return places, content and history of a message. Raise MessageNotFound if none of these exists.
 
-    ``queued``: look for it in the queues, too, which reads them.
+    ``queued``: also search the queues, which reads their messages.
     """
     standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
@@ -222,7 +231,7 @@ def _location(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Result of changing one message: ``reason`` says why it was not changed, ``due`` is its new due time."""
+    """Result of changing one message. ``reason`` says why it was not changed; ``due`` is its new due time."""
 
     message_id: str
     done: bool
@@ -231,16 +240,16 @@ class Change:
 
 
 def _refuse_ids_of_the_store(*message_ids: str) -> None:
-    """Raise `InvalidMessage` for the id of a message of the store's own (ADR 41)."""
+    """Raise `InvalidMessage` if an id belongs to one of the store's own messages (ADR 41)."""
     for each in message_ids:
         if each.startswith(OWN_PREFIX):
             check_id(each)
 
 
 async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: datetime) -> list[Change]:
-    """Remove pending messages for good; for others, return why they cannot be cancelled.
+    """Remove pending messages permanently. For other messages, return why they cannot be cancelled.
 
-    Raises InvalidMessage for the id of a message of the store's own; nothing was done.
+    Raises InvalidMessage if an id belongs to one of the store's own messages; nothing was done.
     """
     store = administrable(deployment, "cancel a message")
     _refuse_ids_of_the_store(*message_ids)
@@ -255,9 +264,9 @@ async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: da
 async def reschedule(
     deployment: OpenDeployment, message_id: str, due: datetime, now: datetime, wall_time: WallTime | None = None
 ) -> Change:
-    """Give a pending message another due time; raise InvalidMessage, unchanged, if it expires before ``due``.
+    """Change the due time of a pending message. Raise InvalidMessage, and change nothing, if it expires before ``due``.
 
-    ``wall_time``: what clocks show then, which it follows.
+    ``wall_time``: the local time that ``due`` stands for; the message follows the rules of its zone from now on.
     """
     _refuse_ids_of_the_store(message_id)
     store = administrable(deployment, "reschedule a message")
@@ -268,17 +277,17 @@ async def reschedule(
 
 
 async def _keep_zone(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> str | None:
-    """Store the rules of the zone, and return the header of the wall time, if there is one."""
+    """Store the rules of the zone, and return the header of the wall time. Return ``None`` without a wall time."""
     if wall_time is None:
         return None
-    assert deployment.store is not None  # its messages can be changed
+    assert deployment.store is not None  # The caller has checked that messages of the store can be changed.
     await KeptZones(deployment.store).keep(wall_time.zone, now)
     return str(wall_time)
 
 
 @dataclass(frozen=True, slots=True)
 class ManyChanged:
-    """Result of changing all that match: how often each answer was given; of a dry run, how many would be done."""
+    """Result of changing all matching messages: the number of each answer. In a dry run, the expected numbers."""
 
     answers: Mapping[str, int]
     dry_run: bool
@@ -287,7 +296,7 @@ class ManyChanged:
 async def cancel_all(
     deployment: OpenDeployment, where: Pending, now: datetime, *, dry_run: bool, progress: Progress = unheard
 ) -> ManyChanged:
-    """Remove all pending messages that match, for good."""
+    """Remove all pending messages that match, permanently."""
     store = administrable(deployment, "cancel messages")
     return await _changed(
         store,
@@ -309,7 +318,7 @@ async def reschedule_all(  # noqa: PLR0913 - which, when, and how
     progress: Progress = unheard,
     wall_time: WallTime | None = None,
 ) -> ManyChanged:
-    """Give all pending messages that match the due time that ``due`` says of each."""
+    """Change the due time of all pending messages that match; ``due`` returns the new one of each message."""
     store = administrable(deployment, "reschedule messages")
     header = None if dry_run else await _keep_zone(deployment, wall_time, now)
 

@@ -1,4 +1,4 @@
-"""Abilities that operations need of a store or its queues, and the error when an adapter lacks one; readiness."""
+"""The abilities of adapters that operations need, the error when an adapter lacks one, and readiness checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, i
 
 
 def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
-    """Return the store if it can be asked and changed, or raise NotSupported; ``purpose`` as in ``list messages``."""
+    """Return the store if an operator can list and change its messages. Otherwise raise NotSupported.
+
+    ``purpose`` completes "cannot", such as ``list messages``.
+    """
     store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
@@ -33,7 +36,7 @@ def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStor
 
 
 def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
-    """Return the queues' observer if there is one; see :func:`administrable`."""
+    """Return the observer of the queues. Raise NotSupported without one; see :func:`administrable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
     raise NotSupported(
@@ -43,10 +46,11 @@ def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
 
 
 async def present(deployment: OpenDeployment) -> datetime:
-    """Return the time, UTC, by which services judge due times: the store's own where it has a clock."""
+    """Return the UTC time by which services judge due times: the clock of the store, if it has one that is used."""
     store = deployment.store
     if store is not None and store.capabilities.has_clock and deployment.settings.delayed_delivery.use_store_clock:
-        with suppress(StoreNotSetUp):  # as when it is about to be set up: nothing waits there that could be judged
+        # A store without tables, such as one before setup, has no messages whose due time could be judged.
+        with suppress(StoreNotSetUp):
             return await store.server_now()
     return SystemClock().now()
 
@@ -55,9 +59,9 @@ async def present(deployment: OpenDeployment) -> datetime:
 
 
 async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[str, int] | None:
-    """Return the lengths of existing queues: of all where they can be listed, else of those in ``names``.
+    """Return the lengths of existing queues: of all if they can be listed, else of those in ``names``.
 
-    ``None`` where a transport does not even say which queues exist.
+    Return ``None`` if a transport cannot even say which queues exist.
     """
     if deployment.queue_view is not None:
         return await deployment.queue_view.queue_lengths()
@@ -65,7 +69,7 @@ async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[s
 
 
 def sources(settings: Settings, transport: Transport) -> list[str]:
-    """Return the queues from which the service takes delayed messages, those of an exchange included."""
+    """Return the queues from which the service receives messages to delay, including those of an exchange."""
     queues, exchange = intake_queues(settings, transport.capabilities), delay_exchange(settings, transport)
     if exchange is not None and isinstance(transport, ForeignIntake):
         queues += [each.name for each in transport.intake_queues(exchange)]
@@ -73,7 +77,7 @@ def sources(settings: Settings, transport: Transport) -> list[str]:
 
 
 async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
-    """Return whether the queue exists; ``None`` where that cannot be known. No other queue is counted."""
+    """Return whether the queue exists; ``None`` if that cannot be known. No other queue is counted."""
     if deployment.queue_view is not None:
         with suppress(QueueNotFound):
             await deployment.queue_view.browse(queue, 1)
@@ -84,12 +88,12 @@ async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
 
 
 async def users_of_store(deployment: OpenDeployment) -> Sequence[Process] | None:
-    """Return the processes that use the store; ``None`` where that cannot be known."""
+    """Return the processes that use the store; ``None`` if they cannot be known."""
     return None if deployment.store_view is None else await deployment.store_view.processes()
 
 
 async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing | None:
-    """Return a pending message with as much as the store knows of it; ``None`` when it does not wait."""
+    """Return a pending message with as much as the store knows of it; ``None`` if the message is not pending."""
     if deployment.store_view is not None:
         return await deployment.store_view.standing(message_id)
     message = await administrable(deployment, "find a message").get(message_id)
@@ -97,12 +101,12 @@ async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing |
 
 
 async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[Standing]:
-    """Return the pending delayed retries of a message; none where that cannot be known."""
+    """Return the pending delayed retries of a message; empty if they cannot be known."""
     return () if deployment.store_view is None else await deployment.store_view.retries_of(message_id)
 
 
 async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Queued]:
-    """Return the message's places in queues; none where queues cannot be browsed."""
+    """Return the places of the message in queues; empty if queues cannot be browsed."""
     return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)
 
 
@@ -110,9 +114,9 @@ async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Que
 
 
 async def check_readable(deployment: OpenDeployment) -> None:
-    """Raise the store's error if due messages cannot be looked up and waiting will not help, as with a damaged file.
+    """Raise the store's error if due messages cannot be read and waiting will not help, as with a damaged file.
 
-    Otherwise only the poller would report it, again and again.
+    Without this check, only the poller would report the error, again and again.
     """
     if deployment.store is None:
         return
@@ -124,7 +128,7 @@ async def check_readable(deployment: OpenDeployment) -> None:
 
 
 async def check_set_up(deployment: OpenDeployment) -> None:
-    """Raise StoreNotSetUp if tables or queues are missing; otherwise a service can start without creating anything.
+    """Raise StoreNotSetUp if tables or queues are missing. Without an error, a service can start and create nothing.
 
     The store need not be initialized.
     """

@@ -1,4 +1,4 @@
-"""Setting up, and sending a message by hand."""
+"""Set up an installation, and send a message by hand."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from postdate.wiring import (
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What exists after setting up.
+    """Everything that exists after setup.
 
     Args:
         store, transport: addresses, without secrets.
         queues: the endpoint's own, the configured ones, and ``queues`` of the call.
-        created: the queues that did not exist before; ``None`` where that cannot be known.
-        exchange: for other programs' delayed messages; ``None`` where there is none.
+        created: the queues that did not exist before; ``None`` if that cannot be known.
+        exchange: the exchange for delayed messages of other programs; ``None`` if there is none.
         timeouts, sagas, outbox: addresses, if their tables were created, too.
-        limits: at which the server drops messages of these queues.
+        limits: the limits at which the server drops messages of these queues.
     """
 
     store: str | None
@@ -59,16 +59,17 @@ class SetUp:
 async def set_up(
     deployment: OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
 ) -> SetUp:
-    """Create tables and queues that do not exist; ``queues`` adds some.
+    """Create the tables and queues that do not exist. ``queues`` names additional queues.
 
-    ``sagas`` and ``outbox`` create their table even if no section of the settings places it: in the store's database.
+    ``sagas`` and ``outbox`` create their table even if no section of the settings names a place for it: the table is
+    then in the database of the store.
     """
     settings = deployment.settings
     all_queues = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
     if deployment.store is not None:
         await deployment.store.setup()
     before: Mapping[str, int] | None = {}
-    with suppress(StoreNotSetUp):  # the tables of the queues are made together with the first queue
+    with suppress(StoreNotSetUp):  # The tables of the queues are created together with the first queue.
         before = await lengths(deployment, all_queues)
     await deployment.transport.create_queues(all_queues)
     exchange = delay_exchange(settings, deployment.transport)
@@ -109,9 +110,9 @@ class SendReport:
     """A message that was sent.
 
     Args:
-        due: ``None``: it is in its queue already.
-        queue_exists: ``False``: the message will go to the error queue when due; ``None`` where that cannot be known.
-        services: processes that deliver due messages now; ``None`` where that cannot be seen.
+        due: ``None``: the message is in its queue already.
+        queue_exists: ``False``: the message will go to the error queue when it is due; ``None``: that cannot be known.
+        services: number of processes that deliver due messages now; ``None``: that cannot be seen.
     """
 
     message_id: str
@@ -124,9 +125,9 @@ class SendReport:
 async def send(
     deployment: OpenDeployment, body: bytes, options: SendOptions, message_type: str | None = None
 ) -> SendReport:
-    """Send a message at once, or keep it until it is due; returns after the commit.
+    """Send a message at once, or store it until it is due. Return after the commit.
 
-    The headers in ``options`` override every header that Postdate would write.
+    A header in ``options`` overrides the header that Postdate would write.
 
     Raises:
         DelayConflict, InvalidMessage, InvalidHeaders, MessageTooLarge: the request is wrong; nothing was sent.
@@ -135,7 +136,8 @@ async def send(
     """
     endpoint = build_endpoint(deployment)
     options = replace(options, headers={**_content_headers(body, message_type), **(options.headers or {})})
-    if isinstance(endpoint.clock, FollowingClock):  # so that a delay ends by the clock that judges it
+    # A delay is added to the time of the clock that later judges the due time.
+    if isinstance(endpoint.clock, FollowingClock):
         await endpoint.clock.read()
     outgoing = endpoint.outgoing.make(body, options)
     await endpoint.outgoing.send([outgoing])

@@ -11,11 +11,11 @@ from postdate.config import format_duration
 from postdate.ports import Process, Record
 
 Progress = Callable[[int], None]
-"""Hears how many are done so far."""
+"""A callback that receives the number of items done so far."""
 
 
 def unheard(done: int) -> None:
-    """Progress that nobody follows."""
+    """Ignore progress: the default callback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def body_of(content: bytes) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a message's history: ``what`` is the name of a record kind in lower case."""
+    """One line of a message's history. ``what`` is the name of the record kind in lower case."""
 
     at: datetime
     what: str
@@ -52,7 +52,7 @@ def events_of(history: Sequence[Record]) -> tuple[Event, ...]:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` with control characters escaped: a message must not steer the screen of its reader."""
+    """Return ``text`` with control characters escaped, so that a message cannot control the terminal of its reader."""
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
@@ -62,7 +62,7 @@ def shown_time(instant: datetime) -> str:
 
 
 def shown_span(span: timedelta) -> str:
-    """Return a duration with one or two units, cut off: ``3h12m``, ``45s``, ``12ms``."""
+    """Return a duration with one or two units, rounded down: ``3h12m``, ``45s``, ``12ms``."""
     seconds = abs(span).total_seconds()
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"

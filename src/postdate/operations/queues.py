@@ -1,4 +1,4 @@
-"""The messages of any queue: looked at, taken off, thrown away."""
+"""The messages of any queue: peek at them, receive them, purge them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger("postdate.operations")
 
 _PURGED_AT_ONCE = 100
 _LAST_MESSAGE_SECONDS = 2.0
-"""Silence after which a queue that cannot be browsed counts as empty."""
+"""Seconds without a message after which a queue that cannot be browsed counts as empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessage:
-    """A message of a queue; ``due`` is when it was due, if it had been delayed."""
+    """A message of a queue. ``due`` is when it was due, if it was delayed."""
 
     message_id: str
     due: datetime | None
@@ -41,7 +41,10 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessages:
-    """The first messages of a queue; ``total`` counts all, those in somebody's hands where that can be seen."""
+    """The first messages of a queue.
+
+    ``total`` counts all messages, including those that processes are handling where these can be seen.
+    """
 
     queue: str
     total: int
@@ -50,7 +53,7 @@ class QueuedMessages:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many messages were thrown away, or would be."""
+    """The number of messages that were purged, or would be."""
 
     queue: str
     count: int
@@ -58,9 +61,9 @@ class Purged:
 
 
 class Walk:
-    """The messages that are in a queue now, held one after the other; those that nobody ends go back at the end.
+    """The messages that are in a queue now, received one after the other. Messages that do not end return to the queue.
 
-    Given back at once, they would come again before the others.
+    They return only at the end of the walk: if each returned at once, it would be received again before the others.
     """
 
     def __init__(self, receiver: Receiver, now: datetime, counted: int | None) -> None:
@@ -69,7 +72,10 @@ class Walk:
         self._received: list[Received] = []
 
     async def pages(self, at_once: int = 1) -> AsyncGenerator[Sequence[Received]]:
-        """Yield them, up to ``at_once`` at a time; whoever ends some says so by :meth:`ended`."""
+        """Yield the messages, up to ``at_once`` at a time.
+
+        A caller that ends some of them reports them to :meth:`ended`.
+        """
         remaining = math.inf if self._counted is None else self._counted
         while remaining > 0:
             page: Sequence[Received] = ()
@@ -91,12 +97,14 @@ class Walk:
 
 
 async def try_to_give_back(receiver: Receiver, received: Received, now: datetime) -> None:
-    """Give a message back. Failing that, it is free once the receiver is closed, or this process has ended.
+    """Return a message to its queue.
 
-    An error is logged, and not raised: what became of all other messages is still to be told.
+    If that fails, the message is free again when the receiver is closed or this process ends. An error is logged and
+    not raised, because the caller still has to report the results of all other messages.
     """
     try:
-        if received.is_last:  # its queue drops it when it comes back too often
+        # Its queue would discard a message that comes back too often, so a copy goes to its end instead.
+        if received.is_last:
             await receiver.commit(received, now, End(None, outgoing=[received.envelope]))
         else:
             await receiver.roll_back(received, failed=False)
@@ -105,7 +113,7 @@ async def try_to_give_back(receiver: Receiver, received: Received, now: datetime
 
 
 async def try_to_close(receiver: Receiver, queue: str) -> None:
-    """Close a receiver. Failing that, what it holds is free once this process has ended; see above."""
+    """Close a receiver. If that fails, its messages are free again when this process ends, and the error is logged."""
     try:
         await receiver.close()
     except PostdateError as error:
@@ -114,11 +122,12 @@ async def try_to_close(receiver: Receiver, queue: str) -> None:
 
 @asynccontextmanager
 async def walking(deployment: OpenDeployment, queue: str, now: datetime) -> AsyncGenerator[Walk]:
-    """Receive what is in a queue; by whatever transport. Raises `QueueNotFound`."""
+    """Receive the messages that are in a queue, through any transport. Raises `QueueNotFound`."""
     walk = Walk(deployment.transport.receiver(queue), now, await _counted(deployment, queue))
     try:
         yield walk
     finally:
+        # Shielded: after Ctrl-C, too, messages must return to the queue, and the receiver must be closed.
         with anyio.CancelScope(shield=True):
             await walk.give_back()
             await try_to_close(walk.receiver, queue)
@@ -134,7 +143,7 @@ async def _counted(deployment: OpenDeployment, queue: str) -> int | None:
 async def peek(deployment: OpenDeployment, queue: str, limit: int, now: datetime) -> QueuedMessages:
     """Return the first messages of a queue, and leave them there.
 
-    Queues that cannot be browsed give them out, and get them back: meanwhile, nobody else receives them.
+    A queue that cannot be browsed gives the messages out and gets them back. Meanwhile no other receiver gets them.
     """
     counted = await _counted(deployment, queue)
     if deployment.queue_view is not None:
@@ -152,7 +161,10 @@ async def peek(deployment: OpenDeployment, queue: str, limit: int, now: datetime
 async def receive(
     deployment: OpenDeployment, queue: str, limit: int, now: datetime, print_out: Callable[[QueuedMessage], None]
 ) -> int:
-    """Take up to ``limit`` messages off a queue; each is printed before that, so that none is lost."""
+    """Acknowledge up to ``limit`` messages of a queue.
+
+    Each is printed before it is acknowledged, so that none is lost.
+    """
     count = 0
     async with walking(deployment, queue, now) as walk:
         async for page in walk.pages():
@@ -167,7 +179,10 @@ async def receive(
 
 
 async def purge(deployment: OpenDeployment, queue: str, now: datetime, progress: Progress, *, dry_run: bool) -> Purged:
-    """Throw away what is in a queue now, and is in nobody's hands; ``progress`` hears how many are gone."""
+    """Discard the messages that are in a queue now and that no process has received.
+
+    ``progress`` receives the number of discarded messages.
+    """
     if dry_run:
         return Purged(queue, await _counted(deployment, queue) or 0, dry_run=True)
     count = 0

@@ -1,4 +1,4 @@
-"""Saga instances and the timeouts that they wait for; looked at, never changed."""
+"""Saga instances and the timeouts that they wait for. These functions read and never change them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KnownSaga:
-    """A saga instance, the timeouts that it waits for, the next due first, and ``problem``: why they cannot be read."""
+    """A saga instance and the timeouts that it waits for, the next due first. ``problem``: why they cannot be read."""
 
     record: SagaRecord
     timeouts: Sequence[PendingTimeout]
@@ -25,24 +25,24 @@ class KnownSaga:
 
 
 async def list_sagas(deployment: OpenDeployment, after: tuple[str, str], limit: int) -> Sequence[KnownSaga] | None:
-    """Return the instances that follow a type and an id; ``None``: no sagas are kept here.
+    """Return the instances after a type and an id, in this order; ``None``: no sagas are stored here.
 
     Raises:
-        ConfigurationError: the settings name no database that can keep sagas.
+        ConfigurationError: the settings name no database that can store sagas.
     """
     records = await _asked(deployment, lambda store: store.page(after, limit))
     return None if records is None else [_readable_saga(each) for each in records]
 
 
 async def show_saga(deployment: OpenDeployment, saga_type: str, saga_id: str) -> KnownSaga | None:
-    """Return an instance; ``None``: there is none, as after its completion."""
+    """Return an instance; ``None``: there is none, for example because it has completed."""
     record = await _asked(deployment, lambda store: store.load(saga_type, saga_id))
     return None if record is None else _readable_saga(record)
 
 
 async def _asked(deployment: OpenDeployment, question: Callable[[SagaStore], Awaitable[T]]) -> T | None:
     file = file_of(place_of(deployment.settings.sagas, deployment.settings))
-    if file is not None and not file.expanduser().exists():  # to open it would create it
+    if file is not None and not file.expanduser().exists():  # To open a missing file would create it.
         return None
     store = open_saga_store(deployment.settings, deployment.databases)
     try:

@@ -1,4 +1,4 @@
-"""The state of a deployment at one glance: what is due when, where it goes, who delivers it, what went wrong."""
+"""The state of a deployment at one glance: due times, destinations, processes and failures."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from postdate.wiring import OpenDeployment
 
 LOOK_AHEAD: Final = 10_000
 _LOOKED_THROUGH: Final = 500
-"""Of what is due, where limits are in force: whether any of it is overdue."""
+"""Number of due messages to search for an overdue one that no limit holds."""
 
 _HERD_IS: Final = 10
-"""So many times the ordinary interval."""
+"""A herd has this many times the messages of the ordinary interval."""
 
 _LEAST_HERD: Final = 1_000
 _LATEST: Final = 500
-"""So many deliveries say how late they are."""
+"""Number of the latest deliveries from which the lateness is computed."""
 
 _UP_TO: Final = {"1 ms": 0.001, "10 ms": 0.01, "100 ms": 0.1, "1 s": 1.0, "10 s": 10.0, "1 min": 60.0}
 _LATE: Final = {**{f"up to {name}": seconds for name, seconds in _UP_TO.items()}, "longer": math.inf}
-"""In seconds."""
+"""Upper bounds of lateness, in seconds, by label."""
 
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Messages due from ``begin`` (inclusive) to ``end``; ``herd``: ten times as many as usual, and 1,000 at least."""
+    """Messages due from ``begin`` (inclusive) to ``end``. ``herd``: ten times as many as usual, and 1,000 at least."""
 
     begin: datetime
     end: datetime
@@ -52,12 +52,13 @@ class RecentLateness:
     """How late the latest deliveries were, by their records.
 
     Args:
-        last: when the last one was; ``None``: none was of late.
-        since: when the first of those was that say how late they are.
-        count: of these, 500 at most; 0: there are none, or the store does not keep when they were due.
-        median, most: of how late they were; ``most``: the 99th percentile.
-        spread: how many were how late, from ``up to 1 ms`` on.
-        early: how many are recorded before their due time, as where clocks differ; they count as not late.
+        last: when the latest delivery was; ``None``: there is no recent one.
+        since: when the earliest of the counted deliveries was.
+        count: number of deliveries that say how late they were, at most 500; 0: there are none, or the store does not
+            record their due times.
+        median, most: lateness of these; ``most`` is the 99th percentile.
+        spread: number of deliveries by lateness, from ``up to 1 ms`` on.
+        early: number of deliveries recorded before their due time, as where clocks differ; they count as not late.
     """
 
     last: datetime | None
@@ -70,7 +71,7 @@ class RecentLateness:
 
     @classmethod
     def of(cls, deliveries: Sequence[Delivered]) -> RecentLateness:
-        """Of deliveries, the newest first."""
+        """Compute the lateness of deliveries, which are given with the newest first."""
         spans, none = [(each.at, each.at - each.due) for each in deliveries if each.due is not None], timedelta(0)
         late = sorted(max(span, none) for _, span in spans)
         spread = Counter(next(name for name, most in _LATE.items() if each.total_seconds() <= most) for each in late)
@@ -87,20 +88,20 @@ class RecentLateness:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All that the first page of an operator shows.
+    """Everything that the first page of an operator shows.
 
     Args:
         statistics: without counts of records.
-        hour, day, month: what falls due from this minute on, by minute, hour and day of UTC.
-        destinations: how many of the next 10,000 messages each gets; ``None`` where that cannot be seen.
-        processes: that use the store; ``None`` where they cannot be seen.
-        clocks: how far theirs are ahead of the store's, by ``host:pid``, as far as that is known.
-        errors: messages of the error queue; ``None`` where that cannot be counted.
-        overdue_since: when the first was due of those that limits do not hold; ``None``: limits hold all that is due,
-            as far as was looked.
-        overdue: what is, for less than a minute, an hour, a day, and longer; empty when nothing is. What is being sent
-            counts, too, when it was due a minute ago.
-        lateness: of the latest deliveries; ``None`` where it cannot be seen, or was not looked for.
+        hour, day, month: the number of messages due from this minute on, by minute, hour and day of UTC.
+        destinations: number of the next 10,000 messages by destination; ``None`` if that cannot be seen.
+        processes: the processes that use the store; ``None`` if they cannot be seen.
+        clocks: how far the clock of each process is ahead of the store's, by ``host:pid``, as far as that is known.
+        errors: number of messages of the error queue; ``None`` if they cannot be counted.
+        overdue_since: due time of the first overdue message that limits do not hold; ``None``: limits hold every due
+            message among those examined.
+        overdue: number of messages overdue for less than a minute, an hour, a day, and longer; empty if there are none.
+            A message that is being sent counts if it was due more than a minute ago.
+        lateness: of the latest deliveries; ``None`` if that cannot be seen, or was not asked for.
     """
 
     statistics: Statistics
@@ -117,22 +118,22 @@ class Overview:
 
 
 async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = LOOK_AHEAD) -> Overview:
-    """Look at everything once, by indexes.
+    """Return one view of everything, read by indexes.
 
     Args:
-        deployment: that is looked at.
+        deployment: the deployment to read.
         now: by the clock that judges due times.
-        look_ahead: so many messages are counted by destination; 0: none, nor are the latest deliveries looked at.
+        look_ahead: number of messages to count by destination; 0: count none, and do not read the latest deliveries.
 
     Raises:
         NotSupported: the store answers no questions at all.
-        StoreUnavailable: it does not answer. Queues that do not are not counted.
+        StoreUnavailable: the store does not answer. Queues that do not answer are not counted.
     """
     counted, view, store = await statistics(deployment, now, at_a_glance=True), deployment.store_view, deployment.store
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
-    # Each edge of one is an edge of all: what is due is counted once, and added up three times.
+    # Each edge of hours and days is also an edge of the list: each message is counted once and added up three times.
     edges = sorted({*minutes, *hours, *days})
     counts = await administrable(deployment, "count messages").due_counts(edges)
     dues = list(zip(edges, counts, strict=False))
@@ -168,19 +169,22 @@ async def _by_age(deployment: OpenDeployment, counted: Statistics) -> Sequence[I
     oldest = min(counted.next_due.replace(microsecond=0), at - 2 * _DAY)
     edges = [oldest, at - _DAY, at - _HOUR, at - _MINUTE]
     old = await administrable(deployment, "count messages").due_counts(edges)
-    # All others: what falls due within this second is not overdue.
+    # The rest is overdue for less than a minute. Messages due within this second do not count as overdue.
     counts = [*old, max(counted.overdue - sum(old), 0)]
     ages = zip(edges, [*edges[1:], counted.at], counts, strict=True)
     return [Interval(begin, end, count, herd=False) for begin, end, count in ages][::-1]
 
 
 def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> list[datetime]:
-    """Return the edges of as many intervals, the first of which began before and is counted from ``first`` on."""
+    """Return the edges of ``count`` intervals.
+
+    The first interval began at ``begin``, and is counted from ``first`` on.
+    """
     return [first, *(later(begin, n * step) for n in range(1, count + 1))]
 
 
 def intervals(edges: Sequence[datetime], counts: Sequence[int]) -> list[Interval]:
-    """Return intervals with their counts, the herds among them marked."""
+    """Return intervals with their counts, and mark the herds among them."""
     usual = mathematics.median([each for each in counts if each] or [0])
     least = max(_HERD_IS * usual, _LEAST_HERD)
     return [Interval(*each, herd=each[2] >= least) for each in zip(edges, edges[1:], counts, strict=False)]

@@ -1,6 +1,6 @@
-"""Moves the waiting messages of one store into another. The services of the first are stopped. Source: ADR 44.
+"""Move the pending messages of one store into another. Services of the old store must be stopped. Source: ADR 44.
 
-A page is claimed in the old store, stored in the new one, and finished in the old one. A process that is killed leaves
+A page is claimed in the old store, stored in the new one, and completed in the old one. A process that is killed leaves
 at most one page in both stores. Its claims end with it, and the next run finds these ids in the new store.
 """
 
@@ -45,16 +45,16 @@ from postdate.wiring import file_of, naming, open_store, placing_errors, setting
 from postdate.wiring.deployment import close
 
 PAGE: Final = 1_000
-"""Messages that move together. So many may be in both stores after a kill; 5,000 move only a seventh faster."""
+"""Number of messages that move together, and may be in both stores after a kill. 5,000 move only a seventh faster."""
 
 MOST_REFUSED: Final = 10_000
-"""A run ends when it has refused so many: it remembers their ids, and keeps their claims."""
+"""A run ends when it has refused this many messages, because it remembers their ids and keeps their claims."""
 
 _NAMED: Final = 100
-"""Refused messages that are named one by one; all are counted."""
+"""Number of refused messages that are named in the result; all are counted."""
 
 _PATIENCE_SECONDS: Final = 90
-"""How long to wait for messages that another process has claimed: stores free those of a dead one within a minute."""
+"""How long to wait for messages that another process has claimed. Stores free those of a dead one within a minute."""
 
 _LOOK_SECONDS: Final = 0.5
 
@@ -68,14 +68,14 @@ _INTENTS_DUE: Final = datetime(9999, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class StoreMove:
-    """What moves where.
+    """The parameters of a move.
 
     Args:
         source: address of the old store, or a reference to one.
-        settings: the new store is that of these settings; their endpoint names the table of both.
+        settings: the new store is the store of these settings; their endpoint names the table of both stores.
         schema: of the old store; ``None``: the default.
         table: of the old store; ``None``: ``{endpoint}.timeouts``.
-        services_stopped: the caller says that no service of the old store runs; one that does is only remarked.
+        services_stopped: the caller says that no service of the old store runs; one that runs is only remarked.
         dry_run: only count.
     """
 
@@ -89,7 +89,7 @@ class StoreMove:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message that stays in the old store, and why."""
+    """A message that stays in the old store, and the reason."""
 
     message_id: str
     reason: str
@@ -97,21 +97,21 @@ class Refusal:
 
 @dataclass(slots=True)
 class StoreMoveResult:
-    """Result of a move; the run adds up in it.
+    """Result of a move. The run adds to these numbers while it moves messages.
 
     Args:
         source, target: addresses, without passwords.
-        dry_run: nothing was moved; counts say what would be.
-        waiting_before: messages that waited in the old store at the start.
-        moved: messages that are in the new store, and no more in the old one.
-        known_before: of these, ids that the new store knew, as after an interrupted run.
-        refused: messages that stay in the old store because of what they are.
-        waiting: other messages that wait in the old store at the end.
+        dry_run: nothing was moved; the numbers say what would be moved.
+        waiting_before: messages that were pending in the old store at the start.
+        moved: messages that are in the new store, and no longer in the old one.
+        known_before: number of moved messages whose ids the new store knew before, as after an interrupted run.
+        refused: messages that stay in the old store because the new store cannot take them.
+        waiting: other messages that are pending in the old store at the end.
         refusals: the first refused messages.
         destinations: moved messages by queue.
         limits: limits that were set in the new store, by queue.
-        remarks: sentences about what did not move, and what to do.
-        took_seconds: of the whole run.
+        remarks: sentences about everything that did not move, and what to do.
+        took_seconds: duration of the whole run.
     """
 
     source: str
@@ -130,7 +130,7 @@ class StoreMoveResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all that waited has moved, or would."""
+        """Whether all pending messages have moved, or would move."""
         return not self.refused and not self.waiting
 
     def refuse(self, message_id: str, reason: str) -> None:
@@ -140,7 +140,7 @@ class StoreMoveResult:
 
 
 class MovableStore(AdministrableStore, ClaimingStore, ABC):
-    """A store that messages can be moved out of, and into."""
+    """A store from which messages can be moved, and into which messages can be moved."""
 
     @classmethod
     def is_one(cls, store: object) -> TypeGuard[MovableStore]:
@@ -148,17 +148,17 @@ class MovableStore(AdministrableStore, ClaimingStore, ABC):
 
 
 async def move_store(plan: StoreMove, progress: Progress = unheard) -> StoreMoveResult:
-    """Move what waits in one store into another, and return what became of it.
+    """Move the pending messages of one store into another, and return the counts.
 
-    Repeat it after a failure of any kind, before a service of the old store is started.
+    After a failure of any kind, repeat the move before a service of the old store is started.
 
     Raises:
-        MigrationConflict: services of the old store run, or one of the stores is in an interrupted migration of before.
+        MigrationConflict: services of the old store run, or one of the stores is in an earlier, interrupted migration.
             Nothing was moved.
-        ConfigurationError: an address of no store, the same store twice, or a store that does not show its services.
-            Nothing was moved.
-        NotSupported: a store that does not show what is in it, or limits that the new store cannot keep.
-        StoreError: a store is missing or failed. What was not moved is in the old store.
+        ConfigurationError: an address is not that of a store, both addresses are the same store, or a store does not
+            show its services. Nothing was moved.
+        NotSupported: a store does not show its messages, or the new store cannot keep limits of the old one.
+        StoreError: a store is missing or failed. Messages that were not moved are in the old store.
     """
     settings, endpoint = plan.settings, plan.settings.endpoint.name
     names = [_shown(each) for each in (resolved(plan.source, os.environ), settings.store.address)]
@@ -188,7 +188,7 @@ def _target_of(settings: Settings) -> ClaimingStore:
 
 
 def _check_there(address: Address, advice: str) -> None:
-    """Raise an error for a store of one process, and for a missing file: to open it would create it."""
+    """Raise an error for a store of one process, and for a missing file. To open a missing file would create it."""
     if place_of(address.scheme) is Place.MEMORY:
         raise ConfigurationError(f"{address!r} lives in one process only: name a file or a server")
     path = file_of(address)
@@ -197,28 +197,31 @@ def _check_there(address: Address, advice: str) -> None:
 
 
 def _shown(address: Address) -> str:
-    """Return an address without its password, and with the whole path of a file: records keep it."""
+    """Return an address without its password, and with the full path of a file, because records keep this text."""
     path = file_of(address)
     return address.shown if path is None else f"{address.scheme}:///{path.expanduser().resolve()}"
 
 
 @asynccontextmanager
 async def _opened(store: ClaimingStore, endpoint: str, shown: str) -> AsyncGenerator[MovableStore]:
-    """Open a store for the length of the block. Raises StoreError if it has no tables, NotSupported if it is opaque."""
+    """Open a store for the length of the block.
+
+    Raises StoreError if the store has no tables, NotSupported if its messages cannot be read.
+    """
     try:
         await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
         if not MovableStore.is_one(store):
             raise NotSupported(
                 f"the store {shown!r} does not show what is in it: nothing is moved out of it, or into it"
             )
-        await store.next_attempt()  # its tables are there
+        await store.next_attempt()  # This call fails if the tables do not exist.
         yield store
     finally:
         await close("a store", store.close)
 
 
 async def services_of(store: MovableStore) -> Sequence[str] | None:
-    """Return the services that deliver from a store, by process and machine; ``None`` where that cannot be known."""
+    """Return the services that deliver from a store, by process and machine; ``None`` if they cannot be known."""
     view = store.observer()
     if view is not None:
         return [f"process {each.pid} on {each.host}" for each in delivering(await view.processes())]
@@ -233,7 +236,7 @@ async def services_of(store: MovableStore) -> Sequence[str] | None:
 
 @dataclass(slots=True)
 class _Transfer:
-    """One move from an open store into another; ``progress`` hears how many messages have moved."""
+    """One move from an open store into another. ``progress`` receives the number of moved messages."""
 
     source: MovableStore
     target: MovableStore
@@ -241,7 +244,7 @@ class _Transfer:
     progress: Progress
     _clock: Clock = field(default_factory=SystemClock)
     _saga_timeouts: int = 0
-    # Of the page in hand, and of refused messages, without their content.
+    # The claims of the current page and of refused messages, without the content of the messages.
     _claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
 
     async def run(self, *, services_stopped: bool) -> None:
@@ -287,7 +290,7 @@ class _Transfer:
             )
 
     async def _check_two_stores(self, message_id: str) -> None:
-        """Raise ConfigurationError if a message was scheduled at the same instant in both stores: they are one."""
+        """Raise ConfigurationError if both stores scheduled a message at the same instant: then they are one store."""
         here, there = [(await store.history(message_id))[:1] for store in (self.source, self.target)]
         if here and here == there:
             raise ConfigurationError(
@@ -296,7 +299,7 @@ class _Transfer:
             )
 
     async def _carry_limits(self) -> None:
-        """Set limits of the old store's queues in the new store, before the first message can be delivered there."""
+        """Set the limits of the old store in the new store, before the first message can be delivered there."""
         limits, result = await _limits_in(self.source), self.result
         if limits and not isinstance(self.target, LimitingStore):
             raise NotSupported(
@@ -317,12 +320,12 @@ class _Transfer:
                     )
 
     async def _carry_rules(self) -> None:
-        """Note in the new store by which rules of zones messages are due; otherwise such messages are refused."""
+        """Store the zone rules by which messages are due in the new store. Without them, it refuses such messages."""
         target = self.target
         if not Keeping.is_one(target):
             return
         for marker in await markers(self.source):
-            with suppress(ValueError):  # a damaged one says nothing of messages
+            with suppress(ValueError):  # A damaged marker says nothing about messages.
                 zone, version = marker.headers.get("zone", ""), marker.headers.get("version", "")
                 await note_rules(target, zone, rules_in(marker), version, self._clock.now())
 
@@ -340,10 +343,11 @@ class _Transfer:
                     return
                 else:
                     await anyio.sleep(_LOOK_SECONDS)
-                    await self.source.next_attempt()  # by this a store frees the claims of dead processes
+                    await self.source.next_attempt()  # During this call, a store frees the claims of dead processes.
             self.result.remarks.append(f"the run ended when it had refused {len(self._claims):,}; more may move")
         finally:
-            with suppress(StoreError), anyio.CancelScope(shield=True):  # they end with this process anyway
+            # Shielded, so that a cancelled run releases its claims. If that fails, they end with this process.
+            with suppress(StoreError), anyio.CancelScope(shield=True):
                 await self.source.release(list(self._claims.values()), None)
 
     async def _move_page(self, claims: Sequence[Claim]) -> None:
@@ -354,7 +358,7 @@ class _Transfer:
         for id_ in existing[:1]:
             await self._check_two_stores(id_)
         for id_ in existing:
-            # The copy is read first: if it ends in between, its records say so.
+            # Read the copy before its records: if the message ends between the two calls, the records show that.
             copy, records = await self.target.get(id_), await self.target.history(id_)
             if why := difference(messages[id_], copy, records):
                 reasons[id_] = _REASONS.get(why, f"the new store has another message of this id: {why} differs")
@@ -371,7 +375,10 @@ class _Transfer:
             self._claims[id_] = replace(self._claims[id_], message=replace(messages[id_], headers={}, body=b""))
 
     async def _store(self, messages: Sequence[DelayedMessage], now: datetime, reasons: dict[str, str]) -> list[str]:
-        """Store messages; return the ids that were known. Those that the new store does not take get a reason."""
+        """Store messages. Return the ids that the new store knew already.
+
+        Add a reason for each message that it refuses.
+        """
         if not messages:
             return []
         try:
@@ -384,7 +391,7 @@ class _Transfer:
             return [id_ for part in (messages[:half], messages[half:]) for id_ in await self._store(part, now, reasons)]
 
     async def _keep_keys(self, message_ids: Sequence[str]) -> None:
-        """Have messages wait under the keys that they have in the old store, as the records of their scheduling say."""
+        """Give messages the keys that they have in the old store, according to the records of their scheduling."""
         if isinstance(self.target, ReplacingStore):
             likely = [id_ for id_ in message_ids if KEYED_ID.search(id_)]
             records = [record for id_ in likely for record in await self.source.history(id_)]
@@ -394,14 +401,14 @@ class _Transfer:
     # --- looking -------------------------------------------------------------------------------------------------
 
     async def _pages(self, **due: datetime) -> AsyncGenerator[DelayedMessage]:
-        """Yield the waiting messages within bounds of due times; a page of them is in memory."""
+        """Yield the pending messages whose due times are within bounds. One page of them is in memory."""
         pages = PendingPages(replace(EVERYTHING, **due), None)
         while not pages.is_over:
             for message in pages.take(await self.source.read_pending(*pages.ask())):
                 yield message
 
     async def _look(self) -> None:
-        """Count what would move, without claims."""
+        """Count the messages that would move, without claims."""
         async for message in self._pages(due_to=LATEST):
             if reason := self._reason_against(message):
                 self.result.refuse(message.message_id, reason)
@@ -411,12 +418,12 @@ class _Transfer:
                 self.progress(self.result.moved)
 
     async def _waiting(self) -> tuple[int, int]:
-        """Return how many messages wait in the old store, and how many rows of it cannot be read."""
+        """Return how many messages are pending in the old store, and how many of its rows are unreadable."""
         counted = await self.source.statistics(self._clock.now())
         return counted.pending - len(await markers(self.source)), counted.unreadable
 
     def _reason_against(self, message: DelayedMessage) -> str:
-        """Return why the new store cannot take a message; empty: it can, as far as is known before it is stored."""
+        """Return why the new store cannot take a message; empty: no reason is known before the message is stored."""
         if Headers.WALL_TIME in message.headers and not Keeping.is_one(self.target):
             return f"it follows the clocks of a zone, which {type(self.target).__name__} cannot have messages do"
         size, most = size_in_bytes(encode_headers(message.headers), message.body), self._largest
@@ -467,7 +474,7 @@ async def _limits_in(store: MovableStore) -> dict[str, Limits]:
 
 
 async def _check_no_intents(store: MovableStore, shown: str) -> None:
-    """Raise MigrationConflict if batches of the live migration of earlier versions are on their way out of a store."""
+    """Raise MigrationConflict if a store still has batches of an unfinished live migration by an earlier version."""
     if await store.list_pending(MessageFilter(INTENTS, due_from=_INTENTS_DUE), 1):
         raise MigrationConflict(
             f"a migration out of {shown} was interrupted, and messages of its last batch may be in neither store; end "

@@ -1,4 +1,4 @@
-"""Unreadable rows of the store and the queues: counted, listed, shown, discarded. Source: ADR 0043."""
+"""Unreadable rows of the store and the queues: count, list, show and discard them. Source: ADR 0043."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STORE: Final = "s"
 _QUEUES: Final = "q"
 _NAME: Final = re.compile(rf"(?P<where>[{_STORE}{_QUEUES}])(?P<number>[0-9]{{1,18}})", re.ASCII)
 _SEARCHED: Final = 10_000
-"""How many are searched for a name or an id; more of them means that something is badly wrong."""
+"""Number of rows to search for a name or an id. A larger number of unreadable rows means a serious fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableLine:
     """One unreadable row, in a list.
 
-    ``name`` is ``s`` (store) or ``q`` (queues) with its number there; ``queue`` is ``None`` for one that waits in the
-    store; ``message_id`` is empty where it cannot be read; ``at`` is when it was first met.
+    ``name`` is ``s`` (store) or ``q`` (queues) with the number of the row there. ``queue`` is ``None`` for a row of the
+    store. ``message_id`` is empty if it cannot be read. ``at`` is when the row was first met.
     """
 
     name: str
@@ -37,7 +37,7 @@ class UnreadableLine:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableList:
-    """Unreadable rows, those of the store first; ``total`` counts all."""
+    """Unreadable rows, with those of the store first. ``total`` counts all."""
 
     total: int = 0
     messages: Sequence[UnreadableLine] = ()
@@ -45,7 +45,7 @@ class UnreadableList:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDetails:
-    """One unreadable row; ``raw`` has its content by column, in hexadecimal digits."""
+    """One unreadable row. ``raw`` has the content of the row by column, in hexadecimal digits."""
 
     message: UnreadableLine
     raw: Mapping[str, str]
@@ -53,7 +53,7 @@ class UnreadableDetails:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Result of discarding one row; ``remark`` says why it was not done."""
+    """Result of discarding one row. ``remark`` says why the row was not discarded."""
 
     name: str
     done: bool
@@ -61,7 +61,7 @@ class Discarded:
 
 
 def _sources(deployment: OpenDeployment) -> dict[str, UnreadableRows]:
-    """Return the store and the transport, if they mark unreadable rows, by the letter that their names begin with."""
+    """Return the store and the transport that mark unreadable rows, by the first letter of the names of their rows."""
     parts = {_STORE: deployment.store, _QUEUES: deployment.transport}
     return {letter: part for letter, part in parts.items() if isinstance(part, UnreadableRows)}
 
@@ -92,13 +92,13 @@ def _details(name: str, row: UnreadableRow) -> UnreadableDetails:
 
 
 async def unreadable_of(deployment: OpenDeployment, message_id: str) -> list[UnreadableDetails]:
-    """Return the unreadable rows of a message, the one that was met last at the end."""
+    """Return the unreadable rows of a message, with the row that was met last at the end."""
     rows = [(name, row) for name, row in await _rows(deployment, _SEARCHED) if row.message_id == message_id]
     return [_details(name, row) for name, row in sorted(rows, key=lambda each: each[1].at)]
 
 
 async def show_unreadable(deployment: OpenDeployment, name: str) -> UnreadableDetails:
-    """Return one row with its content; raise MessageNotFound if there is none of that name."""
+    """Return one row with its content. Raise MessageNotFound if no row has that name."""
     _source(deployment, name)
     for row_name, row in await _rows(deployment, _SEARCHED):
         if row_name == name:
@@ -107,7 +107,7 @@ async def show_unreadable(deployment: OpenDeployment, name: str) -> UnreadableDe
 
 
 async def discard_unreadable(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Discarded]:
-    """Delete rows for good, each in a transaction; recorded as discarded where the id can be read."""
+    """Delete rows permanently, each in a transaction. The deletion is recorded as discarded if the id can be read."""
     results = list[Discarded]()
     for name in names:
         try:
@@ -123,7 +123,10 @@ async def discard_unreadable(deployment: OpenDeployment, names: Sequence[str], n
 
 
 def _source(deployment: OpenDeployment, name: str) -> tuple[UnreadableRows, int]:
-    """Return the store or transport, and the number there; raise MessageNotFound for anything but such a name."""
+    """Return the store or transport of a name, and the number of the row.
+
+    Raise MessageNotFound if the name is malformed.
+    """
     match = _NAME.fullmatch(name)
     source = None if match is None else _sources(deployment).get(match["where"])
     if match is None or source is None:

@@ -1,7 +1,7 @@
 """Bulk work on Spark: schedule, sweep, audit …, and the ``postdate`` data source. Only this package imports PySpark.
 
-For jobs of one's own: :func:`end_of_use`, :func:`lapsed` and :func:`malformed_end_of_use` read the expiry of messages
-from a column of headers.
+For your own jobs, :func:`end_of_use`, :func:`lapsed` and :func:`malformed_end_of_use` read the expiry of messages from
+a column of headers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["end_of_use", "lapsed", "malformed_end_of_use"]
 
 
-# Imported at first use: executors, and commands before they start Spark, need rooms of this package without it.
+# Imported at first use: executors, and commands before they start Spark, need modules of this package without PySpark.
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

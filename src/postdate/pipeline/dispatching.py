@@ -1,7 +1,7 @@
-"""The service's own poller and dispatcher inside a Spark task: the core of a sweep. Source: ADR 0011.
+"""The poller and dispatcher of a service inside a Spark task: the core of a sweep. Source: ADR 0011.
 
-Runs on executors; nothing here needs Spark. A dispatcher here makes the same claims as a running service and writes the
-same records, so both may run at once; the claims of a killed task are free when its connection is gone.
+This runs on executors; nothing here needs Spark. A dispatcher here makes the same claims as a running service and
+writes the same records, so both may run at once. The claims of a killed task are free when its connection is closed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from postdate.runtime.reporting import CountedMetrics
 from postdate.wiring import open_transport, transport_settings
 
 COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expired", "retried", "failed")])
-"""What is counted of a sweep without a ledger."""
+"""The counts of a sweep without a ledger."""
 
 _MOST_LINES: Final = 50_000
-"""Lines of the ledger that Spark has not taken yet; above that the dispatcher waits."""
+"""Number of lines of the ledger that Spark has not fetched yet. Above it, the dispatcher waits."""
 
 _HANDED_OVER_EVERY_SECONDS: Final = 0.25
 _LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
@@ -51,15 +51,15 @@ _LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SweepSpec:
-    """A sweep from a store to queues, as a value that travels to executors; see :class:`StoreSpec` for secrets.
+    """A sweep from a store to queues, as a value that is sent to executors. For secrets see :class:`StoreSpec`.
 
     Args:
-        store: where due messages are.
+        store: the store of the due messages.
         transport: address of the queues, or a reference to it.
-        transport_settings: of its adapter.
-        error_queue: for messages that cannot be sent.
-        number_of_retries: attempts after the first.
-        patience: how long the store, or every destination, may fail before the job does.
+        transport_settings: settings of the transport's adapter.
+        error_queue: the queue for messages that cannot be sent.
+        number_of_retries: number of attempts after the first.
+        patience: how long the store, or every destination, may fail before the job fails.
     """
 
     store: StoreSpec
@@ -77,10 +77,10 @@ class SweepSpec:
 
     @classmethod
     def of(cls, settings: Settings) -> SweepSpec:
-        """Return the sweep that delivers as ``postdate run`` with these settings does.
+        """Return the sweep that delivers in the same way as ``postdate run`` with these settings.
 
         Raises:
-            ConfigurationError: a setting does not exist for this store or these queues.
+            ConfigurationError: this store or these queues do not have a setting.
         """
         chosen = settings.transport
         return cls(
@@ -93,25 +93,26 @@ class SweepSpec:
         )
 
     def open_transport(self) -> Transport:
-        """Return the queues, which connect at first use.
+        """Return the transport of the queues. It connects at first use.
 
         Raises:
-            ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
+            ConfigurationError: a reference cannot be followed on this machine, or the driver is not installed here.
         """
         return open_transport(self.transport, **self.transport_settings)
 
 
-# --- what is told of a sweep ------------------------------------------------------------------------------------------
+# --- what a sweep reports ---------------------------------------------------------------------------------------------
 
 
 _RECORDED: Final = {"delivered": "delivered", "expired": "expired", "retried": "retried", "moved_to_error": "failed"}
-"""What is counted, and the kind of record that it leaves."""
+"""The names of counts, with the kind of record that each of them leaves."""
 
 
 class DispatchJournal:
-    """A journal of Arrow batches that the dispatcher writes and Spark's thread takes."""
+    """A journal of Arrow batches. The dispatcher writes it in its own thread, and Spark's thread reads it."""
 
     def __init__(self) -> None:
+        # The condition guards every change: the dispatcher's thread appends, and Spark's thread takes and clears.
         self._waiting: deque[pa.RecordBatch] = deque()
         self._lines = 0
         self._complete = False
@@ -138,7 +139,7 @@ class DispatchJournal:
         with self._changed:
             self._waiting.append(batch)
             self._lines += n
-            if self._lines > _MOST_LINES:
+            if self._lines > _MOST_LINES:  # Smaller journals are fetched at intervals, in larger batches.
                 self._changed.notify_all()
 
     @property
@@ -146,13 +147,13 @@ class DispatchJournal:
         return self._lines > _MOST_LINES
 
     def complete(self) -> None:
-        """Note that no more lines come."""
+        """Mark the journal as complete: no more lines follow."""
         with self._changed:
             self._complete = True
             self._changed.notify_all()
 
     def take(self, wait_seconds: float) -> Iterator[pa.RecordBatch]:
-        """Yield the lines so far, after ``wait_seconds``, or sooner when the journal is full or complete."""
+        """Yield the lines so far, after ``wait_seconds``, or sooner if the journal is full or complete."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_full or self._complete, wait_seconds)
             batches, self._lines = list(self._waiting), 0
@@ -165,7 +166,10 @@ class DispatchJournal:
 
 
 class _Sending(RepeatedFailures):
-    """Trips only at a failure, not for lack of successes: a dispatcher without messages does not fail."""
+    """A circuit breaker that trips only at a failure, not for lack of successes.
+
+    A dispatcher without messages has no successes, and does not fail.
+    """
 
     failed_at: float | None = None
 
@@ -175,7 +179,7 @@ class _Sending(RepeatedFailures):
         return super().failure(error, seconds)
 
     def fails_still(self, seconds: float) -> bool:
-        """Return whether a retry of the last failure may be yet to come."""
+        """Return whether the last failure was so recent that its retry may still follow."""
         patience = 2 * LONGEST_OUTAGE_DELAY.total_seconds()
         recently = self.failed_at is not None and seconds - self.failed_at < patience
         return self.state is not BreakerState.DISARMED and recently
@@ -183,7 +187,7 @@ class _Sending(RepeatedFailures):
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Due work, and its circuit breakers; ``trouble`` has the errors for which one tripped."""
+    """Due work and its circuit breakers. ``trouble`` has the errors for which a breaker tripped."""
 
     work: DueWork
     clock: Clock
@@ -194,12 +198,12 @@ class _Machine:
 
     @property
     def fails(self) -> bool:
-        """Whether looking or sending fails at the moment."""
+        """Whether polling or sending fails at the moment."""
         return self.fetching.state is BreakerState.ARMED or self.sending.fails_still(SystemClock().monotonic())
 
 
 class _HeldBackWork:
-    """Due work that waits while the ledger is full: messages that Spark could not record are not dispatched."""
+    """Due work that waits while the ledger is full, so that no message is dispatched that Spark cannot record."""
 
     def __init__(self, work: DueWork, ledger: DispatchJournal) -> None:
         self._work, self._ledger = work, ledger
@@ -232,7 +236,7 @@ async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) ->
         await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
         following = clock_of_store(SystemClock(), store)
         clock: Clock = following or SystemClock()
-        if following is not None:  # before anything is taken that may not be due by it
+        if following is not None:  # Measure before any claim: a message might not be due by the clock of the store.
             await following.measure()
         fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, give_up)
         sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, give_up)
@@ -245,7 +249,7 @@ async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) ->
 
 
 async def _whole(close: Callable[[], Awaitable[None]]) -> None:
-    """Close even while the task is being cancelled: Python's worker goes on to the next task."""
+    """Close even if the task is being cancelled, because Python's worker continues with the next task."""
     with anyio.CancelScope(shield=True):
         await close()
 
@@ -253,12 +257,12 @@ async def _whole(close: Callable[[], Awaitable[None]]) -> None:
 async def _drain(machine: _Machine) -> None:
     """Dispatch until no due message is left that this process could claim."""
     while True:
-        async with machine.work.running():  # whose end waits for what is in flight
+        async with machine.work.running():  # The end of this block waits for messages in flight.
             count, next_attempt, error = await _round(machine)
-        if error is not None:  # raised only here: a task group would wrap it up
+        if error is not None:  # The error is raised only here: a task group would wrap it in an exception group.
             raise error
         soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
-        # Another process may have claimed and sent the released messages, so this one need not have succeeded.
+        # Another process may have claimed and sent the released messages, so a success of this process is not required.
         is_drained = count == 0 and (next_attempt is None or next_attempt > soon)
         if machine.sending.state is BreakerState.DISARMED or is_drained:
             return
@@ -266,9 +270,9 @@ async def _drain(machine: _Machine) -> None:
 
 
 async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException | None]:
-    """Take until nothing is left, or sending fails: then further claims would only be released again.
+    """Claim and dispatch until nothing is left, or until sending fails: further claims would only be released again.
 
-    Returns the number of messages taken, the time of the next attempt, and the error of a tripped breaker.
+    Returns the number of claimed messages, the time of the next attempt, and the error of a tripped breaker.
     """
     clock, count = SystemClock(), 0
     while not machine.trouble:
@@ -290,7 +294,10 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
 
 
 async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
-    """Poll for some seconds; longer while it fails, so that patience does not start anew in each task."""
+    """Poll for some seconds.
+
+    Continue while polling or sending fails, so that patience does not restart in each task.
+    """
     clock = SystemClock()
     poller = Poller(machine.work, machine.clock, machine.fetching)
     until = clock.monotonic() + seconds
@@ -315,9 +322,9 @@ async def _run(
 
 
 def drain_due(spec: SweepSpec) -> Counter[str]:
-    """Dispatch all due messages that no other process holds; return counts by kind of record.
+    """Dispatch all due messages that no other process has claimed. Return counts by kind of record.
 
-    Raises PostdateError, transient only if store or transport failed for longer than patience lasts.
+    Raises PostdateError. It is transient only if store or transport failed for longer than the patience.
     """
     tally = CountedMetrics()
     anyio.run(_run, spec, tally, NO_JOURNAL, None, lambda: False)
@@ -325,9 +332,9 @@ def drain_due(spec: SweepSpec) -> Counter[str]:
 
 
 def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None) -> Generator[pa.RecordBatch]:
-    """Dispatch in another thread, and yield its ledger meanwhile; ``None`` seconds: until nothing is due.
+    """Dispatch in another thread, and yield its ledger meanwhile. ``None`` seconds: until nothing is due.
 
-    The sweep ends early once ``stop_file`` exists. Raises as :func:`drain_due` does, after the whole ledger.
+    The sweep ends early when ``stop_file`` exists. After the whole ledger, it raises the errors of :func:`drain_due`.
     """
     ledger, abandoned = DispatchJournal(), threading.Event()
 
@@ -343,10 +350,11 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
             yield from ledger.take(0)
             running.result()
         finally:
+            # Spark may close this generator early, for example at the end of a task: a resident dispatcher must stop.
             abandoned.set()
 
 
-# --- what tasks do: their rows are slots, of a dispatcher each --------------------------------------------------------
+# --- the work of tasks: their rows are slots, each of which is one dispatcher -----------------------------------------
 
 
 def count_slots(spec: SweepSpec, slots: Batches) -> Batches:

@@ -1,4 +1,4 @@
-"""A failed Spark job in one line: Postdate's own error from a task, or the first line of Spark's."""
+"""Describe a failed Spark job in one line: Postdate's own error from a task, or the first line of Spark's error."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("e
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """What shows a reason: texts that follow each other, and a sentence with the groups of all of them.
+    """How to recognize a reason: patterns that follow each other, and a sentence with the groups of all of them.
 
-    Each is searched for behind the one before. One pattern for all would begin anew at each of its beginnings, and
-    look through the rest of the text each time: errors of Spark show data, so their texts come from outside.
+    Each pattern is searched after the match of the one before. A single pattern for all would start again at each
+    possible beginning and scan the rest of the text each time. Errors of Spark show data, so their texts come from
+    outside.
     """
 
     parts: tuple[re.Pattern[str], ...]
     sentence: str
 
     def last_in(self, text: str) -> str | None:
-        """Return the sentence for the last time that the parts occur; ``None``: they do not."""
+        """Return the sentence for the last place where all patterns occur; ``None``: there is no such place."""
         sentence, place = None, 0
         while True:
             groups = list[str]()
@@ -83,7 +84,7 @@ _REASONS: Final = (
     ),
     _Reason((re.compile(r"^([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE),), "{}: {}"),
 )
-"""The best first."""
+"""Reasons in order of preference: the best come first."""
 
 _LOOKS_EVERY_SECONDS: Final = 0.1
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z_.]+\] ")
@@ -93,7 +94,8 @@ _SQL_STATE: Final = re.compile(r"SQLSTATE: \w+")
 def cause(error: BaseException) -> str:
     """Return why a job failed, without tracebacks and without passwords."""
     texts, link = [str(error)], error
-    while link := getattr(link, "_cause", None):  # what Spark keeps of Java's causes; a query tells the first one only
+    # Spark keeps Java's causes in this attribute. The text of a query names only the first cause.
+    while link := getattr(link, "_cause", None):
         texts.append(str(link))
     text = "\n".join(texts)
     for reason in _REASONS:
@@ -107,7 +109,7 @@ def cause(error: BaseException) -> str:
 
 
 def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
-    """Wait until a query ends or ``stop`` is set, and stop it; raise PipelineError if it has failed."""
+    """Wait until a query ends or ``stop`` is set, and stop the query. Raise PipelineError if it has failed."""
     wait_for(query, reached=stop.is_set)
     query.stop()
     check_query(query, what)
@@ -129,9 +131,9 @@ def check_query(query: StreamingQuery, what: str) -> None:
 
 @contextmanager
 def one_line_errors(what: str) -> Generator[None]:
-    """Raise PipelineError for errors of Spark in the block; ``what`` begins its text, as in ``the sweep has failed``.
+    """Raise PipelineError for errors of Spark in the block. ``what`` begins its text, as in ``the sweep has failed``.
 
-    Also for errors of the bridge to Java, which has one type for most of Java's.
+    This includes errors of the bridge to Java, which has one type for most errors of Java.
     """
     try:
         yield

@@ -1,9 +1,10 @@
-"""Files of rows, as a table or as a stream, by the same rules: columns are matched by name, and wrong names refused.
+"""Files of rows, as a table or as a stream, by the same rules.
 
-A CSV file begins with a line of names, the same and in the same order as in the first file or the schema.
-A quote inside quotes is written twice, or the file is refused, and so is one with a quote that is never closed; a line
-may break inside quotes. JSON has one object a line. The files of a folder of Parquet need not have the same columns,
-only the same types. Texts are in UTF-8, or in the encoding that is named. Runs on the driver.
+Columns are matched by name, and wrong names are refused. A CSV file begins with a line of names, which are the same and
+in the same order as in the first file or the schema. A quote inside quotes must be doubled, and every quote must be
+closed; otherwise the file is refused. A line may break inside quotes. JSON has one object a line. The files of a folder
+of Parquet need not have the same columns, only the same types. Texts are in UTF-8, or in the encoding that is named.
+Runs on the driver.
 
 No setting of the session is changed.
 """
@@ -28,30 +29,32 @@ from postdate.pipeline.rows import Batches, quoted
 from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, read_header, to_table
 
 MALFORMED: Final = "_corrupt_record"
-"""The column that holds all bytes of what is no row, and is null in rows."""
+"""The column with all bytes of a line that is not a row. It is null in rows."""
 
 _FORMATS: Final = ("csv", "json", "parquet")
 _JSON_LINES = frozenset({"jsonl", "ndjson"})
 
 _ANY_AGE = "1000000d"
-"""Files are read whatever their age: tools that move, copy or unpack files keep their times, and by default Spark
-silently ignores files a week older than the newest. With this it remembers all names, as its checkpoint's log does.
+"""Files are read whatever their age, because tools that move, copy or unpack files keep their times.
+
+By default Spark silently ignores files that are a week older than the newest. With this setting Spark remembers all
+names, as the log in its checkpoint does.
 """
 
 _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
-"""Spark's types of times below a microsecond, which only its Java knows."""
+"""Spark's types of times with nanoseconds. Only Spark's Java code knows these types."""
 
 
 def read_input(spark: SparkSession, path: str, input_format: str | None = None, encoding: str = "UTF-8") -> DataFrame:
-    """Read a file or directory of messages; all columns of CSV and of JSON are texts, but for :data:`MALFORMED`.
+    """Read a file or directory of messages. All columns of CSV and of JSON are texts, except :data:`MALFORMED`.
 
-    A value of JSON that is no text becomes its JSON text, as it is written.
+    A JSON value that is not text becomes its JSON text, exactly as it is written.
 
     Args:
         spark: any session.
-        path: of a file or directory.
+        path: path of a file or directory.
         input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by default from the name's ending.
-        encoding: of CSV and JSON, for example ``cp1252`` or ``UTF-16``. A row with other bytes is malformed.
+        encoding: encoding of CSV and JSON, for example ``cp1252`` or ``UTF-16``. A row with other bytes is malformed.
 
     Raises:
         PipelineError: the format or the encoding is unknown, or the files do not agree on a type. A CSV file with other
@@ -80,20 +83,20 @@ def read_directory(
     files_at_once: int = 100,
     encoding: str = "UTF-8",
 ) -> DataFrame:
-    """Return the stream of a directory's files: existing ones, then new ones, whatever their times.
+    """Return the stream of a directory's files: existing files, then new ones, whatever their times.
 
-    Put files in by renaming them, whole: Spark reads each name once.
+    Add files by renaming complete files into the directory, because Spark reads each name once.
 
     Args:
         spark: a session in UTC.
-        path: of the directory.
+        path: path of the directory.
         schema: a Spark schema, such as ``id string, due timestamp``. The header line of a CSV file must have these
             names in this order. Times that Parquet has in nanoseconds are ``timestamp_ltz(9)``, or ``timestamp_ntz(9)``
             without a zone; they are rounded up to microseconds. Such a stream belongs to a session of its own, with the
             present settings of ``spark``.
         format: ``json`` (one object a line), ``csv`` or ``parquet``.
-        files_at_once: how many files a micro-batch takes at most, which bounds the memory it needs.
-        encoding: of CSV and JSON. A row with other bytes, or that is malformed, fails the query.
+        files_at_once: maximum number of files in a micro-batch, which limits the memory that it needs.
+        encoding: encoding of CSV and JSON. A row with other bytes, or a malformed row, fails the query.
 
     Raises:
         PipelineError: the directory is missing, or the format, the encoding or the schema is invalid.
@@ -109,7 +112,7 @@ def read_directory(
             spark = stack.enter_context(_knowing_nanoseconds(spark))
         reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
         if format == "parquet":
-            # A value that is malformed must not become a null that looks like a row without a due time.
+            # A malformed value must not become a null, which would look like a row without a due time.
             return _in_microseconds(reader.options(mode="FAILFAST").schema(schema).format(format).load(path))
         columns: StructType = spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).schema[0].dataType  # type: ignore[assignment]
         if format == "csv":
@@ -138,11 +141,14 @@ _RECORD: Final = StructType(
         StructField("record", StringType()),
     ]
 )
-"""More cells than any record has: so each is malformed for Spark, which then gives it whole."""
+"""This schema has more cells than any record has.
+
+So each record is malformed for Spark, which then returns it whole.
+"""
 
 
 def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
-    """Return the records of files as they are, without empty lines, and the columns that the names of folders tell."""
+    """Return the records of files unchanged, without empty lines, and the columns from the names of folders."""
     rows = (
         reader.format("csv")
         .options(multiLine=True, escape='"', unescapedQuoteHandling="RAISE_ERROR", encoding=encoding.of_spark)
@@ -151,7 +157,7 @@ def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
         .load(path)
     )
     folders = [name for name in rows.columns if name not in set(_RECORD.fieldNames())]
-    # Spark does not give a malformed record alone.
+    # Spark does not return a malformed record alone.
     return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quoted, folders))
 
 
@@ -166,7 +172,7 @@ def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: Encodi
 
 
 def _schema_of(names: list[str], files: DataFrame) -> StructType:
-    """Return the columns of rows: those of the files, what is malformed, and those that the names of folders tell."""
+    """Return the columns of rows: those of the files, that of malformed lines, and those from the names of folders."""
     if MALFORMED in names:
         raise PipelineError(f"a column must not have the name {MALFORMED!r}; rename it")
     folders = [field for field in files.schema if field.name not in {"_file", "record", "c0"}]
@@ -181,7 +187,7 @@ def _parse_csv(header: list[str | None], encoding: Encoding, batches: Batches) -
 
 
 def _csv_texts(names: list[str], encoding: Encoding, batches: Batches) -> Batches:
-    """Return the records of a stream, checked, each as one text."""
+    """Check the records of a stream, and return each as one text."""
     for _, _, rows in _csv_file_rows(list(names), encoding, batches):
         for _, malformed in rows:
             if malformed is not None:
@@ -199,7 +205,7 @@ def _in_csv(cell: str | None) -> str:
 def _csv_file_rows(
     header: list[str | None], encoding: Encoding, batches: Batches
 ) -> Iterator[tuple[pa.RecordBatch, list[int], list[Row]]]:
-    """Yield the rows of each batch, with the positions of their records in it; a task has whole files, in order."""
+    """Yield the rows of each batch, with the positions of their records in it. A task has whole files, in order."""
     file: CsvFile | None = None
     for batch in batches:
         rows, origins = list[Row](), list[int]()
@@ -232,7 +238,7 @@ def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: Encod
     case_sensitive = _is_case_sensitive(spark)
     as_written = partial(json_object, encoding=encoding, case_sensitive=True)
     seen = lines.select("line").mapInArrow(partial(_json_names, as_written), "name string").distinct().collect()
-    columns = dict[str, str]()  # by the name in lower case, unless case tells names apart
+    columns = dict[str, str]()  # Names are compared in lower case, unless names that differ only in case are different.
     for name in sorted((row["name"] for row in seen), key=str.swapcase):
         columns.setdefault(name if case_sensitive else name.lower(), name)
     if MALFORMED in columns:
@@ -266,7 +272,7 @@ def _parse_json(
 
 
 def _json_texts(encoding: Encoding, batches: Batches) -> Batches:
-    """Return the lines of a stream, checked, as texts."""
+    """Check the lines of a stream, and return them as texts."""
     for batch in batches:
         lines = [line for line in _column(batch, 0) if line.strip()]
         for line in lines:
@@ -287,7 +293,7 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
     try:
         return _in_microseconds(spark.read.options(mergeSchema=True).parquet(path))
     except Exception as error:
-        if "nanos" not in str(error).lower():  # of the setting, or of the type
+        if "nanos" not in str(error).lower():  # The error names the setting, or the type.
             raise
         with _knowing_nanoseconds(spark) as session:
             return _in_microseconds(session.read.options(mergeSchema=True).parquet(path))
@@ -295,10 +301,11 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
 
 @contextmanager
 def _knowing_nanoseconds(spark: SparkSession) -> Generator[SparkSession]:
-    """Yield a session with the settings of another one, and a preview of Spark 4.3 that knows nanoseconds.
+    """Yield a session with the settings of another one, and with a preview of Spark 4.3 that supports nanoseconds.
 
-    Its frames need the setting whenever they are planned, and it would change what others read: so it is not set in
-    the session of the user. In the block it is the active one, by whose settings Spark parses types.
+    Its frames need the preview setting whenever they are planned, but the setting would change how other frames are
+    read. So it is not set in the session of the user. In the block this session is the active one, by whose settings
+    Spark parses types.
     """
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
@@ -319,7 +326,10 @@ def _knowing_nanoseconds(spark: SparkSession) -> Generator[SparkSession]:
 
 
 def _in_microseconds(rows: DataFrame) -> DataFrame:
-    """Return rows with times in microseconds, which Python knows, rounded up: no message is early."""
+    """Return rows with times in microseconds, which Python supports.
+
+    Times are rounded up, so that no message is early.
+    """
     described = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
     types = {row["col_name"]: row["data_type"] for row in described}
     if not any(map(_NANOSECONDS.search, types.values())):
@@ -328,12 +338,12 @@ def _in_microseconds(rows: DataFrame) -> DataFrame:
 
 
 def _rounded_up(column: str, kind: str) -> str:
-    """Return a column in SQL, which is parsed by the settings of its frame's session, and not by those of the user."""
+    """Return a column as SQL text. It is parsed by the settings of its frame's session, not of the user's session."""
     if not _NANOSECONDS.search(kind):
         return column
     rounded_down = _NANOSECONDS.sub(r"\1", kind)
     microseconds = f"CAST({column} AS {rounded_down})"
-    if not _NANOSECONDS.fullmatch(kind):  # a time inside something else is none of a message
+    if not _NANOSECONDS.fullmatch(kind):  # A time inside another type does not belong to a message.
         return microseconds
     later = f"{microseconds} + INTERVAL '0.000001' SECOND"
     return f"CASE WHEN CAST({microseconds} AS {kind}) < {column} THEN {later} ELSE {microseconds} END"

@@ -1,8 +1,8 @@
-"""Forecasts what falls due when and where, and the dispatching it takes: load, herds, needed rate.
+"""Forecast how many messages are due when and where, and the dispatching that they need: load, herds, needed rate.
 
-Spark counts messages by second and destination, once; everything else is made from these counts. Counts by second alone
-come to the driver, for :mod:`postdate.pipeline.forecast_rates`. Changes nothing; services may run meanwhile, and a
-message that moves while the store is read is counted or not.
+Spark counts messages by second and destination, once. Everything else is computed from these counts. Only counts by
+second come to the driver, for :mod:`postdate.pipeline.forecast_rates`. Nothing is changed and services may run
+meanwhile; a message that moves while the store is read may or may not be counted.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import StoreSpec
 
 MOST_INTERVALS = 400
-"""Intervals in JSON and on the page, at most."""
+"""Maximum number of intervals in JSON and on the page."""
 
 MOST_STEPS = 4_000_000
-"""Due times that come to the driver, at most; beyond that, ten seconds or more are counted as one."""
+"""Maximum number of due times that come to the driver. Beyond it, ten seconds or more are counted as one."""
 
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
 _MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
@@ -54,14 +54,14 @@ def forecast(
 ) -> ForecastResult:
     """Forecast the pending messages of a store.
 
-    Runs on the driver; the store is read and counted on the executors.
+    This runs on the driver; the store is read and counted on the executors.
 
     Args:
         spark: a session in UTC.
-        store: retried messages count at the time they were first due.
-        now: what overdue is measured against, and when dispatching begins; aware.
+        store: the store to read. Retried messages count at the time at which they were first due.
+        now: the instant against which overdue is measured, and at which dispatching begins; aware.
         options: the defaults if left out.
-        partitions: tasks that read at the same time, at least 1.
+        partitions: number of tasks that read at the same time, at least 1.
 
     Raises:
         StoreError: the store is missing or unreachable.
@@ -85,12 +85,12 @@ def forecast_frame(
 ) -> ForecastResult:
     """Forecast any table of messages, such as a plan that is not scheduled yet.
 
-    Runs on the driver; the table is read once, on the executors.
+    This runs on the driver; the table is read once, on the executors.
 
     Args:
         messages: one message a row, in a session in UTC. Rows without a due time, or with one outside the years 1 to
             9999, are counted and left out.
-        now: what overdue is measured against, and when dispatching begins; aware.
+        now: the instant against which overdue is measured, and at which dispatching begins; aware.
         options: the defaults if left out.
         due: name of the column with due times, of the type timestamp.
         destination: name of the column with destinations, of the type string; may be null.
@@ -149,7 +149,7 @@ def _forecast(
             herds_found=len(spans),
             needed=_needed(upcoming, as_of, total["overdue"], options.tolerance),
             load_width_seconds=load_width,
-            load=_load(counts, load_width),  # the last of what Spark does: it stays in its memory
+            load=_load(counts, load_width),  # This is the last step of Spark, because the table stays in its memory.
             took_seconds=time.perf_counter() - started,
         )
 
@@ -158,7 +158,7 @@ def _forecast(
 
 
 def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
-    """Count by second and destination; rows without a due time have no second."""
+    """Count by second and destination. Rows without a due time have no second."""
     due = F.unix_micros("due")
     has_due = due.between(*CALENDAR)
     second = F.when(has_due, F.unix_seconds("due")).alias("second")
@@ -172,7 +172,7 @@ def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
 
 
 def _floored(seconds: Column, width: int) -> Column:
-    return F.floor(seconds / width) * width  # exact: so many seconds have room in a double
+    return F.floor(seconds / width) * width  # The division is exact: a double can represent this many seconds.
 
 
 def _total(counts: DataFrame) -> Row:
@@ -192,7 +192,7 @@ def _total(counts: DataFrame) -> Row:
 
 
 def _step(counts: DataFrame, groups: int) -> int:
-    """Return the smallest step, in seconds, of which at most ``MOST_STEPS`` come to the driver."""
+    """Return the smallest step in seconds with which at most ``MOST_STEPS`` steps come to the driver."""
     if groups <= MOST_STEPS:
         return 1
     few_enough = (
@@ -250,7 +250,7 @@ def _load_width(load: Load, asked: str) -> int:
 
 
 def _load(counts: DataFrame, width: int) -> DataFrame:
-    """Return the table, counted and kept: it does not need the counts any more."""
+    """Return the table, computed and persisted, so that the counts are no longer needed."""
     start = F.timestamp_seconds(_floored(F.col("second"), width)).alias("start")
     load = (
         counts.where("second IS NOT NULL")
@@ -301,7 +301,8 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
     shares = (
         upcoming.join(F.broadcast(herds.select("herd", steps)), "step")
         .groupBy("herd", "destination")
-        .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))  # negative, to sort the most to the front
+        # The number is negative, so that the largest comes first.
+        .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))
         .groupBy("herd")
         .agg(F.slice(F.sort_array(F.collect_list(F.struct("fewer", "destination"))), 1, _DESTINATIONS_OF_A_HERD))
     )
@@ -326,7 +327,7 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 
 
 def _needed(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
-    """Return the needed rates; no tolerance can be shorter than a step."""
+    """Return the needed rates. No tolerance can be shorter than a step."""
     upcoming, with_overdue = (load.after(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
     tolerances = (tolerance.total_seconds(), *_TOLERANCES_SECONDS)
     return tuple(

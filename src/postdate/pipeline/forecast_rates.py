@@ -1,8 +1,8 @@
-"""The dispatching that a load over time takes: rates and herds. Pure, on arrays; runs on the driver.
+"""The dispatching that a load over time needs: rates and herds. Pure functions on arrays; runs on the driver.
 
 **The model.** All messages that are due within one step (a second, unless there are too many) are due at its
-beginning, and a dispatcher takes them in the order of their due times at a constant rate. A lateness in this model
-differs by less than one step from that of the same dispatcher with exact due times.
+beginning. A dispatcher sends them in the order of their due times at a constant rate. A lateness in this model differs
+by less than one step from the lateness of the same dispatcher with exact due times.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ Numbers = NDArray[np.float64]
 
 HOUR_SECONDS = 3_600
 EXCEPTIONAL_SECONDS = HOUR_SECONDS // 10
-"""Seconds of an hour that may exceed its usual load: one in ten."""
+"""Number of seconds of an hour that may exceed its usual load: one in ten."""
 
 WIDTHS_SECONDS = (
     1, 10, 60, 300, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000, 31_536_000, 315_360_000, 3_153_600_000,
     31_536_000_000,
 )  # fmt: skip
-"""Lengths of intervals that people find round, up to a thousand years."""
+"""Lengths of intervals that are round numbers for people, up to a thousand years."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Numbers of messages by due time.
 
-    ``seconds`` since 1970 UTC begin steps of ``step`` seconds, ascending, each once, with at least one message each.
+    ``seconds`` since 1970 UTC are the beginnings of steps of ``step`` seconds: ascending, each once, with at least one
+    message each.
     """
 
     seconds: Integers
@@ -45,9 +46,9 @@ class Load:
         return int(self.counts.sum())
 
     def after(self, second: int, overdue: int) -> Load:
-        """Return the load of a dispatcher that begins at ``second`` (since 1970) with ``overdue`` messages more.
+        """Return the load of a dispatcher that begins at ``second`` (since 1970) with ``overdue`` additional messages.
 
-        Messages due before count as due then.
+        Messages that are due before ``second`` count as due then.
         """
         seconds = np.concatenate([np.array([second], np.int64), np.maximum(self.seconds, second)])
         counts = np.concatenate([np.array([overdue], np.int64), self.counts])
@@ -61,12 +62,12 @@ class Load:
 
 
 def needed_rate(load: Load, tolerance_seconds: float) -> float:
-    """Return the smallest constant rate, in messages a second, at which nothing is later than the tolerance.
+    """Return the smallest constant rate, in messages a second, at which no message is later than the tolerance.
 
-    That is the greatest ``messages due from a to b / (b - a + tolerance)`` over all steps ``a`` and ``b``: so many must
-    go in so much time, and if each such demand is met then no message is too late. Found by Dinkelbach's method: take a
-    rate, find the demand that exceeds it most, take the rate of that demand, until none exceeds it. Each round is
-    linear in the number of steps, and there are few rounds.
+    That is the greatest ``messages due from a to b / (b - a + tolerance)`` over all steps ``a`` and ``b``: this many
+    messages must be sent in this time, and if each such demand is met then no message is too late. The rate is found by
+    Dinkelbach's method: take a rate, find the demand that exceeds it most, take the rate of that demand, until none
+    exceeds it. Each round is linear in the number of steps, and there are few rounds.
 
     An empty load needs rate 0; ``tolerance_seconds`` is greater than 0.
     """
@@ -87,10 +88,10 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
 
 
 def _times(load: Load, rate: float) -> Numbers:
-    """Return the steps as seconds since the first, with gaps cut to the time in which the whole load would be gone.
+    """Return the steps as seconds since the first, with gaps cut to the time in which the whole load would be sent.
 
-    Steps after such a gap do not depend on those before it. Without the cut one message in the year 9998 would
-    make the numbers so large that they lose the messages of today.
+    Steps after such a gap do not depend on the steps before it. Without the cut, one message in the year 9998 would
+    make the numbers so large that they lose the precision for the messages of today.
     """
     gaps = np.minimum(np.diff(load.seconds).astype(np.float64), np.ceil(load.total / rate) + 1)
     return np.concatenate([np.zeros(1), np.cumsum(gaps)])
@@ -101,7 +102,10 @@ def _times(load: Load, rate: float) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class HerdSpan:
-    """Consecutive steps, each of which has far more than the usual load; ``peak`` and ``usual`` are of one step."""
+    """Consecutive steps, each of which has far more than the usual load.
+
+    ``peak`` and ``usual`` are numbers for one step.
+    """
 
     start: int
     seconds: int
@@ -113,10 +117,10 @@ class HerdSpan:
 def find_herds(load: Load, factor: float, least: int) -> list[HerdSpan]:
     """Return the herds of a load, biggest first.
 
-    A step belongs to a herd when at least ``least`` messages are due in it, and more than ``factor`` times the usual
-    load. Usual in an hour (of UTC) is the load that nine in ten of its steps do not exceed, empty ones counted; or the
-    usual load of the hour before or after, if that is more, so that a plan is no herd where it begins or ends.
-    Consecutive steps are one herd. With steps above 6 minutes no herds can be seen.
+    A step belongs to a herd if at least ``least`` messages are due in it, and more than ``factor`` times the usual
+    load. The usual load of an hour (of UTC) is the load that nine in ten of its steps do not exceed, with empty steps
+    counted. If the hour before or after has a higher usual load, that one counts, so that a plan is no herd where it
+    begins or ends. Consecutive steps are one herd. With steps above 6 minutes no herds can be seen.
 
     ``factor`` and ``least`` are at least 1.
     """
@@ -158,10 +162,11 @@ def _usual(load: Load) -> Integers:
 
 
 def horizon(load: Load) -> int:
-    """Return the last second that a chart should show: the last of all, unless a few messages are far out.
+    """Return the last second that a chart should show: the last of all, unless a few messages are far away.
 
-    A few are one in a hundred, or ten if that is no more than one in ten. They are far out when the last is due more
-    than ten times as far from the first as all others; then those up to twice as far are shown. Needs a message.
+    A few are one in a hundred, or ten if that is no more than one in ten. They are far away if the last is due more
+    than ten times as far from the first as all others. Then the chart shows messages up to twice as far as the others.
+    The load must have a message.
     """
     spare = max(load.total // 100, min(10, load.total // 10))
     until = np.cumsum(load.counts)
@@ -173,7 +178,7 @@ def horizon(load: Load) -> int:
 
 
 def round_width(span_seconds: int, most: int, at_least: int = 1) -> int:
-    """Return the smallest round width, in seconds, of which ``most`` intervals cover the span wherever they begin.
+    """Return the smallest round width, in seconds, with which ``most`` intervals cover the span wherever they begin.
 
     ``span_seconds`` includes the first and the last second; ``most`` is at least 2.
     """

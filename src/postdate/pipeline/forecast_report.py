@@ -1,7 +1,7 @@
 """A forecast as one HTML file, with its chart. Runs on the driver."""
 
 # pyright: reportUnknownMemberType=false
-# Matplotlib gives no types to the keyword arguments of its methods.
+# Matplotlib declares no types for the keyword arguments of its methods.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from postdate.pipeline.forecast_result import (
 from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
 
 _MOST_ROWS = 100
-"""Destinations shown, at most: nobody reads a longer table, and the JSON has more."""
+"""Maximum number of destinations shown: a longer table is hard to read, and the JSON has more."""
 
 
 def render_forecast(result: ForecastResult, title: str = "What falls due") -> str:
@@ -49,7 +49,7 @@ def write_forecast(result: ForecastResult, path: Path, title: str = "What falls 
 
 
 def _worth_showing(herd: Herd) -> list[DestinationShare]:
-    """Leave out destinations that would be shown as 0 %."""
+    """Return the destinations without those that would be shown as 0 %."""
     return [share for share in herd.destinations if 200 * share.messages >= herd.messages]
 
 
@@ -71,7 +71,7 @@ _LAST_DAY = to_microseconds(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) / _D
 
 
 def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
-    """Return the destinations that the load chart shows apart, with their CSS colours; most messages first."""
+    """Return the destinations that the load chart shows separately, with their CSS colours; most messages first."""
     apart = {share.destination for interval in result.intervals for share in interval.destinations}
     names = [each.destination for each in result.destinations if each.destination in apart]
     return [(name, _CSS_COLOURS[colour]) for name, colour in zip(names, _STACKED, strict=False)]
@@ -82,7 +82,7 @@ def load_chart(result: ForecastResult) -> str:
     with svg_axes("load", _CSS_COLOURS) as (axes, done):
         starts = [to_microseconds(interval.start) / _DAY_MICROSECONDS for interval in result.intervals]
         names = [name for name, _ in stacked_colours(result)]
-        days = result.interval_seconds / 86_400  # Matplotlib counts time in days
+        days = result.interval_seconds / 86_400  # Matplotlib counts time in days.
         bottom = [0] * len(starts)
         shares = [{share.destination: share.messages for share in each.destinations} for each in result.intervals]
         layers = [[each.get(name, 0) for each in shares] for name in names]
@@ -102,7 +102,7 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
     numbers: dict[float, list[str]] = {}
     for number, herd in enumerate(herds[:_MARKED_HERDS], 1):
         start = to_microseconds(herd.start) // width * width / _DAY_MICROSECONDS
-        if start in tops:  # else it is far out, and not in the picture
+        if start in tops:  # A herd that is not in this dictionary is far away, and not in the picture.
             numbers.setdefault(start, []).append(str(number))
     for start, marks in numbers.items():
         place = (start + width / _DAY_MICROSECONDS / 2, tops[start])
@@ -110,7 +110,7 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
 
 
 def _set_limits(axes: Axes, first: float, last: float) -> None:
-    """Leave some room at the sides and above; time ends with the year 9999, for Matplotlib too."""
+    """Leave some space at the sides and above. Time ends with the year 9999, for Matplotlib too."""
     time_axis(axes)
     room = max((last - first) / 100, _SECOND)
     axes.set_xlim(max(first - room, _FIRST_DAY), min(last + room, _LAST_DAY))

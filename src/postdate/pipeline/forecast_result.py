@@ -20,7 +20,7 @@ FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 AUTO = "auto"
 _LOAD_FORMATS = ("parquet", "csv", "json")
 _LONGEST_SECONDS = 86_400.0 * 999_999_998
-"""The longest span that Python can represent."""
+"""The longest span that Python can represent, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class ForecastOptions:
     """How to forecast. Wrong values are refused at once, before Spark does any work.
 
     Args:
-        width: of the intervals of the table: ``minute``, ``hour``, ``day``, or ``auto``: the shortest of them of which
-            at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a named width,
-            and longer where there would be more than 400 of them.
+        width: width of the intervals of the table: ``minute``, ``hour``, ``day``, or ``auto``: the shortest of them
+            with which at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a
+            named width, and longer if there would be more than 400 of them.
         tolerance: how late a message may be; at least 1 s, since due times are counted by the second.
         herd_factor: how many times the usual load makes a herd; at least 1.
-        herd_least: messages within one second that make a herd; at least 1.
+        herd_least: number of messages within one second that makes a herd; at least 1.
 
     Raises:
         PipelineError: a value is out of its bounds.
@@ -63,13 +63,13 @@ class ForecastOptions:
 
 @dataclass(frozen=True, slots=True)
 class DestinationLoad:
-    """Load of one destination; ``destination`` is ``None`` for rows that name none.
+    """Load of one destination. ``destination`` is ``None`` for rows that name none.
 
     Args:
-        messages: in all, overdue ones too.
-        overdue: due before now.
+        messages: total number, including overdue messages.
+        overdue: number of messages due before now.
         first_due, last_due: to the microsecond; UTC.
-        most_in_a_second: messages due within one second.
+        most_in_a_second: largest number of messages due within one second.
     """
 
     destination: str | None
@@ -93,9 +93,10 @@ class LoadInterval:
     """Messages due within one interval.
 
     Args:
-        start: of the interval; UTC.
-        destinations: shares of the destinations with most messages in all, at most 8, without those with none here.
-        others: messages for all other destinations.
+        start: beginning of the interval; UTC.
+        destinations: shares of the destinations with the most messages in total, at most 8, without those that have
+            none in this interval.
+        others: number of messages for all other destinations.
     """
 
     start: datetime
@@ -109,11 +110,11 @@ class Herd:
     """Far more messages at once than usual; see :func:`postdate.pipeline.forecast_rates.find_herds`.
 
     Args:
-        start: first second of it; UTC.
+        start: first second of the herd; UTC.
         seconds: length.
-        messages: due in it.
-        usual_in_a_second: messages; the usual load for comparison.
-        destinations: those with most of it, at most 5.
+        messages: number of messages due in the herd.
+        usual_in_a_second: the usual load, in messages a second, for comparison.
+        destinations: destinations with the most messages of the herd, at most 5.
     """
 
     start: datetime
@@ -133,7 +134,7 @@ class NeededRate:
 
     Args:
         tolerance_seconds: how late a message may be.
-        per_second: messages, for those that still fall due.
+        per_second: rate in messages a second, for messages that still become due.
         with_overdue_per_second: the same if overdue messages count as due now.
     """
 
@@ -152,23 +153,24 @@ class ForecastResult:
     Args:
         source: address of the store, without password, or the name of another source.
         as_of: the instant against which overdue is measured; UTC.
-        options: of the call.
-        load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order; kept by
-            Spark until ``load.unpersist()`` or the end of the session.
+        options: options of the call.
+        load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order. Spark
+            keeps it until ``load.unpersist()`` or the end of the session.
         load_width_seconds: length of the intervals of the table.
-        step_seconds: how finely due times were counted: 1, and more only for plans of many millions of seconds.
-        messages: in all.
-        overdue: due before now.
+        step_seconds: resolution with which due times were counted: 1, and more only for plans of many millions of
+            seconds.
+        messages: total number.
+        overdue: number of messages due before now.
         without_due: rows left out: without a due time, or with one outside the years 1 to 9999.
         first_due, last_due: to the microsecond, overdue or not; UTC; ``None`` without messages.
-        destinations: those with most messages first, at most 400.
-        destinations_found: how many there are.
-        intervals: of messages that still fall due, in order, without empty ones; at most 400.
-        interval_seconds: length of these.
-        beyond: messages due after the last interval: a few that are far out, see
+        destinations: destinations with the most messages first, at most 400.
+        destinations_found: total number of destinations.
+        intervals: intervals of messages that still become due, in order, without empty ones; at most 400.
+        interval_seconds: length of these intervals.
+        beyond: number of messages due after the last interval: a few that are far away, see
             :func:`postdate.pipeline.forecast_rates.horizon`.
         herds: biggest first, at most 100.
-        herds_found: how many there are.
+        herds_found: total number of herds.
         needed: for the given tolerance, 10 s and 60 s; in order.
     """
 
@@ -195,7 +197,7 @@ class ForecastResult:
 
     @property
     def upcoming(self) -> int:
-        """Messages that still fall due."""
+        """Number of messages that still become due."""
         return self.messages - self.overdue
 
     def to_json(self) -> dict[str, Any]:
@@ -222,7 +224,7 @@ class ForecastResult:
         """Write the table, in order of time and destination, to a new directory.
 
         Args:
-            path: of the directory, which must not exist yet.
+            path: path of the directory, which must not exist yet.
             load_format: ``parquet``, ``csv`` (with a header) or ``json``.
 
         Raises:
@@ -268,12 +270,12 @@ def _span(seconds: float) -> str:
 
 
 def shown_instant(instant: datetime | None) -> str:
-    """Return an instant to the second, for people; a dash for none."""
+    """Return an instant to the second, for people. Return a dash for ``None``."""
     return "-" if instant is None else f"{instant.replace(tzinfo=None):%F %T} UTC"
 
 
 def shown_rate(per_second: float) -> str:
-    """Return a rate for people, rounded up: a needed rate is never shown as less than it is."""
+    """Return a rate for people, rounded up, so that a needed rate is never shown as less than it is."""
     return f"{math.ceil(per_second):,}" if per_second > 10 else f"{math.ceil(per_second * 1_000) / 1_000:g}"
 
 

@@ -1,7 +1,7 @@
-"""A store as a Spark data frame, without the format ``postdate``: for jobs of this package.
+"""A store as a Spark data frame without the format ``postdate``, for jobs of this package.
 
-Spark plans a Python data source in separate processes, which start anew for each ``load`` and take a second or two.
-Here a job plans the :class:`ScanPart` of each task on the driver, and ordinary Python workers of executors read them.
+Spark plans a Python data source in separate processes, which are started for each ``load`` and take a second or two.
+Here a job plans the :class:`ScanPart` of each task on the driver, and the ordinary Python workers of executors read it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter, ScanPart
 
 STORAGE = StorageLevel.MEMORY_AND_DISK
-"""Storage of frames that must not be read again: the store would be in another state."""
+"""Storage of frames that must not be read again, because the store would be in another state."""
 
 PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
 def persisted(stack: ExitStack, frame: DataFrame, level: StorageLevel = STORAGE) -> DataFrame:
-    """Return the frame, which is kept from when it is computed until the stack is unwound."""
+    """Return the frame, persisted from its first computation until the stack is closed."""
     stack.callback(frame.persist(level).unpersist)
     return frame
 
 
 @contextmanager
 def open_snapshot(spec: StoreSpec) -> Generator[str | None]:
-    """Hold a snapshot of the store for the length of the block; runs on the driver.
+    """Hold a snapshot of the store for the length of the block. This runs on the driver.
 
-    Yields its name for :func:`scan_frame`; ``None`` for a store without snapshots, whose parts are each read as they
-    are at that time. Plan parts inside the block: rows may move out of parts planned before.
+    Yields the name of the snapshot for :func:`scan_frame`; ``None`` for a store without snapshots, whose parts are each
+    read in their state at that time. Plan parts inside the block: rows may move out of parts that were planned before.
     """
     with opened(spec) as store, store.scannable().snapshot() as snapshot:
         yield snapshot
 
 
 def scan_parts(spec: StoreSpec, what: str, parts: int) -> list[ScanPart]:
-    """Return at most ``parts`` parts that cover the store's present rows; runs on the driver."""
+    """Return at most ``parts`` parts that cover the store's present rows. This runs on the driver."""
     with opened(spec) as store:
         return list(store.scannable().scan_parts(what, parts))
 
@@ -59,7 +59,8 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
 ) -> DataFrame:
     """Return the rows of the given parts, one task a part. Nothing is read before the frame is used.
 
-    No ``columns`` are all; without ``parts`` the frame is empty. Hold the ``snapshot`` until the frame was used.
+    Empty ``columns`` mean all columns; without ``parts`` the frame is empty. Hold the ``snapshot`` until the frame was
+    used.
     """
     schema = arrow_schema(what, columns)
     scan = Scan(what, tuple(schema.names), where, snapshot)
@@ -79,6 +80,6 @@ def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
 
 
 def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Batches:
-    """Read one part from one snapshot, with the columns of ``schema``; runs on executors."""
+    """Read one part from one snapshot, with the columns of ``schema``. This runs on executors."""
     with opened(spec) as store:
         yield from store.scan(scan, part, schema)

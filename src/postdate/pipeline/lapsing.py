@@ -1,9 +1,9 @@
 """The time to be received as Spark SQL: the expiry of messages from a column of headers, without Python.
 
-The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test compares the two. Where the rule in Python
-raises, because a time sent or an absolute expiry is malformed or the end would be outside the calendar, nothing
-is expired here: no message is lost by mistake, and no job fails over one row. :func:`malformed_end_of_use` finds
-such messages; their receiver moves them to its error queue.
+The rule is the same as in :mod:`postdate.core.expiry`, to the microsecond; a test compares the two. The rule in Python
+raises an error if a time sent or an absolute expiry is malformed, or if the end would be outside the calendar. Here
+such a message does not expire: no message is lost by mistake, and no job fails because of one row.
+:func:`malformed_end_of_use` finds such messages; their receiver moves them to its error queue.
 
 Headers are a ``map<string,string>``; from JSON text: ``from_json(text, "map<string,string>")``.
 Source: specification 2.4.
@@ -25,10 +25,13 @@ from postdate.pipeline.rows import CALENDAR
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 _BEYOND_EVERY_DIFFERENCE: Final = 10**18
-"""Microseconds; more than the distance of any two instants of the calendar, and sums of it still fit into 64 bits."""
+"""Microseconds.
 
-# The length and the digits are checked, the separators are not: as in messages/times.py. Which days a month has is left
-# to Spark's calendar.
+This is more than the distance of any two instants of the calendar, and sums of it still fit into 64 bits.
+"""
+
+# The length and the digits are checked, the separators are not: as in messages/times.py. Spark's calendar checks which
+# days a month has.
 _TIMESTAMP: Final = (
     r"(?s)\A(?!0000)[0-9]{4}.(0[1-9]|1[0-2]).(0[1-9]|[12][0-9]|3[01])"
     r".([01][0-9]|2[0-3]).[0-5][0-9].[0-5][0-9].[0-9]{6}..\z"
@@ -38,8 +41,10 @@ _TIME_SPAN: Final = (
     r"|(?:([0-9]{1,8})\.)?([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,7}))?)?)\s*\z"
 )
 _PARTS: Final = "$1,0$2$3,0$4,0$5,0$6,$7"
-"""Sign, days, hours, minutes, seconds, fraction. Each is a number even where the text lacks it: a failing cast costs
-Spark ten times as much as all the rest.
+"""Sign, days, hours, minutes, seconds, fraction.
+
+Each is a number even if the text does not have it, because a failing cast costs Spark ten times as much as all the
+rest.
 """
 
 _LONGEST_SPAN_DAYS: Final = 10_675_198
@@ -48,7 +53,7 @@ _LONGEST_SPAN_DAYS: Final = 10_675_198
 def end_of_use(headers: Column) -> Column:
     """Return the instant at which a message expires: a timestamp.
 
-    Null when it does not expire, and when its end is malformed: see :func:`malformed_end_of_use`.
+    The result is null if the message does not expire, or if its end is malformed: see :func:`malformed_end_of_use`.
 
     Args:
         headers: ``map<string,string>``; null counts as empty.
@@ -59,18 +64,19 @@ def end_of_use(headers: Column) -> Column:
 def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
     """Return whether a message is expired; never null.
 
-    Strict: a message is still valid at the very instant of its end, and always if its end is malformed.
+    The comparison is strict: a message is still valid at the very instant of its end, and always if its end is
+    malformed.
 
     Args:
         headers: see :func:`end_of_use`.
-        now: an aware instant, or a column of timestamps; where that is null, nothing has lapsed.
+        now: an aware instant, or a column of timestamps; if a timestamp is null, the message is not expired.
         allowance: added to the end, for clocks that differ.
 
     Raises:
         InvalidTimestamp: ``now`` has no time zone.
     """
     at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
-    # Cut to 64 bits, with the same effect.
+    # The allowance is limited to 64 bits, with the same effect.
     bounded = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
     return F.coalesce(at - _read(headers)["end"] > _long(bounded), F.lit(False))
 
@@ -78,8 +84,8 @@ def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timed
 def malformed_end_of_use(headers: Column) -> Column:
     """Return whether the expiry of a message is malformed; never null.
 
-    True when its absolute expiry, or the time sent that its time to be received counts from, is malformed, or the
-    end would be outside the years 1 to 9999. Its receiver cannot read it, either, and fails the message.
+    True if its absolute expiry is malformed, or the time sent from which its time to be received counts, or if the end
+    would be outside the years 1 to 9999. Its receiver cannot read the expiry either, and fails the message.
 
     Args:
         headers: see :func:`end_of_use`.
@@ -88,7 +94,7 @@ def malformed_end_of_use(headers: Column) -> Column:
 
 
 def end_of_time_to_be_received(headers: Column) -> Column:
-    """Return the end of the time to be received, without an absolute expiry; null as in :func:`end_of_use`."""
+    """Return the end of the time to be received, without an absolute expiry. It is null as in :func:`end_of_use`."""
     return F.timestamp_micros(_read(headers)["relative"])
 
 
@@ -98,7 +104,7 @@ def end_of_time_to_be_received(headers: Column) -> Column:
 def _read(headers: Column) -> Column:
     """Return ``relative``, ``malformed`` and ``end`` of headers; null without any expiry.
 
-    Most messages have none, and cost two lookups in their headers.
+    Most messages have no expiry, and cost two lookups in their headers.
     """
     expires_at, time_to_be_received = headers[Headers.EXPIRES_AT], headers[Headers.TIME_TO_BE_RECEIVED]
     texts = F.struct(
@@ -113,7 +119,7 @@ def _read(headers: Column) -> Column:
 
 
 def _once(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Return ``use(value)`` with the value computed once: Spark repeats expressions that are named repeatedly."""
+    """Return ``use(value)`` with the value computed once. Spark computes an expression again each time it is named."""
     return F.transform(F.array(value), use)[0]
 
 
@@ -138,7 +144,7 @@ def _judged(texts: Column, numbers: Column) -> Column:
 
 
 def _instant_microseconds(text: Column) -> Column:
-    """Return a wire timestamp in microseconds, or null when the text is none."""
+    """Return a wire timestamp in microseconds, or null if the text is not one."""
 
     def digits(first: int, count: int) -> Column:
         return F.substring(text, first, count)
@@ -150,13 +156,13 @@ def _instant_microseconds(text: Column) -> Column:
 
 
 def _span_microseconds(text: Column) -> Column:
-    """Return a time span in microseconds, or null when the text is none."""
+    """Return a time span in microseconds, or null if the text is not one."""
     return F.when(text.rlike(_TIME_SPAN), _once(F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ","), _length))
 
 
 def _length(parts: Column) -> Column:
     days, hours, minutes, seconds = (parts[number].try_cast("long") for number in range(1, 5))
-    microseconds = F.rpad(parts[5], 6, "0").try_cast("long")  # digits below a microsecond are dropped
+    microseconds = F.rpad(parts[5], 6, "0").try_cast("long")  # Digits below a microsecond are dropped.
     in_range = (days <= _LONGEST_SPAN_DAYS) & (hours <= 23) & (minutes <= 59) & (seconds <= 59)
     length = days * _long(_DAY) + hours * _long(_HOUR) + minutes * _long(_MINUTE) + seconds * _long(_SECOND)
     sign = F.when(parts[0] == "-", _long(-1)).otherwise(_long(1))

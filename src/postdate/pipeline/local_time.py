@@ -1,7 +1,7 @@
-"""Times as people write them, turned into instants: on the executors, as Spark SQL without Python.
+"""Convert times as people write them to instants: on the executors, as Spark SQL without Python.
 
-A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is a clock time in some zone:
-in spring an hour of clock times never occurs, in autumn an hour of them occurs twice.
+A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. A text without an offset is a clock time in
+some zone: in spring an hour of clock times never occurs, in autumn an hour of clock times occurs twice.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TO_MICROSECONDS = len("2026-03-29T02:30:00.000000")
 _AT_THE_ENDS = "0001-01-01", "9999-12-31"
 _DAY_MICROSECONDS = timedelta(days=1) // timedelta(microseconds=1)
 _DAYS = CALENDAR[0] // _DAY_MICROSECONDS, CALENDAR[1] // _DAY_MICROSECONDS
-"""The years 1 to 9999, which a message can have, counted from 1970."""
+"""The years 1 to 9999, which are valid for a message, in days since 1970."""
 _AT_MOST_A_DAY = timedelta(hours=25)
-"""Longer than any time by which clocks were ever set back (a day, at the date line)."""
+"""This is longer than any time by which clocks were ever set back (a day, at the date line)."""
 
 
 class Ambiguous(enum.Enum):
@@ -41,7 +41,8 @@ class Ambiguous(enum.Enum):
 class Nonexistent(enum.Enum):
     """How to read a clock time that does not occur.
 
-    ``FORWARD``: as long after the gap began as the clock time says; 02:30 becomes 03:30 where clocks go from 2 to 3.
+    ``FORWARD``: the instant is as long after the beginning of the gap as the clock time says. 02:30 becomes 03:30 if
+    clocks go from 2 to 3.
     """
 
     FORWARD = "forward"
@@ -55,7 +56,7 @@ class LocalTimes:
     Args:
         zone: name of a time zone, for example ``Europe/Paris``.
         ambiguous: by default the first of the two instants.
-        nonexistent: by default the row is set aside for that reason.
+        nonexistent: by default the row is set aside with that reason.
 
     Raises:
         PipelineError: there is no such zone.
@@ -77,9 +78,10 @@ class ReadTime:
     """A column of times as instants.
 
     Args:
-        instant: timestamp; null without a time, or where ``problem`` is not null.
+        instant: timestamp; null without a time, or if ``problem`` is not null.
         problem: code, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
-            ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which a message can have).
+            ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which are valid for a
+            message).
     """
 
     instant: Column
@@ -89,7 +91,7 @@ class ReadTime:
 def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ReadTime:
     """Return a column of instants, of clock times, of dates (their midnight) or of texts as instants.
 
-    The session is in UTC. Without ``local_times``, times without an offset are a problem. Other types are refused.
+    The session must be in UTC. Without ``local_times``, a time without an offset is a problem. Other types are refused.
     """
     if isinstance(data_type, TimestampType):
         return _in_calendar(ReadTime(column), ~F.unix_micros(column).between(*CALENDAR))
@@ -111,9 +113,10 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
 
 
 def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
-    """Return only instants that a message can have.
+    """Return only instants that are valid for a message.
 
-    ``near_the_ends`` is a cheap condition for rows that need the check: Spark reads a time anew for each check.
+    ``near_the_ends`` is a cheap condition for rows that need the check, because Spark computes a time again for each
+    check.
     """
     within = F.coalesce(F.unix_micros(read.instant).between(*CALENDAR), F.lit(False))
     outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
@@ -130,7 +133,7 @@ def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
     malformed = (
         text.isNotNull() & instant.isNull() & F.coalesce(~without | text.try_cast("timestamp").isNull(), F.lit(True))
     )
-    # Spark drops what is below a microsecond: the next one, so that nothing is early.
+    # Spark drops digits below a microsecond. The next microsecond is used instead, so that no message is early.
     more = (F.length(column) > _TO_MICROSECONDS) & column.rlike(_BELOW_A_MICROSECOND)
     read = F.coalesce(instant, local.instant)
     return ReadTime(

@@ -6,7 +6,7 @@ placeholder colours, which are then replaced by CSS variables. Runs on the drive
 """
 
 # pyright: reportUnknownMemberType=false
-# Matplotlib gives no types to the keyword arguments of its methods.
+# Matplotlib declares no types for the keyword arguments of its methods.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 
 TEXT, GRID = "#010101", "#020202"
-"""Placeholders for the colours of text and lines; a drawing adds its own to them."""
+"""Placeholders for the colours of text and lines. A drawing adds its own placeholders."""
 
 _CSS_COLOURS = {TEXT: "var(--soft)", GRID: "var(--line)"}
 _STYLE: dict[Any, Any] = {
@@ -56,7 +56,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def svg_axes(name: str, colours: Mapping[str, str]) -> Generator[tuple[Axes, list[str]]]:
-    """Yield axes and a list that has the SVG element after the block; ``name`` is unique."""
+    """Yield axes, and a list that has the SVG element after the block. ``name`` must be unique."""
     done: list[str] = []
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(9.6, 3.4), layout="constrained")
@@ -89,7 +89,7 @@ def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
-    # The page gives the size, and a text alternative beside the drawing.
+    # The page sets the size, and has a text alternative beside the drawing.
     element = re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", element, count=1)
     element = re.sub(r'<svg([^>]*?) width="[^"]*"', r'<svg\1 aria-hidden="true" focusable="false"', element, count=1)
     for colour, variable in colours.items():
@@ -103,12 +103,12 @@ def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:
 def rendered(
     kind: str, title: str, charts: Mapping[str, str | None], filters: Mapping[str, Callable[..., str]], **values: object
 ) -> str:
-    """Return a complete HTML page from the template ``kind``; charts are SVG elements, ``None`` where there is none."""
+    """Return a complete HTML page from the template ``kind``. Charts are SVG elements; ``None``: there is no chart."""
     environment = Environment(
         loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"duration": duration, **filters}
-    # Everything is escaped but the charts, which are made here from numbers and times alone.
+    # Everything is escaped except the charts, which are made here from numbers and times alone.
     drawn = {name: None if chart is None else Markup(chart) for name, chart in charts.items()}  # noqa: S704
     look = Markup((files("postdate") / "web" / "static" / "look.css").read_text("utf-8"))  # noqa: S704 - ours, too
     return environment.get_template(f"{kind}.html").render(kind=kind, title=title, look=look, **drawn, **values)

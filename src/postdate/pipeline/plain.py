@@ -12,8 +12,8 @@ from typing import Any, cast
 def plain(value: object) -> Any:
     """Return a dictionary for a dataclass, recursively: instants in ISO 8601, durations in seconds, enums by name.
 
-    Not ``msgspec.to_builtins``: it writes UTC as ``Z`` and durations as ``PT1S``, and readers of the JSON know them as
-    ``+00:00`` and as numbers.
+    ``msgspec.to_builtins`` is not used, because it writes UTC as ``Z`` and durations as ``PT1S``. Readers of the JSON
+    expect ``+00:00`` and numbers.
     """
     match value:
         case Mapping():

@@ -1,7 +1,7 @@
 """An audit as one HTML file, with its charts. Runs on the driver."""
 
 # pyright: reportUnknownMemberType=false
-# Matplotlib gives no types to the keyword arguments of its methods.
+# Matplotlib declares no types for the keyword arguments of its methods.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, CurvePoint, Fi
 from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
 
 _MOST_HOURS = 400
-"""Hours shown in the table, at most: nobody reads a longer table, and the JSON has them all."""
+"""Maximum number of hours in the table: a longer table is hard to read, and the JSON has all hours."""
 
 _BAD = frozenset(BROKEN_PROMISES)
 _WORRYING = frozenset({"overdue", "failed", "late"})
@@ -43,7 +43,7 @@ _MEANINGS = {
     "retried": "with at least one failed attempt",
     "archived": "in an archive that was not read here",
 }
-"""In the order of the columns of tables."""
+"""Explanations of the counts, in the order of the columns of tables."""
 
 _ALWAYS_SHOWN = frozenset({"scheduled", "delivered"}) | _BAD
 
@@ -91,7 +91,7 @@ def _mood(name: str, count: int) -> str:
 
 
 def _verdict(result: AuditResult) -> tuple[str, str]:
-    """Return mood and text of the headline."""
+    """Return the mood and the text of the headline."""
     bad: Sequence[Finding] = [finding for finding in result.findings if finding.name in _BAD]
     if bad:
         return "bad", ", ".join(f"{finding.count:,} {finding.name}" for finding in bad)
@@ -142,7 +142,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
 
 
 def _steps(points: Sequence[CurvePoint], width: timedelta) -> list[tuple[Any, int, int]]:
-    """Return the edge of each step with both heights from there on, 0 for intervals without a point."""
+    """Return the edge of each step with both heights from there on. The heights are 0 for intervals without a point."""
     steps = list[tuple[Any, int, int]]()
     for point in points:
         if steps and steps[-1][0] == point.at:

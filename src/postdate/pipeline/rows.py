@@ -1,16 +1,17 @@
 """The columns in which Spark sees messages, records and queues, as Arrow batches; and rows of Arrow as messages.
 
-Pages of a store become batches of the columns of :func:`arrow_schema`. Rows that become messages for a store have the
+Pages of a store become batches with the columns of :func:`arrow_schema`. Rows that become messages for a store have the
 columns of :data:`MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and ``body`` may be missing or null.
-Headers are a map, or text that is a JSON object. A value in it that is no text becomes its JSON text, as it is written.
+Headers are a map, or text that is a JSON object. A value in it that is not text becomes its JSON text, exactly as it is
+written.
 
-Most rows never become Python objects: Arrow decides for a whole batch which rows are surely messages. The others,
-good or bad, are checked one by one, by the message itself. A row becomes a message unchanged or none at all: text that
-is no UTF-8, and headers with a name twice, are refused. Runs on executors.
+Most rows never become Python objects: Arrow decides for a whole batch which rows are certainly messages. The other
+rows, good or bad, are checked one by one, by the message itself. A row becomes a message unchanged or not at all: text
+that is not UTF-8, and headers with a name twice, are refused. Runs on executors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
+# The stubs of Arrow make schemas, fields and arrays generic in a type that is known only at run time.
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ from postdate.pipeline.texts import json_pairs
 from postdate.ports import RecordKind
 from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
 
-pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+pc: Any = pyarrow.compute  # The stubs do not declare how its functions treat plain values.
 
 Batches = Iterator[pa.RecordBatch]
-"""What a task of Spark takes, and what it gives."""
+"""The input and the output of a task of Spark."""
 
 INSTANT = pa.timestamp("us", tz="UTC")
 CALENDAR = to_microseconds(EARLIEST), to_microseconds(LATEST)
-"""The years 1 to 9999, which a message can have: the first and the last microsecond, counted from 1970."""
+"""The years 1 to 9999, which are valid for a message: the first and the last microsecond, counted from 1970."""
 
 _HEADERS = pa.map_(pa.string(), pa.string())
 
@@ -65,7 +66,7 @@ _ARROW_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
         "number_of_failures": pa.int32(),
     }
 )
-"""Of the columns that are no texts."""
+"""Types of the columns that are not texts."""
 
 _SPARK_TYPES: Mapping[pa.DataType, str] = MappingProxyType(
     {
@@ -85,7 +86,7 @@ _DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
-    """Return the given columns, or all, of ``pending``, ``records`` or ``queued``; refuse unknown names."""
+    """Return the given columns, or all, of ``pending``, ``records`` or ``queued``. Refuse unknown names."""
     check_scanned(what, columns)
     return pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in columns or SCANNED[what]])
 
@@ -107,7 +108,7 @@ MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN))
 """Columns that are written to a store, as a Spark schema."""
 
 LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
-"""A record in the ledger of a sweep; stores and archives have its number, too."""
+"""A record in the ledger of a sweep. Stores and archives also have the number of a record."""
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
@@ -142,7 +143,8 @@ def _decoded(texts: pa.Array[Any]) -> list[dict[str, str]]:
     whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
     try:
         return _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
-    except (msgspec.MsgspecError, ValueError):  # not even the number of objects is known then; one of them will say so
+    # Here not even the number of objects is known. One of the calls below raises the error of the bad object.
+    except (msgspec.MsgspecError, ValueError):
         return [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
 
 
@@ -170,7 +172,7 @@ def _to_array(field: pa.Field[Any], values: Sequence[Any]) -> pa.Array[Any]:
 _Headers = Sequence[tuple[str, str]] | str
 _Row = tuple[str, str, int, int | None, _Headers | None, bytes | None]
 _Mask = Any
-"""An Arrow array of truth values, one for each row."""
+"""An Arrow array of boolean values, one for each row."""
 
 MESSAGE_COLUMNS: Final = pa.schema(
     [field.with_type(pa.string()) if field.name == "headers" else field for field in arrow_schema("pending", WRITTEN)]
@@ -181,7 +183,7 @@ _BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
 _NUL: Final = r"\x00"
 _OF_THE_STORE: Final = pa.array(sorted(OF_THE_STORE))
 NOT_UTF8: Final = "not_utf8"
-"""Code of rows with a text that is no UTF-8."""
+"""Code of rows with a text that is not UTF-8."""
 _TEXT_COLUMNS: Final = ("message_id", "destination", "headers", "body")
 """Columns that may be texts."""
 _CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
@@ -192,7 +194,7 @@ r"""Headers as :func:`postdate.messages.encode_headers` writes them, except for 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is no message: its position in the batch from 0, and code and detail of the error."""
+    """A row that is not a message: its position in the batch from 0, and code and detail of the error."""
 
     position: int
     code: str
@@ -218,9 +220,9 @@ def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
 def checked(
     batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
 ) -> tuple[pa.RecordBatch, list[BadRow]]:
-    """Return the messages of a batch as columns, and the rows that are none, as :func:`sort_out` finds them.
+    """Return the messages of a batch as columns, and the rows that are not messages, as :func:`sort_out` finds them.
 
-    Headers are text. ``of_a_store``: they come from a store, which has messages of its own among them.
+    Headers are text. ``of_a_store``: the rows come from a store, which also has its own messages among them.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
     not_utf8 = pa.array([bool(names) for names in texts_not_utf8(batch)], pa.bool_())
@@ -254,7 +256,7 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
 def sort_out(
     batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
 ) -> tuple[list[DelayedMessage], list[BadRow]]:
-    """Return the messages of a batch, and the rows that are none, each checked by itself."""
+    """Return the messages of a batch, and the rows that are not messages. Each row is checked alone."""
     messages, bad = list[DelayedMessage](), list[BadRow]()
     not_utf8 = texts_not_utf8(batch)
     for position, row in enumerate(_rows(batch)):
@@ -277,15 +279,18 @@ def sort_out(
 
 
 def _size(message: DelayedMessage, limit: int) -> int:
-    """Return the size of headers and body, exactly if it could be over the limit."""
+    """Return the size of headers and body in bytes. The size is exact if it could be over the limit."""
     headers = message.headers
-    # JSON writes a character in at most 6 bytes, and puts 6 around a pair.
+    # JSON writes a character in at most 6 bytes, and adds 6 bytes to a pair.
     at_most = len(message.body) + 6 * (len("".join(headers)) + len("".join(headers.values())) + len(headers)) + 2
     return at_most if at_most <= limit else size_in_bytes(encode_headers(headers), message.body)
 
 
 def texts_not_utf8(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
-    """Return for each row the names of its columns whose texts are no UTF-8; Spark checks no bytes of a text."""
+    """Return for each row the names of its columns whose texts are not UTF-8.
+
+    Spark does not check the bytes of a text.
+    """
     names: list[tuple[str, ...]] = [()] * batch.num_rows
     for name in _TEXT_COLUMNS:
         position = batch.schema.get_field_index(name)
@@ -297,9 +302,9 @@ def texts_not_utf8(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
 
 
 def in_texts(batch: pa.RecordBatch) -> list[dict[str, str | None]]:
-    r"""Return the columns of messages that a batch has as texts, for setting rows aside.
+    r"""Return the message columns of a batch as texts, to set rows aside.
 
-    Bytes that are no UTF-8 become ``\xff``, times ISO 8601.
+    Bytes that are not UTF-8 become ``\xff``; times become ISO 8601.
     """
     names = [name for name in WRITTEN if name in batch.schema.names]
     columns = [map(_in_text, _values(batch, name), [name] * batch.num_rows) for name in names]
@@ -352,7 +357,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field[Any]) -> pa.Array[Any]:
 
 
 def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
-    """Return a mask of rows that may be no messages; all others surely are."""
+    """Return a mask of rows that may not be messages. All other rows certainly are."""
     due, expires_at = columns.column("due").cast(pa.int64()), columns.column("expires_at").cast(pa.int64())
     headers, body = columns.column("headers"), columns.column("body")
     size = pc.add(pc.cast(pc.binary_length(headers), pa.int64()), pc.cast(pc.binary_length(body), pa.int64()))
@@ -376,10 +381,10 @@ def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
 
 
 def _names_twice(headers: pa.Array[Any], doubt: _Mask) -> _Mask:
-    """Return a mask of headers that may have a name twice; those in doubt already are left out.
+    """Return a mask of headers that may have a name twice. Headers that are doubtful already are left out.
 
-    Between each name and its value stands ``":"``. Inside a text it can stand only where its quotes are those around a
-    text of a colon, so it is there as often as there are pairs, or more often.
+    The text ``":"`` stands between each name and its value. Inside a text it can stand only if its quotes enclose a
+    text that is a colon. So it occurs as often as there are pairs, or more often.
     """
     separators = pc.count_substring(headers, '":"')
     several = pc.and_(pc.greater(separators, 1), pc.invert(doubt))
@@ -403,14 +408,14 @@ def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
-    """Return a column; instants as microseconds, for Arrow would make each a datetime in a zone looked up by name."""
+    """Return a column. Instants are microseconds: Arrow would make each a datetime, and look up its zone by name."""
     position = batch.schema.get_field_index(name)
     if position < 0:
         return [None] * batch.num_rows
     column = batch.column(position)
     if name == "body" and _is_text(column.type):
         return _as_bytes(column).to_pylist()
-    if _is_text(column.type) and not _is_valid(column):  # those rows are refused before their texts are looked at
+    if _is_text(column.type) and not _is_valid(column):  # Rows with such texts are refused before their texts are read.
         texts = _as_bytes(column).to_pylist()
         return [None if text is None else text.decode("utf-8", "backslashreplace") for text in texts]
     return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIMES else column).to_pylist()
@@ -432,7 +437,7 @@ def _message(row: _Row, *, of_a_store: bool) -> DelayedMessage:
 
 
 def _instant(microseconds: int | None) -> datetime:
-    # A missing due time is refused by the message itself, in the same words as everywhere.
+    # The message itself refuses a missing due time, with the same error text as everywhere.
     if microseconds is None:
         return cast("datetime", None)
     try:
@@ -453,7 +458,7 @@ def _headers(value: _Headers | None) -> Mapping[str, str]:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    # A value of null stays None: the message itself refuses it, in the same words as everywhere.
+    # A null value stays None. The message itself refuses it, with the same error text as everywhere.
     try:
         return cast("list[tuple[str, str]]", json_pairs(text))
     except ValueError as error:

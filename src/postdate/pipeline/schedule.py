@@ -1,14 +1,14 @@
-"""Any table of messages into a store: millions of rows, idempotent by message id, bad rows set aside with the reason.
+"""Store a table of messages: millions of rows, idempotent by message id. Bad rows are set aside with the reason.
 
-The input is read twice: once for ids with differing content, which only the whole input can tell, and once to store.
-Rows are checked by Spark SQL where it can (times, texts), then by Arrow in whole batches; only doubtful ones are
-checked row by row. A store that takes columns gets them as they are.
+The input is read twice: once to find ids with different content, which needs the whole input, and once to store. Spark
+SQL checks times and texts of rows; Arrow then checks whole batches, and only doubtful rows are checked one by one. A
+store that accepts columns gets them without conversion.
 
-A row is stored unchanged or set aside whole: a text that is no UTF-8, or headers that JSON cannot keep as they are, are
-never altered. The rows of the input are counted apart from what became of them, and the sums are compared.
+A row is stored unchanged or set aside as a whole. A text that is not UTF-8, or headers that JSON cannot represent, are
+never altered. The rows of the input are counted separately from the results, and the sums are compared.
 
-Nothing is half-done after a failure: every batch is a transaction, ids stored before are left as they are, so the same
-job is simply run again.
+After a failure nothing is half done: every batch is a transaction, and ids that were stored before are left unchanged.
+So the same job can be run again.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """The input's columns; a column named here must exist.
+    """The names of the input's columns. A column named here must exist.
 
     Args:
-        message_id: text, 1 to 250 characters; the job is idempotent by it.
+        message_id: text, 1 to 250 characters; the job is idempotent by this id.
         due: timestamp, or text in ISO 8601.
         destination: a column; or a fixed queue for all rows, written ``=queue``.
-        body: text (stored as UTF-8) or binary; ``None`` for messages without one.
-        headers: map of texts, or text that is a JSON object; ``None`` for messages without headers. A value that is no
+        body: text (stored as UTF-8) or binary; ``None`` for messages without a body.
+        headers: map of texts, or text that is a JSON object; ``None`` for messages without headers. A value that is not
             text becomes its JSON text, exactly as it is written.
         expires_at: like ``due``; ``None`` for messages that never expire.
     """
@@ -98,13 +98,13 @@ class ColumnMapping:
 
         Args:
             columns: names of the input's columns.
-            unused: columns that may look like an optional one, and are not meant by it.
-            case_sensitive: whether names that differ in case differ, as ``spark.sql.caseSensitive`` says.
+            unused: columns that resemble an optional column, but do not stand for it.
+            case_sensitive: whether names that differ only in case are different, as ``spark.sql.caseSensitive`` says.
             named: columns by field, instead of the default names.
 
         Raises:
-            PipelineError: an optional column is missing, and another one looks like it, but for a slip: its content
-                would be dropped.
+            PipelineError: an optional column is missing, and another column has nearly its name: its content would be
+                dropped.
         """
         mapping = cls(**named)
         for name in sorted(_OPTIONAL - named.keys()):
@@ -122,12 +122,12 @@ class ColumnMapping:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Where to write rows that are no message.
+    """Where to write rows that are not messages.
 
     Args:
-        path: of a directory, which must not exist yet.
+        path: path of a directory, which must not exist yet.
         format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; a
-            malformed line of a file is written whole, as ``row``. ``bytes`` has the bytes of the texts that are no
+            malformed line of a file is written whole, as ``row``. ``bytes`` has the bytes of the texts that are not
             UTF-8, by column; in JSON as base64.
     """
 
@@ -146,13 +146,13 @@ class ScheduleResult:
     """Result of a schedule job. ``read`` is the sum of ``accepted``, ``already_there`` and all of ``set_aside``.
 
     Args:
-        read: rows of the input, counted apart from what became of them.
+        read: rows of the input, counted separately from the results.
         accepted: messages that are new in the store.
         already_there: rows whose id was stored before, by this job (equal rows count once) or an earlier one.
         set_aside: rows by reason.
-        rejected_to: directory of these rows; ``None`` when there are none, or when none was named.
-        seconds: from the start to the last commit.
-        reported_to: directory of the validation report; ``None`` when none was named.
+        rejected_to: directory of these rows; ``None`` if there are none, or if no directory was named.
+        seconds: duration from the start to the last commit.
+        reported_to: directory of the validation report; ``None`` if none was named.
         unused: columns of the input of which nothing was stored.
     """
 
@@ -167,7 +167,7 @@ class ScheduleResult:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows read a second, over the whole time."""
+        """Rows read a second, over the whole duration."""
         return self.read / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -176,19 +176,19 @@ class ScheduleResult:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleJob:
-    """What to schedule, and how. Runs on the driver; pickled only in part.
+    """The parameters of a schedule job. The object lives on the driver; only parts of it are pickled.
 
     Args:
-        store: where the messages go; created when it is missing.
+        store: the store for the messages; created if it is missing.
         now: recorded as the time of scheduling; aware.
-        columns: of the input; by default columns of the usual names.
-        local_times: how to read times without an offset; without it such rows are set aside.
-        rejects: where to put rows that are no message; without it they are only counted.
-        batch: messages stored in one transaction; by default a good number for the store.
+        columns: columns of the input; by default columns of the usual names.
+        local_times: how to read times without an offset; without it, rows with such times are set aside.
+        rejects: where to write rows that are not messages; without it, they are only counted.
+        batch: number of messages stored in one transaction; by default a good number for the store.
         report: directory, which must not exist yet, for a Parquet table of results: ``outcome``
             (``accepted``, ``already_there`` or ``set_aside``), ``reason`` (null unless set aside), ``rows``.
-        unused: columns that may look like an optional one of the usual names, and are not meant by it; without this
-            such an input is refused.
+        unused: columns that resemble an optional column of the usual names, but do not stand for it. An input with such
+            a column that is not listed here is refused.
     """
 
     store: StoreSpec
@@ -206,20 +206,20 @@ class ScheduleJob:
 
 
 def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
-    """Store every row of ``messages`` that is a message, and set the others aside.
+    """Store every row of ``messages`` that is a message, and set the other rows aside.
 
-    Runs on the driver; the rows are checked, turned into messages and stored on the executors.
+    This runs on the driver. The rows are checked, turned into messages and stored on the executors.
 
     Args:
-        messages: one row a message; it is computed twice, so cache what is expensive.
+        messages: one message a row; the frame is computed twice, so cache an expensive one.
         job: see :class:`ScheduleJob`.
 
     Returns:
-        Counts of all rows. When Spark repeats a task, messages that its first attempt stored count as already there.
+        Counts of all rows. If Spark repeats a task, messages that its first attempt stored count as already there.
 
     Raises:
-        PipelineError: a column is missing, misspelt or of a wrong type; nothing was stored. Or the input gave other
-            rows when it was read again; what was stored by then stays.
+        PipelineError: a column is missing, misspelt or of a wrong type; nothing was stored. Or the input returned
+            different rows when it was read again; messages stored by then stay.
         StoreError: the store failed; messages stored by then stay, and the job can be run again.
     """
     started = time.perf_counter()
@@ -252,9 +252,8 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
     """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` the bytes of a bad row.
 
-    Headers become text, if they are a map; what is in a text is checked later, with all it may be that Spark would
-    alter. A body over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later
-    step.
+    Headers become text if they are a map. The content of a text is checked later, together with everything that Spark
+    would alter. A body over ``limit`` bytes is removed here: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(quoted(columns.due)), types[columns.due], local_times)
@@ -268,8 +267,8 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     headers = _headers(messages, columns.headers)
     body = _body(messages, columns.body)
     too_large = F.octet_length(body) > limit
-    # The time to be received counts from the time sent and not from when it is due: such a message would never be
-    # handled (specification row 75). One with a malformed end is accepted, and fails with its receiver.
+    # The time to be received counts from the time sent, not from the due time: such a message would never be handled
+    # (specification row 75). A message whose end is malformed is accepted, and fails at its receiver.
     lapses = end_of_time_to_be_received(_expiring(headers)) < due.instant
     reasons += [
         F.when(too_large, F.lit("message_too_large")),
@@ -295,13 +294,13 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
 
 _OPTIONAL = frozenset({"body", "headers", "expires_at"})
 _NEAR = 0.75
-"""How alike two names are of which one is the other with a slip: a letter changed in four, or two swapped."""
+"""Similarity at which two names count as one misspelt name: a letter changed in four, or two letters swapped."""
 
 
 def _with_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, ColumnMapping, tuple[str, ...]]:
-    """Return the input, the names of its columns, and of those that are not used.
+    """Return the input, the names of its columns, and the names of unused columns.
 
-    Columns are resolved as Spark does: without regard to case, unless the session says otherwise.
+    Columns are resolved as Spark does it: without regard to case, unless the session says otherwise.
     """
     case_sensitive = messages.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     names = [name for name in messages.columns if name != MALFORMED]
@@ -322,12 +321,12 @@ def _with_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, Col
 
 
 def _resolved(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
-    """Return the columns that a name means."""
+    """Return the columns that match a name."""
     return [each for each in columns if each == name or (not case_sensitive and each.lower() == name.lower())]
 
 
 def _nearest(name: str, columns: Sequence[str]) -> str | None:
-    """Return the column whose name is another one only by a slip: spaces, case, separators, or a letter."""
+    """Return the column that differs from the name only by a slip: spaces, case, separators, or one letter."""
     plain_names = {re.sub(r"[\W_]", "", column).lower(): column for column in columns}
     close = difflib.get_close_matches(name.replace("_", ""), plain_names, n=1, cutoff=_NEAR)
     return plain_names[close[0]] if close else None
@@ -347,7 +346,7 @@ def _missing(columns: ColumnMapping) -> list[Column]:
 
 
 def _not_utf8(messages: DataFrame, columns: ColumnMapping) -> Column:
-    """Return whether a text of a row is no UTF-8; Spark's own functions would alter it."""
+    """Return whether a text of a row is not UTF-8. Spark's own functions would alter such a text."""
     not_utf8 = F.lit(False)
     for name in asdict(columns).values():
         if name is None or name.startswith("="):
@@ -368,7 +367,7 @@ def _is_not_utf8(text: Column) -> Column:
 
 
 def _headers(messages: DataFrame, name: str | None) -> Column:
-    """Return the headers as text, a JSON object."""
+    """Return the headers as a text that is a JSON object."""
     if name is None:
         return F.lit(None).cast("string")
     column, data_type = F.col(quoted(name)), messages.schema[name].dataType
@@ -388,7 +387,7 @@ _NESTED = (ArrayType, MapType, StructType)
 
 
 def _expiring(headers: Column) -> Column:
-    """Return headers that may say when their message expires as a map; null for all others, which nearly all are."""
+    """Return headers that may set an expiry as a map; null for all other headers, which are nearly all."""
     may = headers.contains(Headers.TIME_TO_BE_RECEIVED) | headers.contains("\\u")
     return F.when(may, F.from_json(headers, "map<string,string>"))
 
@@ -403,14 +402,15 @@ def _body(messages: DataFrame, name: str | None) -> Column:
 
 
 def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return the bytes of a row as it came, for setting it aside; only the beginning of a body that is too large."""
+    """Return the original bytes of a row, to set it aside. Of a body that is too large, return only the beginning."""
     named = {name: F.lit(None).cast("binary") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is not None and column.startswith("="):
             named[name] = F.lit(column[1:]).cast("binary")
         elif column is not None:
             data_type, value = messages.schema[column].dataType, F.col(quoted(column))
-            text = value.cast("string")  # of a map with bytes that are no UTF-8, too, which JSON cannot have
+            # This also works for a map with bytes that are not UTF-8, which JSON cannot represent.
+            text = value.cast("string")
             if isinstance(data_type, MapType):
                 text = F.when(F.is_valid_utf8(text), F.to_json(value)).otherwise(text)
             named[name] = value if isinstance(data_type, BinaryType) else text.cast("binary")
@@ -423,9 +423,9 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
 
 
 def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
-    """Return the number of all rows, with no ``id_checksum``, and the checksums of ids that may be there repeatedly.
+    """Return the number of all rows, with a null ``id_checksum``, and the checksums of ids that may be repeated.
 
-    The latter are nearly always none. Only the column of ids is read, and eight bytes of each are shuffled.
+    There are nearly never such checksums. Only the column of ids is read, and eight bytes of each id are shuffled.
     """
     id_ = F.col(quoted(columns.message_id)).cast("string")
     checksum = F.coalesce(F.xxhash64(id_), F.lit(0)).alias("id_checksum")
@@ -434,14 +434,14 @@ def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
 
 
 def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataFrame:
-    """Set the reason ``conflicting_rows`` for all rows whose id is in the input with differing content.
+    """Set the reason ``conflicting_rows`` for all rows whose id is in the input with different content.
 
-    None of them can be preferred. Only good rows count, as they will be stored; only ids and checksums are shuffled,
-    never bodies.
+    None of these rows can be preferred. Only good rows are compared, in the form in which they will be stored. Only ids
+    and checksums are shuffled, never bodies.
     """
     headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
     parts = [*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body")]
-    content = F.xxhash64(*parts, *(part.isNull() for part in parts))  # depends on which are null, too
+    content = F.xxhash64(*parts, *(part.isNull() for part in parts))  # The checksum includes which parts are null.
     conflicting = (
         rows.where(F.col("reason").isNull())
         .withColumn("id_checksum", F.xxhash64("message_id"))
@@ -460,7 +460,7 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> Da
 
 
 def _good(limit: int, batches: Batches) -> Batches:
-    """Return the rows that are messages, with their headers in the one way in which they are stored."""
+    """Return the rows that are messages, with their headers in the one form in which they are stored."""
     for batch in batches:
         yield checked(batch, limit)[0]
 
@@ -469,7 +469,7 @@ def _good(limit: int, batches: Batches) -> Batches:
 
 
 def _store_all(spec: StoreSpec, now: datetime, chosen: int | None, batches: Batches) -> Batches:
-    """Store the rows of a task. It takes a store address along, never a connection."""
+    """Store the rows of a task. The task receives the address of a store, never a connection."""
     with opened(spec) as store:
         size = chosen or store.good_batch
         for batch in batches:
@@ -478,7 +478,7 @@ def _store_all(spec: StoreSpec, now: datetime, chosen: int | None, batches: Batc
 
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
-    """Store one batch in one transaction; return its counts in a first row, and then the rows that were set aside."""
+    """Store one batch in one transaction. Return its counts in the first row, then the rows that were set aside."""
     is_good = pc.is_null(batch.column("reason"))
     good = batch.filter(is_good)
     messages, bad = checked(good, store.largest_message_bytes)
@@ -489,7 +489,7 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 
 
 def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows that Spark SQL knows a reason against; conflicting ones have no ``shown`` bytes."""
+    """Return the rows that have a reason from Spark SQL. Conflicting rows have no ``shown`` bytes."""
     rows = list[dict[str, Any]]()
     reasons = cast("list[str]", batch.column("reason").to_pylist())
     contents = cast("list[Any]", batch.column("shown").to_pylist())
@@ -513,7 +513,7 @@ def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
 
 
 def _not_utf8_bytes(contents: Mapping[str, bytes]) -> list[tuple[str, bytes]] | None:
-    """Return the contents that are no UTF-8, which a text cannot hold."""
+    """Return the contents that are not UTF-8, which a text cannot hold."""
     undecodable = list[tuple[str, bytes]]()
     for name, content in contents.items():
         try:

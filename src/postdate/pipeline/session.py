@@ -1,7 +1,7 @@
-"""Starts Spark with settings for one machine. Everything here runs on the driver.
+"""Start Spark with settings for one machine. Everything here runs on the driver.
 
 One process has one Java virtual machine for Spark. Memory, Java and the start-up options are those of the first
-session; a later call returns the running session, with the SQL settings of the call applied.
+session. A later call returns the running session, with the SQL settings of the call applied.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ logger.cleaning.level = off
 """
 
 FOR_LONG_JOBS: Final = MappingProxyType({"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"})
-"""Settings for jobs of a million rows, and for queries that go on: slower for half a minute, twice as fast after it."""
+"""Settings for jobs of a million rows, and for continuous queries: slower for half a minute, then twice as fast."""
 
 _ROWS_A_BATCH = 20_000
 _BYTES_A_BATCH = 64 * 1024 * 1024
 
 _starting = threading.Lock()
-"""Held while a session starts: its environment variables are those of the whole process."""
+"""Held while a session starts, because its environment variables apply to the whole process."""
 
 
 def spark_session(
@@ -79,22 +79,22 @@ def spark_session(
 ) -> SparkSession:
     """Start Spark, or return the session that runs in this process.
 
-    Use it as a context manager, or call ``stop()``; temporary files are removed when the process ends.
+    Use the session as a context manager, or call ``stop()``. Temporary files are removed when the process ends.
 
     Args:
-        app_name: shown in logs and in a cluster's web interface.
-        cores: threads of a local Spark, at least 1; all cores of the machine by default.
-        master: a cluster, or any other Spark master URL; local by default. Excludes ``cores``.
-        with_format: register the format ``postdate`` at once. It takes Spark a second or two, and jobs of this package
-            do not need it; :func:`postdate.pipeline.source.register` does it later.
-        java_home: default: see :func:`postdate.pipeline.java.find_java_home`.
+        app_name: shown in logs and in the web interface of a cluster.
+        cores: number of threads of a local Spark, at least 1; by default all cores of the machine.
+        master: a cluster, or any other Spark master URL; local by default. It excludes ``cores``.
+        with_format: register the format ``postdate`` at once. This takes Spark a second or two, and jobs of this
+            package do not need it; :func:`postdate.pipeline.source.register` does it later.
+        java_home: for the default see :func:`postdate.pipeline.java.find_java_home`.
         conf: Spark settings; they override all defaults here. On a cluster ``spark.pyspark.python`` names the
-            Python of the executors; else it is that of ``PYSPARK_PYTHON``, or the path of the driver's own.
+            Python of the executors; otherwise it is that of ``PYSPARK_PYTHON``, or the path of the driver's own.
             ``spark.log.level`` set to ``INFO`` or ``WARN`` shows Spark's log. Java options are added to those
             here; see :data:`FOR_LONG_JOBS`.
 
     Raises:
-        PipelineError: settings exclude each other, or there is no Java to run.
+        PipelineError: settings exclude each other, or no Java was found.
     """
     if cores is not None and (master is not None or cores < 1):
         raise PipelineError(f"cores={cores} is for a local Spark and at least 1; with master={master!r} leave it out")
@@ -114,7 +114,7 @@ def spark_session(
 
 
 def require_utc(spark: SparkSession) -> None:
-    """Raise PipelineError for a session that shows or parses times in another zone than UTC."""
+    """Raise PipelineError if a session shows or parses times in a zone other than UTC."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in {"UTC", "Etc/UTC", "Z", "+00:00"}:
         raise PipelineError(
@@ -129,7 +129,7 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # A batch is a transaction where rows are stored; bodies may be large.
+        # A batch is one transaction in jobs that store rows, and bodies may be large.
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_A_BATCH),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(_BYTES_A_BATCH),
         "spark.ui.enabled": "false",
@@ -149,10 +149,10 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _local_settings(directory: Path, master: str) -> dict[str, str]:
-    """Return settings only for a local Spark: nothing listens beyond loopback, no file is left behind.
+    """Return settings for a local Spark only: nothing listens beyond loopback, and no file is left behind.
 
-    Python workers are reached over loopback with a secret. Unix domain sockets would do as well, but a worker that is
-    stopped while it waits then prints a broken pipe.
+    Python workers are reached over loopback with a secret. Unix domain sockets would also work, but then a worker that
+    is stopped while it waits prints a broken pipe.
     """
     named = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
     cores = int(named[1]) if named else os.cpu_count() or 1
@@ -174,12 +174,14 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
         launched_with |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     else:
         launched_with["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    if named := settings.get("spark.pyspark.python"):  # outside spark-submit PySpark heeds the variable only
+    # Outside spark-submit, PySpark reads only the environment variable.
+    if named := settings.get("spark.pyspark.python"):
         launched_with["PYSPARK_PYTHON"] = named
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection, even while Python ends
+    # The logger of py4j reports every connection, even while Python ends.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     # Spark's launcher and its JVM inherit the environment.
     with set_meanwhile(launched_with, os.environ.get, os.environ.__setitem__, os.environ.pop):
         return builder.getOrCreate()
@@ -192,7 +194,7 @@ def set_meanwhile(
     put: Callable[[str, str], None],
     drop: Callable[[str], object],
 ) -> Generator[None]:
-    """Put values under their names for the length of the block; then each is again what it was, or is dropped."""
+    """Set values under their names for the length of the block. Then restore or remove each of them."""
     before = {name: get(name) for name in values}
     for name, value in values.items():
         put(name, value)
@@ -208,14 +210,14 @@ def set_meanwhile(
 
 @cache
 def _private_directory() -> Path:
-    """Return a directory of this process alone; it is removed when the process ends, after Spark."""
+    """Return a directory of this process alone. It is removed when the process ends, after Spark has ended."""
     directory = Path(tempfile.mkdtemp(prefix="postdate-spark-"))
     atexit.register(_clean_up, directory, os.getpid())
     return directory
 
 
 def _clean_up(directory: Path, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child must not take the directory from under its parent
+    if os.getpid() != owner:  # A forked child must not remove the directory of its parent.
         return
     session = SparkSession.getActiveSession()
     if session is not None:

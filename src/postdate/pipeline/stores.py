@@ -1,4 +1,4 @@
-"""How a Spark job reaches a store: a value that travels to the executors, and a store opened from it in each task."""
+"""How a Spark job reaches a store: a value that is sent to executors, and a store that each task opens from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
-"""Rows fetched and turned into one Arrow batch at a time, where a store has no columns."""
+"""Number of rows fetched and turned into one Arrow batch at a time, for a store that does not return columns."""
 
 _OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
 """The settings of stores that are fields of :class:`StoreSpec`."""
@@ -45,28 +45,28 @@ _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
 
 
 def absolute(address: str) -> str:
-    """Return an address with an absolute path, if it is of a file: executors run in other directories."""
+    """Return an address with an absolute path if it names a file, because executors run in other directories."""
     relative = _RELATIVE_FILE.fullmatch(address)
     return relative[1] + str(Path(relative[2]).expanduser().resolve()) if relative else address
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """A store's address and settings, as a value: no connection, picklable, without its password when shown.
+    """The address and settings of a store, as a value: no connection, picklable, without its password when shown.
 
-    A password in ``address`` travels with the value. To keep it out, use a reference: ``env:NAME`` and ``file:PATH``
-    are followed in each process that opens the store, so the variable or the file must be there on every executor.
+    A password in ``address`` is sent with the value. To avoid that, use a reference: ``env:NAME`` and ``file:PATH`` are
+    followed in each process that opens the store, so the variable or the file must exist on every executor.
 
     Args:
         address: as :func:`postdate.wiring.open_store` takes it, for example ``sqlite:///messages.db``. A relative path
-            is made absolute where the spec is made: executors may run in another directory.
-        synchronous: ``full`` or ``normal``. This and the following: of the store, where it has such a setting.
-        schema: of its tables; ``None``: the store's default.
-        table: of the waiting messages; ``None``: ``{endpoint}.timeouts``.
-        endpoint: whose messages they are.
-        recording: how much is kept for audits.
-        largest_message_bytes: headers and body together; ``None``: the store's default.
-        others: settings that only some stores have, by name, in pairs.
+            is made absolute where the spec is made, because executors may run in another directory.
+        synchronous: ``full`` or ``normal``. This and the following are settings of the store, if it has such a setting.
+        schema: schema of the tables; ``None``: the default of the store.
+        table: table of the pending messages; ``None``: ``{endpoint}.timeouts``.
+        endpoint: the endpoint that the messages belong to.
+        recording: how much is recorded for audits.
+        largest_message_bytes: limit of headers and body together; ``None``: the default of the store.
+        others: settings that only some stores have, as pairs of name and value.
     """
 
     address: str
@@ -85,10 +85,10 @@ class StoreSpec:
 
     @classmethod
     def of(cls, settings: Settings) -> StoreSpec:
-        """Return the store of the settings; an address that was read from elsewhere stays a reference.
+        """Return the store of the settings. An address that was read from a reference stays a reference.
 
         Raises:
-            ConfigurationError: a setting does not exist for this store.
+            ConfigurationError: this store does not have a setting.
         """
         own = dict(settings.store.values)
         address = own.pop("address")
@@ -109,10 +109,10 @@ class StoreSpec:
         return Address(self.address).shown
 
     def open(self, *, create: bool) -> ClaimingStore:
-        """Return the store; it connects at first use.
+        """Return the store. It connects at first use.
 
         Raises:
-            ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
+            ConfigurationError: a reference cannot be followed on this machine, or the driver is not installed here.
         """
         place = resolved(self.address, os.environ)
         arguments = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
@@ -120,7 +120,7 @@ class StoreSpec:
 
 
 class OpenStore:
-    """A store that one task, or the driver, has open; its async calls are made from a thread without an event loop.
+    """A store that one task, or the driver, has open. Call its methods from a thread without an event loop.
 
     A call through the portal costs some 80 µs, so calls are made once a batch and never once a message.
     """
@@ -130,17 +130,17 @@ class OpenStore:
         self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
 
     def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
-        """Call ``question`` with the store, in its event loop, and return the answer."""
+        """Call ``question`` with the store, in the event loop of the store, and return the answer."""
         return self.portal.call(question, self.itself)
 
     @property
     def largest_message_bytes(self) -> int:
-        """Headers and body together; see :class:`postdate.ports.StoreCapabilities`."""
+        """Limit of headers and body together; see :class:`postdate.ports.StoreCapabilities`."""
         return self.itself.capabilities.largest_message_bytes
 
     @property
     def good_batch(self) -> int:
-        """Messages in one transaction that the store takes fastest without making others wait for long."""
+        """Number of messages in one transaction: fast for the store, and other clients do not wait long."""
         return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
@@ -150,16 +150,16 @@ class OpenStore:
         return self.portal.call(self.itself.store_many, messages, now)
 
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
-        """Store valid messages in one transaction, idempotent by message id; as columns where the store can.
+        """Store valid messages in one transaction, idempotent by message id.
 
-        ``batch`` comes from :func:`postdate.pipeline.rows.checked`.
+        Columns are used if the store accepts them. ``batch`` comes from :func:`postdate.pipeline.rows.checked`.
         """
         if self._columnar is not None:
             return self._columnar.store_columns(batch, now)
         return self.store_many(restored(batch), now)
 
     def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the columns of ``schema`` in one part, from one snapshot; as columns where the store can."""
+        """Read the columns of ``schema`` in one part, from one snapshot. Columns are used if the store returns them."""
         if self._columnar is not None:
             for batch in self._columnar.scan_columns(scan, part):
                 yield from_columns(batch, schema)
@@ -173,7 +173,7 @@ class OpenStore:
         return self.portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
     def scannable(self) -> ScannableStore:
-        """Return the store for bulk reading, whose calls block, or raise PipelineError if it has none."""
+        """Return the store for bulk reading, with blocking calls. Raise PipelineError if it cannot be read in bulk."""
         if not isinstance(self.itself, ScannableStore):
             raise PipelineError(f"{type(self.itself).__name__} cannot be read in bulk")
         return self.itself
@@ -181,9 +181,10 @@ class OpenStore:
 
 @contextlib.contextmanager
 def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
-    """Open the store for the length of the block. Runs once in each task, and on the driver for set-up and planning.
+    """Open the store for the length of the block.
 
-    With ``create``, a missing store is created; else StoreError.
+    This runs once in each task, and on the driver for setup and planning. With ``create``, a missing store is created;
+    otherwise StoreError is raised.
     """
     with start_blocking_portal() as portal:
         store = spec.open(create=create)

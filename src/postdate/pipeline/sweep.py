@@ -1,10 +1,10 @@
-"""Delivers due messages by Spark: once, or continuously as a streaming query. Source: ADR 0011.
+"""Deliver due messages with Spark: once, or continuously as a streaming query. Source: ADR 0011.
 
-Each task is a dispatcher like that of ``postdate run``; several tasks, executors, and services work on one store at the
-same time, and no message is claimed by two of them. So a task that Spark repeats, or starts a second time elsewhere
-because it seems slow, finds only undone work. The promise is that of store and queues together: exactly once where they
-share a database; at least once, with the same message id, elsewhere, and then only messages that a killed process was
-sending may be doubled.
+Each task is a dispatcher like that of ``postdate run``. Several tasks, executors and services may work on one store at
+the same time, and no two of them claim the same message. So if Spark repeats a task, or starts it a second time
+elsewhere because it seems slow, the second attempt finds only undone work. The guarantee is that of store and queues
+together: exactly once if they share a database. Otherwise at least once, with the same message id, and only messages
+that a killed process was sending may be duplicated.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from postdate.pipeline.session import require_utc, set_meanwhile
 from postdate.pipeline.stores import opened
 
 RESIDENCY: Final = timedelta(seconds=30)
-"""How long a task of a continuous sweep dispatches before it hands over to the next.
+"""How long a task of a continuous sweep dispatches before the next task replaces it.
 
-Between two tasks no dispatcher of the sweep looks, for some tenths of a second: the longer tasks are, the fewer
-messages meet that gap; but the ledger shows their deliveries only when they end.
+Between two tasks, no dispatcher of the sweep polls for some tenths of a second. With longer tasks, fewer messages meet
+this gap; but the ledger shows the deliveries of a task only when the task ends.
 """
 
 _LINES_SCHEMA: Final = spark_schema(LEDGER_ARROW)
@@ -60,17 +60,17 @@ _QUICK_CHECKPOINTS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """Result of a sweep, from the tasks that were not killed; only the store's records are complete.
+    """Result of a sweep, counted by the tasks that were not killed. Only the records of the store are complete.
 
     Args:
         delivered: messages that are in their queues now.
         expired: messages that had expired when they were due.
-        retried: attempts that failed; the message waits for the next one.
+        retried: attempts that failed; the message waits for the next attempt.
         failed: messages that went to the error queue.
         left: messages that were due at the start, were not dispatched, and are not claimed: they wait for another
             attempt.
-        seconds: from the start to the end.
-        ledger: folder of the ledger; ``None``: none was asked for.
+        seconds: duration from the start to the end.
+        ledger: folder of the ledger; ``None``: no ledger was requested.
     """
 
     delivered: int
@@ -83,7 +83,7 @@ class SweepResult:
 
     @property
     def per_second(self) -> float:
-        """Messages delivered a second, over the whole time."""
+        """Messages delivered a second, over the whole duration."""
         return self.delivered / self.seconds if self.seconds else 0.0
 
     @property
@@ -96,9 +96,9 @@ class SweepResult:
 
 
 def check_sweep(spec: SweepSpec) -> None:
-    """Check on the driver, before any task, that store and queues are there.
+    """Check on the driver, before any task starts, that store and queues exist.
 
-    Raises StoreNotSetUp, StoreUnavailable, TransportUnavailable or ConfigurationError, with what to do.
+    Raises StoreNotSetUp, StoreUnavailable, TransportUnavailable or ConfigurationError; the text says what to do.
     """
     with opened(spec.store) as store:
         store.overdue(SystemClock().now())
@@ -121,11 +121,11 @@ def sweep(
     Args:
         spark: a session in UTC.
         spec: store and queues.
-        slots: dispatchers at the same time; by default as many as Spark has cores.
-        ledger: a folder to which Parquet files are added with one line for each record.
+        slots: number of dispatchers that run at the same time; by default the number of Spark's cores.
+        ledger: a folder to which Parquet files are added, with one line for each record.
 
     Raises:
-        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before any task.
+        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: raised before any task starts.
         PipelineError: ``slots`` is less than one, or a task failed; messages delivered by then stay delivered.
     """
     require_utc(spark)
@@ -155,7 +155,7 @@ def _slots(spark: SparkSession, slots: int | None) -> int:
 
 
 def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
-    """Write the lines, and count them on the way: to read them again would be to sweep again."""
+    """Write the lines and count them while they are written. To read the frame a second time would sweep again."""
     seen = Observation()
     counted = [F.count_if(F.col("kind") == name).alias(name) for name in COUNTED.names]
     lines.observe(seen, *counted).write.mode("append").parquet(ledger)
@@ -166,7 +166,7 @@ def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
 
 
 class SweepQuery(AbstractContextManager["SweepQuery"]):
-    """A continuous sweep. A context manager: at the end it stops after the messages in progress."""
+    """A continuous sweep. As a context manager, it stops at the end, after the messages in progress."""
 
     def __init__(self, query: StreamingQuery, stop_file: Path, residency: float) -> None:
         self.query = query
@@ -176,10 +176,10 @@ class SweepQuery(AbstractContextManager["SweepQuery"]):
         self.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for its end; return whether it has ended.
+        """Wait for the end of the sweep. Return whether it has ended.
 
         Raises:
-            PipelineError: it has failed; nothing is lost, and it goes on where it is started again.
+            PipelineError: the sweep has failed. Nothing is lost; start it again, and it continues.
         """
         wait_for(self.query, seconds)
         check_query(self.query, "the sweep")
@@ -191,17 +191,17 @@ class SweepQuery(AbstractContextManager["SweepQuery"]):
         return -1 if last is None else int(last["batchId"])
 
     def stop(self) -> None:
-        """Let the dispatchers finish the messages in progress, and write their ledger; then end the query.
+        """Let the dispatchers finish the messages in progress and write their ledger, then end the query.
 
-        Executors that do not share this machine's files end when their time is up, see :data:`RESIDENCY`.
+        Executors that do not share the files of this machine end after their usual time, see :data:`RESIDENCY`.
 
         Raises:
-            PipelineError: it had failed before.
+            PipelineError: the sweep had failed before.
         """
         in_hand = self._batches + 1
         if self._stop_file.parent.is_dir():
             self._stop_file.touch()
-        # The next micro-batch finds nothing to do: its tasks look for the file before they look for messages.
+        # The next micro-batch does nothing, because its tasks look for the stop file before they poll.
         wait_for(self.query, self._residency + _STOP_PATIENCE_SECONDS, lambda: self._batches >= in_hand)
         self.query.stop()
         shutil.rmtree(self._stop_file.parent, ignore_errors=True)
@@ -222,15 +222,15 @@ def sweep_continuously(
     Args:
         spark: a session in UTC.
         spec: store and queues.
-        checkpoint: folder of the query; started again with it, the query goes on. Losing it costs only the
-            order of the ledger's files: the store knows what is due.
-        slots: dispatchers at the same time, by default as many as Spark has cores; more than there are free cores
-            would wait for each other.
+        checkpoint: folder of the query. A query that is started again with it continues. Its loss costs only the order
+            of the ledger's files, because the store knows what is due.
+        slots: number of dispatchers that run at the same time; by default the number of Spark's cores. More slots than
+            free cores would wait for each other.
         ledger: a folder of Parquet files, each line written once, for :func:`postdate.pipeline.audit.audit`.
         residency: see :data:`RESIDENCY`.
 
     Raises:
-        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before the query starts.
+        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: raised before the query starts.
         PipelineError: ``slots`` is less than one, or ``residency`` is not above zero.
     """
     require_utc(spark)
@@ -242,12 +242,13 @@ def sweep_continuously(
     job = {"job": "sweep", "store": spec.store.shown, "endpoint": spec.store.endpoint, "slots": n}
     claim_checkpoint(spark, str(checkpoint), job)
     stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
-    # Spark's own source of ticks: a row for each slot in each micro-batch, and a micro-batch as soon as the last ended.
+    # Spark's rate source makes a row for each slot in each micro-batch. The next micro-batch begins when the last one
+    # ends.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).option("numPartitions", n).load()
     lines = ticks.select("value").mapInArrow(partial(sweep_slots, spec, seconds, stop_file), _LINES_SCHEMA)
     writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
     sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
-    # The checkpoint is written in the quickest way: its loss costs nothing.
+    # The checkpoint is written in the fastest way, because its loss costs nothing.
     with set_meanwhile(_QUICK_CHECKPOINTS, lambda name: spark.conf.get(name, None), spark.conf.set, spark.conf.unset):
         return SweepQuery(sink.start(), stop_file, seconds)
 
@@ -260,9 +261,9 @@ _OF_ANY_QUERY = "metadata"
 
 
 def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str | int]) -> None:
-    """Note in a checkpoint the job that it belongs to, or raise PipelineError if it is another's.
+    """Note in a checkpoint which job it belongs to. Raise PipelineError if it belongs to another job.
 
-    ``job`` has the values that must be the same at every start of the query with this checkpoint; no secrets.
+    ``job`` has the values that must be equal at every start of the query with this checkpoint. It contains no secrets.
     """
     path = f"{checkpoint}/{_MARK}"
     text = _text(spark, path)

@@ -1,12 +1,12 @@
-"""CSV and JSON as bytes in, rows out: each row as it is written, or malformed with all its bytes.
+"""CSV and JSON: bytes in, rows out. Each row is returned exactly as written, or as malformed with all its bytes.
 
-Spark only cuts files into records (CSV) or lines (JSON). What is in them is read here, because Spark's own readers
-alter rows in silence: a quote that is never closed takes in the rest of a file, bytes that are no text become U+FFFD,
-numbers are written anew, what follows an object is dropped, and the last of two equal names wins. Runs on executors.
+Spark only splits files into records (CSV) or lines (JSON). Their content is parsed here, because Spark's own readers
+alter rows without an error: a quote that is never closed swallows the rest of a file, bytes that are not text become
+U+FFFD, numbers are rewritten, text after an object is dropped, and the last of two equal names wins. Runs on executors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make arrays generic in a type that only the running program knows.
+# The stubs of Arrow make arrays generic in a type that is known only at run time.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from postdate.errors import PipelineError
 
 Row = tuple[Sequence[str | None], bytes | None]
-"""The cells of a row, or none of them and the bytes of what is no row."""
+"""The cells of a row; or no cells, and the bytes of a line that is not a row."""
 
 _BOM: Final = "\ufeff"
 _NOT_DECODED: Final = "\ufffd"
@@ -37,7 +37,7 @@ class Encoding:
     """The encoding of files.
 
     Args:
-        name: as Python or Java know it.
+        name: a name that Python or Java knows.
 
     Raises:
         PipelineError: there is no such encoding.
@@ -55,16 +55,16 @@ class Encoding:
 
     @property
     def keeps_ascii(self) -> bool:
-        """Whether commas, quotes and line breaks are the bytes of ASCII, so that files can be cut before decoding."""
+        """Whether commas, quotes and line breaks are the bytes of ASCII, so that files can be split before decoding."""
         return '",{}\r\n'.encode(self.name) == b'",{}\r\n'
 
     @property
     def of_spark(self) -> str:
-        """The encoding in which Spark reads: one in which each byte is a character, if it need not decode."""
+        """The encoding in which Spark reads: if Spark need not decode, one in which each byte is a character."""
         return "ISO-8859-1" if self.keeps_ascii else self.name
 
     def decode(self, content: bytes) -> str | None:
-        """Return the text, or ``None`` if the bytes are none in this encoding."""
+        """Return the text, or ``None`` if the bytes are not valid in this encoding."""
         try:
             return content.decode(self.name)
         except UnicodeDecodeError:
@@ -83,7 +83,7 @@ class UnclosedQuoteError(Exception):
 
 
 def records(text: str) -> Iterator[list[str | None] | None]:
-    """Yield the cells of each record of a text; ``None`` for a record with text behind a quoted cell.
+    """Yield the cells of each record of a text; ``None`` for a record with text after a quoted cell.
 
     Empty cells are ``None``. Raises UnclosedQuoteError.
     """
@@ -118,7 +118,7 @@ def records(text: str) -> Iterator[list[str | None] | None]:
 
 
 def header_names(cells: Sequence[str | None], *, case_sensitive: bool) -> list[str]:
-    """Return the names of columns as Spark makes them: names that are empty or there twice get their number."""
+    """Return the names of columns as Spark makes them: empty and repeated names get their number."""
     folded = [name if case_sensitive or name is None else name.lower() for name in cells]
     return [
         f"_c{number}" if name is None else f"{name}{number}" if folded.count(folded[number]) > 1 else name
@@ -131,10 +131,10 @@ class CsvFile:
     """One file that is read record by record.
 
     Args:
-        path: for errors.
-        header: cells of its first line, which all files have in common.
-        encoding: of the file.
-        lines: read so far, without empty lines, which Spark drops.
+        path: used in errors.
+        header: cells of the first line, which is the same in all files.
+        encoding: encoding of the file.
+        lines: number of lines read so far, without empty lines, which Spark drops.
     """
 
     path: str
@@ -143,15 +143,15 @@ class CsvFile:
     lines: int = 0
 
     def rows(self, record: str) -> Iterator[Row]:
-        """Yield the rows of one record of Spark's, which may be several where line breaks are mixed.
+        """Yield the rows of one record of Spark, which may be several if line breaks are mixed.
 
         Raises:
-            PipelineError: a quote is never closed, or the header line is another one.
+            PipelineError: a quote is never closed, or the header line is different.
         """
         content = record.encode("latin-1") if self.encoding.keeps_ascii else record.encode()
         text = self.encoding.decode(content) if self.encoding.keeps_ascii else record
         first_line, self.lines = self.lines + 1, self.lines + 1 + content.count(b"\n")
-        # Quotes and commas are where they are, whatever the other bytes mean.
+        # The positions of quotes and commas do not depend on the meaning of the other bytes.
         shape = record if text is None or (_NOT_DECODED in text and not self.encoding.keeps_ascii) else text
         try:
             parsed = list(records(shape.removeprefix(_BOM) if first_line == 1 else shape))
@@ -191,7 +191,7 @@ def read_header(path: str, record: str, encoding: Encoding) -> list[str | None]:
     """Return the cells of a file's first line.
 
     Raises:
-        PipelineError: it is in another encoding, or a quote is never closed.
+        PipelineError: the line is in another encoding, or a quote is never closed.
     """
     if encoding.keeps_ascii and (record.startswith(("\xff\xfe", "\xfe\xff")) or "\0" in record):
         raise PipelineError(f"{path} looks like UTF-16 and is read as {encoding.name}: say encoding UTF-16")
@@ -216,13 +216,13 @@ _decode_text: Final = msgspec.json.Decoder(str).decode
 
 
 def json_pairs(text: str) -> list[tuple[str, str | None]]:
-    """Return the pairs of a JSON object, each as often as it is there, with their values as texts.
+    """Return all pairs of a JSON object, including repeated names, with their values as texts.
 
-    A value that is no text becomes its JSON text, as it is written, and null ``None``. A name that is repeated has its
-    last value each time.
+    A value that is not text becomes its JSON text, exactly as it is written; null becomes ``None``. A repeated name has
+    its last value each time.
 
     Raises:
-        ValueError: the text is no JSON object and nothing else, or has half of a pair of surrogates.
+        ValueError: the text is not exactly one JSON object, or has half of a pair of surrogates.
     """
     try:
         values = {name: _text_of(bytes(value)) for name, value in _decode_values(text).items()}
@@ -246,7 +246,7 @@ def _text_of(value: bytes) -> str | None:
 def json_object(line: bytes, encoding: Encoding, *, case_sensitive: bool) -> dict[str, str | None] | None:
     """Return the values of a line by name, in lower case unless ``case_sensitive``.
 
-    ``None`` if the line is no JSON object in the encoding, or has a name twice.
+    Returns ``None`` if the line is not a JSON object in the encoding, or has a name twice.
     """
     text = encoding.decode(line)
     try:
@@ -263,9 +263,9 @@ def json_object(line: bytes, encoding: Encoding, *, case_sensitive: bool) -> dic
 def to_table(
     rows: Sequence[Row], origins: Sequence[int], batch: pa.RecordBatch, width: int, skipped: int
 ) -> pa.RecordBatch:
-    """Return rows as a batch: their cells, what is malformed, and columns of ``batch`` behind the first ``skipped``.
+    """Return rows as a batch: cells, malformed bytes, and the columns of ``batch`` after the first ``skipped``.
 
-    ``origins`` are the positions in ``batch`` from which the rows are; ``width`` is the number of cells.
+    ``origins`` are the positions in ``batch`` from which the rows come; ``width`` is the number of cells.
     """
     columns = zip(*(cells for cells, _ in rows), strict=True) if rows else [()] * width
     arrays: list[Any] = [pa.array(column, pa.string()) for column in columns]

@@ -1,1 +1,1 @@
-"""What a service tells of itself: metrics, health, the signs of life of its process. Source: ADR 36."""
+"""Metrics, health and liveness of a service. Source: ADR 36."""

@@ -1,6 +1,6 @@
-"""What an endpoint counts and measures, by OpenTelemetry. Source: ADR 36.
+"""The numbers that an endpoint counts and measures, through OpenTelemetry. Source: ADR 36.
 
-Needs the package ``opentelemetry-api``, which every application with OpenTelemetry has.
+This needs the package ``opentelemetry-api``, which every application with OpenTelemetry has.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ MESSAGE_TYPE: Final = "postdate.message_type"
 
 
 class OpenTelemetryMetrics(CountedMetrics):
-    """Metrics for ``Endpoint(metrics=…)``, to be exported by whatever the application has set up.
+    """Metrics for ``Endpoint(metrics=…)``, exported by the exporter that the application has set up.
 
-    All are counted where nothing waits, and read by the exporter; only durations and lateness are recorded, once a
-    batch. They are listed, each with the question that it answers, in ``docs/guides/operate.md``.
+    Counters are plain numbers, so the delivering code never waits for them; the exporter reads them. Only durations and
+    lateness are recorded, once a batch. ``docs/guides/operate.md`` lists all metrics, each with the question that it
+    answers.
 
     Args:
-        meter: that makes the instruments; default: of the process's own provider.
+        meter: the meter that makes the instruments; by default that of the process's provider.
     """
 
     def __init__(self, meter: Meter | None = None) -> None:
@@ -115,7 +116,8 @@ class OpenTelemetryMetrics(CountedMetrics):
         return {"outages": {"": out}, "breakers.triggered": {"": triggered}, "claims.held": {"": self.open_claims}}
 
     def _messages(self, _: CallbackOptions) -> Generator[Observation]:
-        for outcome in get_args(Counted):  # from 0 on, or the first ones would not be seen as an increase
+        # Each counter starts at 0. Otherwise the first message would not be visible as an increase.
+        for outcome in get_args(Counted):
             yield Observation(self.counts[outcome], {OUTCOME: outcome})
         for destination, messages in list(self.delivered_to.items()):
             yield Observation(messages, {OUTCOME: "delivered", "messaging.destination.name": destination})
@@ -128,7 +130,7 @@ class OpenTelemetryMetrics(CountedMetrics):
 
 
 def prometheus() -> tuple[OpenTelemetryMetrics, Any]:
-    """Return metrics, and a registry of ``prometheus_client`` with them and those of the process.
+    """Return metrics, and a registry of ``prometheus_client`` with these metrics and those of the process.
 
     Raises `ModuleNotFoundError` without ``postdate[metrics]``.
     """

@@ -1,4 +1,4 @@
-"""The address at which a service tells how it is: ``/metrics``, ``/healthz``, ``/readyz``. In threads of its own."""
+"""The HTTP server of a service for ``/metrics``, ``/healthz`` and ``/readyz``. It runs in its own threads."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class _Handler(WSGIRequestHandler):
 
     @override
     def handle(self) -> None:
-        with suppress(ConnectionError, TimeoutError):  # who hangs up, or says nothing
+        with suppress(ConnectionError, TimeoutError):  # The client may close the connection or send nothing.
             super().handle()
 
     @override
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: somebody asks every few seconds."""
+        """Log nothing, because monitoring sends a request every few seconds."""
 
 
 def _application(vitals: Vitals, registry: Any) -> WSGIApplication:
     from prometheus_client import make_wsgi_app  # pyright: ignore[reportUnknownVariableType] - returns any callable
 
     metrics = cast("WSGIApplication", make_wsgi_app(registry))
-    collecting = threading.Lock()  # two at once would have each other's numbers
+    collecting = threading.Lock()  # Two collections at the same time would mix their numbers.
     health = {"/healthz": vitals.ill, "/readyz": vitals.unready}
 
     def answer(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -64,10 +64,10 @@ def _application(vitals: Vitals, registry: Any) -> WSGIApplication:
 
 @contextmanager
 def serving(listen: str, vitals: Vitals, registry: Any) -> Generator[int]:
-    """Tell how a service is for the length of the block; yield the port, which the system chooses for 0.
+    """Serve the health and metrics of a service for the length of the block. Yield the port.
 
-    ``registry``: of ``prometheus_client``. Raises `ConfigurationError` if nothing can listen at ``listen``, a host and
-    a port.
+    The system chooses the port if it is 0. ``registry``: of ``prometheus_client``. Raises `ConfigurationError` if the
+    server cannot listen at ``listen``, a host and a port.
     """
     try:
         server = _Server(*host_and_port(listen), _application(vitals, registry))

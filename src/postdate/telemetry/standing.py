@@ -1,4 +1,4 @@
-"""Gauges of what waits in a store, and of the clock by which it is judged: the same from each service of a store."""
+"""Gauges of pending messages, and of the clock that judges them. Every service of a store reports the same values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from postdate.runtime.reporting import Gauges
 
 
 def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]:
-    """Return what gives the gauges as of the last look, in any thread, and has another look taken."""
+    """Return a function that returns the gauges of the last look and requests another look.
+
+    It may run in any thread.
+    """
     loop = asyncio.get_running_loop()
 
     def ask() -> Gauges:
         if not loop.is_closed():
+            # The exporter calls this in a thread of its own, and events of the loop may only be set in the loop.
             loop.call_soon_threadsafe(looking.watched)
         last = looking.last_value
         gauges = {} if last is None else _of_store(last)
@@ -36,7 +40,8 @@ def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
         **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "unreadable")},
         "overdue.age": age.total_seconds(),
         "errors": state.errors,
-        "services": None if counted.services is None else counted.services + 1,  # others, and this one
+        # The statistics count the other services; this process is one more.
+        "services": None if counted.services is None else counted.services + 1,
     }
     within = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
     due = {name: sum(each.count for each in intervals) for name, intervals in within.items()}

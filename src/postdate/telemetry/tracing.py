@@ -1,7 +1,8 @@
-"""Traces by OpenTelemetry, by the conventions for messaging. Source: specification row 118; ADR 36.
+"""Traces through OpenTelemetry, by its conventions for messaging. Source: specification row 118; ADR 36.
 
-A message carries its sender's ``traceparent``. What is handled soon goes on with that trace; what was delayed begins a
-new one, with a link to the sender's, in which a span *wait* ends when it was due. Needs ``opentelemetry-api``.
+A message carries the ``traceparent`` of its sender. A message that is handled soon continues that trace. A delayed
+message begins a new trace with a link to the sender's trace. In the sender's trace, a span *wait* ends when the message
+was due. This needs ``opentelemetry-api``.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ from postdate.messages import Headers, parse_timestamp
 from postdate.runtime import tracing
 
 _LINKS_AT_MOST: Final = 128
-"""What exporters keep of one span."""
+"""Number of links that exporters keep of one span."""
 
 
 def instrument(provider: TracerProvider | None = None) -> None:
-    """Trace what this process sends, delivers and handles; ``provider``: of tracers, default the process's own."""
+    """Trace the messages that this process sends, delivers and handles.
+
+    ``provider``: the provider of tracers; by default the provider of the process.
+    """
     tracing.current = _OpenTelemetryTracing(provider)
 
 
 def instrument_if_exported() -> None:
-    """Do that if the process has a provider of its own: else nobody would see the spans."""
+    """Call :func:`instrument` if the process has its own provider. Without one, the spans would not be exported."""
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         instrument()
 
 
 def uninstrument() -> None:
-    """Trace nothing any more."""
+    """Stop tracing."""
     tracing.current = tracing.Tracing()
 
 
@@ -79,7 +83,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
             yield
 
     def _wait(self, headers: Mapping[str, str], sender: Context, queue: str, due: datetime | None) -> None:
-        """Add to the sender's trace how long the message was to wait."""
+        """Add a span to the sender's trace that shows how long the message had to wait."""
         with suppress(InvalidTimestamp):
             sent = parse_timestamp(headers.get(Headers.TIME_SENT, ""))
             until = due or parse_timestamp(headers.get(Headers.DELIVER_AT, ""))
@@ -95,7 +99,7 @@ def _attributes(operation: str, destination: str | None = None) -> dict[str, Any
 
 
 def _sender(headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:
-    """Return the context that a message carries, without anything of this process, and the span in it."""
+    """Return the context that a message carries, without any context of this process, and the span in it."""
     context = propagate.extract(headers, Context())
     span_context = trace.get_current_span(context).get_span_context()
     return context, span_context if span_context.is_valid else None

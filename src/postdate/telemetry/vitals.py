@@ -1,4 +1,4 @@
-"""Whether a service is well: by its parts, its loop, and its circuit breakers; told to whoever asks, and to the log."""
+"""The health of a service, judged by its parts, its event loop and its circuit breakers; for probes and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from postdate.runtime.resource import outages
 
 _BEAT_SECONDS: Final = 1.0
 _STANDS_STILL_SECONDS: Final = 10.0
-"""Without a beat for so long, the event loop stands still."""
+"""The event loop counts as stopped when it has not beaten for this many seconds."""
 
 _SUMMARY_SECONDS: Final = 60.0
 
@@ -25,28 +25,30 @@ log = logging.getLogger("postdate.service")
 
 
 class Vitals:
-    """The signs of life of one service. Start :meth:`run` as a task; anything else may be called from any thread.
+    """The health of one service. Start :meth:`run` as a task. All other methods may be called from any thread.
 
     Args:
         tally: counts of the service.
-        problems: says what is wrong with its parts, in words.
+        problems: a function that returns descriptions of what is wrong with the parts of the service.
     """
 
     def __init__(self, tally: CountedMetrics, problems: Callable[[], Sequence[str]]) -> None:
         self._tally, self._problems = tally, problems
+        # On the monotonic clock, in seconds. The event loop writes it, and the threads of the HTTP server read it.
         self._beat_at = steady_seconds()
         self.is_ready = False
-        """Set once the service receives and delivers, and no more when it stops."""
+        """True while the service receives and delivers; false again as soon as it stops."""
+        # Counts at the last summary in the log.
         self._reported = Counter[str]()
 
     def ill(self) -> list[str]:
-        """Return why the process should be started anew; nothing if it is well."""
+        """Return the reasons to restart the process; empty if the process is healthy."""
         still = steady_seconds() - self._beat_at - _BEAT_SECONDS
         stands = [f"the event loop stands still, for {shown_duration(still)} now"]
         return [*self._problems(), *(stands if still > _STANDS_STILL_SECONDS else ())]
 
     def unready(self) -> list[str]:
-        """Return why it delivers nothing now."""
+        """Return the reasons why the service delivers nothing now."""
         breakers = [
             f"{name} is triggered" for name, state in list(self._tally.breakers.items()) if state == "triggered"
         ]
@@ -58,7 +60,7 @@ class Vitals:
         ]
 
     async def run(self) -> None:
-        """Beat once a second, with the watchdog of the service manager; sum up each minute in the log."""
+        """Beat once a second, also to the watchdog of the service manager. Log a summary each minute."""
         watched, summed_up = _watchdog_seconds(), steady_seconds()
         apart = min(_BEAT_SECONDS, watched or _BEAT_SECONDS)
         while True:
@@ -80,7 +82,7 @@ class Vitals:
 
 
 def _watchdog_seconds() -> float | None:
-    """Return how often the service manager wants to hear from this process, half of what it waits; or ``None``.
+    """Return how often the service manager must hear from this process, in seconds: half of its timeout; or ``None``.
 
     Source: sd_watchdog_enabled(3).
     """

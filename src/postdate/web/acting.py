@@ -1,4 +1,7 @@
-"""What can be done on the page, and who may do it: asked once, and logged with the name. Source: ADR 35."""
+"""The actions on the page and the users who may run them. Each is confirmed once and logged with the name.
+
+Source: ADR 35.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from postdate.web.watching import LISTED, Watcher, log
 _LEAST_TOKEN, _LONGEST_NAME = 16, 100
 _LASTS: Final = timedelta(hours=12)
 _LARGEST_BODY: Final = 2**20
-_LARGEST_FORM: Final = 4 * _LARGEST_BODY  # up to three bytes for each of the body
+_LARGEST_FORM: Final = 4 * _LARGEST_BODY  # A form encodes one byte of the body as up to three characters.
 _HEADER: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _ACTIONS: Final = {
     frozenset({"id"}): ("cancel", "deliver", "reschedule", "return", "discard", "edit", "discard-unreadable"),
@@ -42,15 +45,15 @@ _ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Who may act on the page: one of the two is given.
+    """Which users may act on the page. Exactly one of the two is given.
 
     Args:
-        token: whoever has it may sign in, under a name that he gives; 16 characters of ASCII at least.
-        user_header: in which a server in front says who asks, such as ``X-Forwarded-User``; what browsers send under
-            that name, it must take away. Requests without it may only look.
+        token: a user who knows it may sign in, under a name of the user's choice; at least 16 characters of ASCII.
+        user_header: the header in which a proxy server names the user, such as ``X-Forwarded-User``. The proxy must
+            remove a header of this name that a browser sends. Requests without the header may only look.
 
     Raises:
-        ConfigurationError: none of these, or both; a token that is none; a name that no header has.
+        ConfigurationError: neither or both are given, the token is invalid, or the name is not a valid header name.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -69,12 +72,14 @@ class Actions:
 
 
 class ActingViews(Views):
-    """The pages, with what can be done from them, for those who may."""
+    """The pages with their actions, for users who may act."""
 
     def __init__(self, watcher: Watcher, name: str = "", *, actions: Actions) -> None:
         super().__init__(watcher, name)
         self._actions, self._signs_in = actions, actions.token is not None
-        self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"  # which all ports of a host share
+        # A browser sends cookies to all ports of a host, so each process has its own name for the cookie.
+        self._cookie = f"postdate-{self._signature('cookie', '')[:8]}"
+        # Forms of edits that were sent, by their random number: each form sends its message only once.
         self._sent = set[str]()
 
     @property
@@ -91,19 +96,21 @@ class ActingViews(Views):
 
     def _asks(self, request: Request) -> tuple[str | None, str | None]:
         user, address = super()._asks(request)
-        return self._who(request) or (user if self._signs_in else None), address  # who acts is named by one header
+        # If a header names the users who act, only that header counts here.
+        return self._who(request) or (user if self._signs_in else None), address
 
     def _who(self, request: Request) -> str | None:
-        """Return the name of someone who may act."""
+        """Return the name of the user if this user may act; otherwise ``None``."""
         if self._actions.user_header is not None:
             return request.headers.get(self._actions.user_header, "").strip() or None
         session, _, signature = request.cookies.get(self._cookie, "").rpartition(".")
         until, _, name = session.partition(".")
         is_genuine = _same(signature, self._signature("session", session))
+        # The signature is checked first: only then ``until`` is certainly a number.
         return unquote(name) if is_genuine and self._watcher.clock.now().timestamp() < int(until) else None
 
     def _csrf_token(self, request: Request) -> str:
-        """Return what only the pages for who asks have in their forms."""
+        """Return the token that only forms on pages for this user contain."""
         session = request.cookies.get(self._cookie, "") if self._signs_in else self._who(request)
         return self._signature("form", session or "")
 
@@ -116,7 +123,10 @@ class ActingViews(Views):
         return HTTPException(status, f"{text} Nothing was done.")
 
     async def _form(self, request: Request, *, signed: bool = True) -> dict[str, str]:
-        """Return the fields of a form of this host, ``signed``: made for who sends it. Raises `HTTPException`."""
+        """Return the fields of a form that came from this host. Raises `HTTPException`.
+
+        ``signed``: the form must have been made for the user who sends it.
+        """
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         is_own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
         if not (is_own if site is None else site == "same-origin"):
@@ -156,14 +166,15 @@ class ActingViews(Views):
     def _with_cookie(self, request: Request, value: str, lasts: timedelta) -> Response:
         base, seconds = request.scope.get("root_path", ""), int(lasts.total_seconds())
         answer, secure = RedirectResponse(f"{base}/", HTTPStatus.SEE_OTHER), request.url.scheme == "https"
-        path = base.removesuffix(f"/{self._name}") or "/"  # who signs in to one of several deployments acts on all
+        # A user who signs in to one of several deployments may act on all of them.
+        path = base.removesuffix(f"/{self._name}") or "/"
         answer.set_cookie(self._cookie, value, seconds, path=path, secure=secure, httponly=True, samesite="strict")
         return answer
 
     # --- what is done ---------------------------------------------------------------------------------------------
 
     async def change(self, request: Request) -> Response:
-        """Ask whether what the query says is to be done; for a form: do it."""
+        """Show what the query asks for, for confirmation. If the form was sent, do it."""
         if self._who(request) is None:
             text = "Sign in first." if self._signs_in else "The server in front does not say who you are."
             raise self._refused(request, "nobody is known to ask", text)
@@ -177,7 +188,8 @@ class ActingViews(Views):
                 preview = await self._asked(request, what, query)
             return page(found=preview, results=None, once=secrets.token_hex(8))
         form, by = await self._form(request), (*self._asks(request), what, query)
-        if what == "edit":  # each time sends another message, also when a button is pressed twice
+        # Each edit sends another message, so the form is remembered: a button that is pressed twice sends only one.
+        if what == "edit":
             if once in self._sent:
                 text = "This was sent before: see what became of it, or load the question again."
                 raise self._refused(request, "its form was sent before", text)
@@ -186,7 +198,7 @@ class ActingViews(Views):
         try:
             results = await self._done(what, query, form, counts.append)
         except BaseException as error:
-            if isinstance(error, MessageError):  # nothing was sent: what was written can be corrected
+            if isinstance(error, MessageError):  # Nothing was sent, so the user can correct the text.
                 self._sent.discard(once)
             log.warning("user %r at %s: %s %r: ended, with %d done, by %r", *by, counts[-1], error)
             raise
@@ -195,7 +207,7 @@ class ActingViews(Views):
         return page(results=results)
 
     async def _asked(self, request: Request, what: str, query: Mapping[str, str]) -> Any:
-        """Return what would become of a group, the limits of a queue, or a body as text; ``None``: nothing of these."""
+        """Return the expected result for a group, the limits of a queue, or a body as text; ``None``: none of these."""
         deployment, queue = await self._watcher.deployment(), self._error_queue
         now = await operations.present(deployment)
         if "exception" in query:
@@ -206,14 +218,14 @@ class ActingViews(Views):
             return (await limits_of(limiting(deployment.store))).get(query["queue"], NO_LIMITS)
         body = (await operations.show_error(deployment, queue, query["id"], now)).body if what == "edit" else None
         if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
-            return None  # forms give back other line ends, and no NUL
+            return None  # Browsers change line ends in forms, and forms cannot carry NUL.
         self._looked(request, "body of message", query["id"])
         return escape(body.text)
 
     async def _done(
         self, what: str, query: Mapping[str, str], form: Mapping[str, str], progress: Callable[[int], None]
     ) -> Sequence[object]:
-        """Do it by what the command line calls, too, and return what became of each."""
+        """Do the action through the operation that the command line calls, and return the result of each item."""
         deployment, id_, queue = await self._watcher.deployment(), query.get("id", ""), self._error_queue
         now, to = await operations.present(deployment), form.get("to", "").strip() or None
         how = operations.Treatment(to, "without_expiry" in form, discard=what.startswith("discard"))
@@ -239,6 +251,7 @@ class ActingViews(Views):
 
 
 def _same(one: str, other: str) -> bool:
+    # A comparison in constant time: its duration must not reveal how much of a secret is right.
     return hmac.compare_digest(one.encode(), other.encode())
 
 

@@ -1,4 +1,4 @@
-"""The application: its routes, and what every answer of it has."""
+"""The application: its routes, and the headers and limits of every answer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from postdate.web.views import SECURITY_HEADERS, Front, Views
 from postdate.web.watching import Watcher
 
 _LONGEST_ADDRESS: Final = 8_192
-"""Of the path and the query together: a link of the page has two names of 200 characters and an id of 250 at most, each
-character up to 12 as it is quoted."""
+"""Maximum length in characters of the path and the query together.
+
+A link of the page has two names of 200 characters and an id of 250 at most, and quoting makes up to 12 characters of
+each character.
+"""
 
 
 def dashboard(
@@ -37,18 +40,19 @@ def dashboard(
     hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]"),
     actions: Actions | None = None,
 ) -> Starlette:
-    """Return the operator's page as an ASGI application, to be served alone or mounted in another one.
+    """Return the operator's page as an ASGI application, to be served alone or mounted in another application.
 
-    It opens the store and the queues at the first request. Whoever reaches it reads.
+    The application opens the store and the queues at the first request. Every client that can reach it can read.
 
     Args:
-        settings: of the deployment; of several by their names: a page shows them all, and leads to ``/NAME/…`` of each.
-        hosts: names by which browsers may ask for it, against rebinding of names; ``*``: any, as the application in
-            which it is mounted sees to that.
-        actions: who may act; ``None``: nobody.
+        settings: of one deployment, or of several by their names: the first page then shows them all, and links to
+            ``/NAME/…`` of each.
+        hosts: names under which browsers may request the page, as a protection against DNS rebinding; ``*``: any name,
+            if the application in which it is mounted checks names.
+        actions: the users who may act; ``None``: no user.
 
     Raises:
-        ConfigurationError: a name cannot be part of an address; says which can.
+        ConfigurationError: a name cannot be part of an address; the error says which names can.
     """
     clock, views_of = SystemClock(), Views if actions is None else partial(ActingViews, actions=actions)
     if isinstance(settings, Settings):
@@ -63,7 +67,10 @@ def dashboard(
 def _application(
     views: Views, watchers: Sequence[Watcher], hosts: Sequence[str], below: Sequence[Mount] = ()
 ) -> Starlette:
-    """Return the pages of a deployment, or the one above those ``below``; the watchers are closed with it."""
+    """Return the pages of a deployment, or the page above those ``below``.
+
+    The watchers are closed with the application.
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -99,7 +106,7 @@ def _application(
 
 
 class _WithSecurityHeaders(Starlette):
-    """Adds to each answer what keeps browsers from loading, running or keeping anything else."""
+    """Adds headers to each answer that forbid browsers to load, run or store anything else."""
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +119,7 @@ class _WithSecurityHeaders(Starlette):
 
 
 class _AddressLimit:
-    """Refuses long addresses: anybody may send one, and it is searched for, logged, and part of the answer."""
+    """Refuses long addresses. Any client may send one, and it is searched for, logged, and repeated in the answer."""
 
     def __init__(self, app: ASGIApp, views: Views) -> None:
         self._app, self._views = app, views
@@ -120,7 +127,7 @@ class _AddressLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
-            path = scope.get("raw_path") or scope["path"]  # not every server has the raw one
+            path = scope.get("raw_path") or scope["path"]  # Some servers do not provide the raw path.
             if len(path) + len(scope["query_string"]) > _LONGEST_ADDRESS:
                 text = f"An address of this page has at most {_LONGEST_ADDRESS:,} characters."
                 app = self._views.failed(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, text))

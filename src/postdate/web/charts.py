@@ -1,7 +1,7 @@
-"""Drawings as SVG elements of the page: text stays text, colours and fonts are those of ``look.css``, light or dark.
+"""Drawings as SVG elements of the page. Text stays text; colours and fonts come from ``look.css``, light or dark.
 
-Lengths are units of the drawing, which the page scales to its width. What they show is in words and tables beside them,
-so readers of the screen pass them over.
+Lengths are in units of the drawing, which the page scales to its width. Words and tables beside the drawings have the
+same content, so screen readers skip the drawings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ _WEEK: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _HEAD, _ROW = 24, 60
 
 Address = Callable[[Interval], str]
-"""Where the messages of an interval are listed."""
+"""A function that returns the address of the list of messages in an interval."""
 
 
 def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Markup:
-    """Return bars of what is due in each minute or hour; herds are cut off at the top, so that others can be seen."""
+    """Return bars of what is due in each minute or hour.
+
+    Herds are cut off at the top, so that other bars stay visible.
+    """
     highest, herds = max((each.count for each in intervals if not each.herd), default=0), herds_of(intervals)
     step = _step(highest)
     top = max(math.ceil(highest / step), 1) * step
@@ -48,13 +51,13 @@ def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Ma
 
 
 def herds_of(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return the herds; those side by side are one."""
+    """Return the herds. Adjacent herds are merged into one."""
     runs = [[*run] for is_herd, run in groupby(intervals, lambda each: each.herd) if is_herd]
     return [replace(run[0], end=run[-1].end, count=sum(each.count for each in run)) for run in runs]
 
 
 def _step(highest: int) -> int:
-    """Return the distance of lines, 1, 2 or 5 with zeros, so that there are about four."""
+    """Return the distance between grid lines: 1, 2 or 5 with zeros, so that there are about four lines."""
     rough = max(highest / _LINES, 1)
     size = 10 ** math.floor(math.log10(rough))
     return next(n * size for n in (1, 2, 5, 10) if n * size >= rough)
@@ -68,13 +71,13 @@ def _bar(each: Interval, x: float, width: float, height: float, address: str) ->
         _tag("rect", class_="back", x=x, width=width, height=_FLOOR),
         _tag("rect", class_=kind, x=x + (width - wide) / 2, y=top, width=wide, height=height, rx=min(wide / 4, 3)),
     ]
-    if each.herd:  # so that nobody takes it for its whole length
+    if each.herd:  # A mark shows that this bar is cut off.
         parts.append(_tag("path", class_="cut", d=f"M{x:.1f} {top + 24}l{width:.1f} -6v5l-{width:.1f} 6z"))
     return _tag("a", *parts, href=address, tabindex=-1)
 
 
 def _times(intervals: Sequence[Interval], column: float) -> list[Markup]:
-    """Return labels below the bars: whole times that leave each other room."""
+    """Return labels below the bars: whole times with enough distance from each other."""
     hours = intervals[-1].end - intervals[-1].begin >= timedelta(hours=1)
     every = next((n for n in (1, 2, 3, 5, 6, 10, 15) if n * column >= 54), 30)
     return [
@@ -85,7 +88,7 @@ def _times(intervals: Sequence[Interval], column: float) -> list[Markup]:
 
 
 def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
-    """Return the days as sheets of a calendar, weeks from Monday on; the darker, the more is due."""
+    """Return the days as sheets of a calendar, with weeks from Monday on. A darker day has more due messages."""
     first, cell = days[0].begin.weekday(), (width + 6) / 7
     most = max([each.count for each in days if not each.herd], default=0)
     parts = [_text("name", n * cell + 7, 14, name) for n, name in enumerate(_WEEK)]
@@ -106,7 +109,7 @@ def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
 
 
 def share(part: int, whole: int) -> Markup:
-    """Return a bar of a list: how much of the whole."""
+    """Return a bar of a list that shows how large a part of the whole is."""
     bar = _tag("rect", class_="bar", width=max(100 * part / max(whole, 1), 1.0 if part else 0.0), height=6)
     room = _tag("rect", class_="sheet", width=100, height=6)
     return _drawing(100, 6, [room, bar], class_="share", preserveAspectRatio="none")
@@ -134,7 +137,7 @@ def _drawing(width: int, height: int, parts: Sequence[Markup], **attributes: str
 
 
 def _tag(name: str, *inside: str, **attributes: float | str) -> Markup:
-    """Return an element; names of attributes may end in ``_``, and all that is no `Markup` is escaped."""
+    """Return an element. Names of attributes may end in ``_``. Every value that is not `Markup` is escaped."""
     shown = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in attributes.items()}
     attribute_text = Markup("").join(Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in shown.items())
     return Markup("<{}{}>{}</{}>").format(name, attribute_text, Markup("").join(inside), name)

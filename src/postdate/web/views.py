@@ -1,4 +1,4 @@
-"""The pages: what is asked of a deployment, and the words around it. Times are UTC, as everywhere."""
+"""The handlers of the pages: they ask a deployment, and write the words around the answers. All times are UTC."""
 
 from __future__ import annotations
 
@@ -50,13 +50,16 @@ SECURITY_HEADERS: Final = {
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with none at all, forms would be sent with the origin "null"
+    "Referrer-Policy": "same-origin",  # Without any referrer, browsers would send forms with the origin "null".
     "Cache-Control": "no-store",
 }
 
 _SEARCHED_THROUGH: Final = 50_000
-"""With more messages than that, only when asked for: what does not wait is looked for in queues, and as a retry; what
-waits for one queue is looked for among all that wait, not among so many."""
+"""Number of pending messages up to which a page searches everything without being asked.
+
+Above it, only on request: an id that is not pending is searched in queues and as a retry, and messages for one queue
+are searched among all pending messages.
+"""
 
 _STILL_HERE_SECONDS: Final = 15.0
 _SPANS: Final = {"hour": "next hour", "day": "next day", "month": "next 30 days"}
@@ -64,16 +67,19 @@ _quoted: Final = partial(quote, safe="")
 _WITHOUT_OFFSET: Final = re.compile(r"\d{4}-\d\d-\d\d([T ][\d:.]+)?", re.ASCII)
 _NAME: Final = re.compile(r"(?!(static|events)$)[A-Za-z0-9][A-Za-z0-9_.-]*")
 _WAITED_SECONDS: Final = 1.0
-"""So long a row waits for a first look: a deployment that is away must not keep others from being shown."""
+"""Seconds that a row waits for a first look. A deployment that does not answer must not delay the other rows."""
 
 _EVERY: Final = timedelta(seconds=3)
-"""Some deployment always has news, and one that was away is opened by a request."""
+"""The page of several deployments is refreshed at this interval without asking whether there is news.
+
+Some deployment always has news, and a request opens a deployment that did not answer before.
+"""
 
 _ORIGINS: Final[Mapping[str, Collection[Origin]]] = {
     "any": EVERYTHING.origins,
     **{each.value: frozenset({each}) for each in Origin},
 }
-"""Why listed messages wait, by what a page may be asked for."""
+"""The origins of listed messages, by the value of the page's filter."""
 
 _MOODS: Final = {
     **dict.fromkeys(("waiting", "being_delivered", "delivered", "handled"), "good"),
@@ -83,14 +89,15 @@ _MOODS: Final = {
 
 
 class Views:
-    """The handlers. Each answers from what the watcher has seen, or asks one question that costs little.
+    """The handlers of the pages. Each answers from the watcher's last look, or asks one cheap question.
 
-    ``name``: of the deployment, where others are beside it; ``None``: of the page above them all.
+    ``name``: the name of the deployment if there are several, else empty; ``None``: the page above them all.
     """
 
     def __init__(self, watcher: Watcher, name: str | None = "") -> None:
         self._watcher, self._name = watcher, name
-        self._asking = anyio.Lock()  # requests ask the store one question at a time, so that deliveries need not wait
+        # Requests ask the store one question at a time, so that deliveries need not wait for them.
+        self._asking = anyio.Lock()
         self._error_queue = watcher.settings.endpoint.error_queue
         self._templates = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_visible)
         self._templates.loader = PackageLoader("postdate.web")
@@ -101,7 +108,8 @@ class Views:
         here = f"/{request.url.path.removeprefix(base).strip('/').partition('/')[0]}"
 
         def message_page(id_: str, page: str = "messages") -> str:
-            fits = id_.isprintable() and id_ not in {".", ".."}  # line ends match no path, and browsers take out dots
+            # Line ends match no path, and browsers remove dots from paths.
+            fits = id_.isprintable() and id_ not in {".", ".."}
             return f"{base}/{page}/{'' if fits else '?id='}{_quoted(id_)}"
 
         def age(look: Look[Any]) -> str:
@@ -137,11 +145,12 @@ class Views:
         return self._page(request, "overview", address=address, times_usual=times_usual, **values)
 
     def _delivered(self) -> tuple[str, str]:
-        """Return how many in all, and how many a second between the last two looks."""
+        """Return the number of deliveries in all, and the number a second between the last two looks."""
         last, before = self._watcher.records.watched()
         if last is None:
             return "…", "being counted"
-        if isinstance(last.result, Exception):  # as of a store with more than it counts in time: the rest is shown
+        # A store that takes too long to count its records fails here. The rest of the page is still shown.
+        if isinstance(last.result, Exception):
             return "-", "could not be counted"
         count = last.value.get("delivered", 0)
         if before is None or isinstance(before.result, Exception):
@@ -162,10 +171,10 @@ class Views:
         return self._page(request, "doctor", look=look, found=look.value)
 
     async def events(self, request: Request) -> Response:
-        """Say by server-sent events when there is a newer overview."""
+        """Report by server-sent events when there is a newer overview."""
         await self._watcher.deployment()
         look = await self._watcher.overview.last()
-        _ = look.value  # an error is an answer of its own
+        _ = look.value  # This raises the error of the look, which then is the answer.
         return StreamingResponse(self._news(look), media_type="text/event-stream")
 
     async def _news(self, seen: Look[Overview]) -> AsyncGenerator[str]:
@@ -204,9 +213,9 @@ class Views:
         return self._page(request, "messages", found=messages, where=where, now=now, **values)
 
     async def message(self, request: Request) -> Response:
-        """Show what is known of one message, failed or not; its id is the end of the path, or the query has it."""
+        """Show what is known of one message, failed or not. The id is the end of the path, or in the query."""
         id_: str = request.path_params["id"] or request.query_params.get("id", "")
-        if not id_.strip() or "\0" in id_:  # which no store can keep
+        if not id_.strip() or "\0" in id_:  # No store can keep such an id.
             raise HTTPException(HTTPStatus.NOT_FOUND, "Name the id of a message.")
         if body := request.query_params.get("body") == "shown":
             self._looked(request, "body of message", id_)
@@ -232,7 +241,7 @@ class Views:
     # --- sagas ----------------------------------------------------------------------------------------------------
 
     async def sagas(self, request: Request) -> Response:
-        """List instances from a type and id on."""
+        """List saga instances after a type and an id."""
         query, further, deployment = request.query_params, "", await self._watcher.deployment()
         async with self._asking:
             now, after = await operations.present(deployment), (query.get("type", ""), query.get("after", ""))
@@ -263,7 +272,7 @@ class Views:
         async with self._asking:
             errors = await operations.list_errors(deployment, self._error_queue, LISTED)
         some = where.failed_queue is not None or where.exception is not None
-        if some:  # without reading the whole queue again
+        if some:  # The groups have these messages already, so the whole queue is not read again.
             those = [each for each in groups.groups if where.is_of(each.exception_type, each.failed_queue)]
             lines = [line for each in those for line in each.first][:LISTED]
             errors = replace(errors, total=sum(each.count for each in those), messages=lines)
@@ -274,13 +283,16 @@ class Views:
         log.warning("the %s %s is shown to %s, user %r", at, " ".join(map(repr, names)), address, user)
 
     def _asks(self, request: Request) -> tuple[str | None, str | None]:
-        """Return the name of who asks, as far as it is known, and his address."""
+        """Return the name of the user who asks, as far as it is known, and the address of the client."""
         return request.headers.get("X-Forwarded-User"), request.client and request.client.host
 
     # --- what cannot be shown -------------------------------------------------------------------------------------
 
     def failed(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong, where, and how to mend it; what is no error of Postdate or HTTP, the server logs."""
+        """Show what is wrong, where, and how to repair it.
+
+        The server logs any error that is not of Postdate or HTTP.
+        """
         text, mend, code = without_secrets(str(error)), "", "internal_error"
         match error:
             case HTTPException():
@@ -301,7 +313,7 @@ class Views:
 
 
 class Front(Views):
-    """The page above those of several deployments: a row each, which leads to its pages."""
+    """The page above those of several deployments. Each deployment has a row with a link to its pages."""
 
     def __init__(self, watchers: Mapping[str, Watcher]) -> None:
         for name in watchers:
@@ -329,7 +341,7 @@ class Front(Views):
 
 
 async def _seen(watcher: Watcher) -> tuple[Look[Overview] | None, str]:
-    """Return the last look, and what it says in words; no look: why there is none."""
+    """Return the last look and its headline. Without a look, the text is the reason."""
     try:
         with anyio.move_on_after(_WAITED_SECONDS):
             await watcher.deployment()
@@ -359,23 +371,23 @@ def _count(count: int | None) -> str:
 
 
 def _instant(text: str) -> datetime | None:
-    """Return the time of a form's field, which has no offset."""
+    """Return the instant of a form's field. A text without an offset, as browsers send it, is in UTC."""
     return parse_instant(f"{text}Z" if _WITHOUT_OFFSET.fullmatch(text) else text) if text else None
 
 
 def _code(text: str) -> Markup:
-    """Return a text whose commands, which it has in backticks, are code."""
+    """Return a text in which commands between backticks are marked as code."""
     parts = enumerate(clean(text).split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in parts)
 
 
 def _visible(value: object) -> object:
-    """Return a time to the second, whose exact value a pointer shows; a text with its control characters escaped."""
+    """Return a time to the second, with the exact value as a tooltip. Return a text with control characters escaped."""
     if isinstance(value, datetime):
         return Markup('<time datetime="{0}" title="{0}">{1:%Y-%m-%d %H:%M:%S}</time>').format(shown_time(value), value)
     return "-" if value is None else clean(value) if type(value) is str else value
 
 
 def _query(values: Mapping[str, str | None]) -> str:
-    """Return the query of an address; what is empty says nothing."""
+    """Return the query of an address. Empty values are left out."""
     return urlencode({name: value for name, value in values.items() if value})

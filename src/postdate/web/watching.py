@@ -1,4 +1,4 @@
-"""What the page shows of a deployment is looked at beforehand, seldom, and only while somebody watches. ADR 35."""
+"""Data for the page, read in advance, rarely, and only while a user watches. Source: ADR 35."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from postdate.wiring import OpenDeployment, opened
 log = logging.getLogger("postdate.dashboard")
 
 LISTED: Final = 50
-"""Messages on a page."""
+"""Number of messages on a page."""
 
 _GROUPED: Final = 10_000
-"""Failed messages, the oldest ones, that are counted by cause: they are read with their bodies."""
+"""Number of failed messages, the oldest ones, that are grouped by cause. They are read with their bodies."""
 
 
 class Watcher:
-    """Has the deployment of the settings open from the first request on, and all that is looked at beforehand."""
+    """Keeps the deployment of the settings open from the first request on, and reads data of the pages in advance."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings, self.clock, errors = settings, clock, settings.endpoint.error_queue
@@ -38,14 +38,17 @@ class Watcher:
         self.records = Refresher(lambda d, _: operations.record_counts(d), clock)
         self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
         self.diagnosis = Refresher(self._diagnose, clock)
+        # Result of the opening, for all requests. It is replaced when the task has ended.
         self._open: asyncio.Future[OpenDeployment] | None = None
+        # The task that keeps the deployment open and runs the looks.
         self._task: asyncio.Task[None] | None = None
 
     async def deployment(self) -> OpenDeployment:
-        """Return the deployment; it is opened by the first call, and by the next one if that fails."""
+        """Return the deployment. The first call opens it. If that fails, the next call tries again."""
         if self._open is None or self._task is None or self._task.done():
             self._open = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(self._open))
+        # Several requests wait for one opening: a request that is cancelled must not cancel it for the others.
         return await asyncio.shield(self._open)
 
     async def _run(self, opening: asyncio.Future[OpenDeployment]) -> None:
@@ -54,7 +57,7 @@ class Watcher:
                 for each in (self.overview, self.first_messages, self.records, self.errors, self.diagnosis):
                     tasks.start_soon(each.run, deployment)
                 opening.set_result(deployment)
-        except Exception as error:  # of opening: looks keep theirs
+        except Exception as error:  # Of opening or closing: each look keeps its own error.
             if opening.done():
                 log.exception("what the page looks at was not closed well; it is opened again")
             else:
@@ -68,5 +71,5 @@ class Watcher:
                 await self._task
 
     async def _diagnose(self, deployment: OpenDeployment, _: datetime) -> operations.Diagnosis:
-        """In a thread with a loop of its own: reading files blocks."""
+        """Run the doctor in a thread with its own event loop, because reading files blocks."""
         return await in_thread(anyio.run, operations.diagnose, deployment.settings, os.environ, self.clock)

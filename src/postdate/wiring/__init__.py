@@ -1,4 +1,4 @@
-"""From addresses and settings to adapters and endpoints."""
+"""Build adapters and endpoints from addresses and settings."""
 
 from postdate.wiring.adapters import (
     check_store as check_store,

@@ -1,4 +1,4 @@
-"""Finds the adapter of an address, and imports it, with its driver, at first use; shares databases (ADR 0021)."""
+"""Find the adapter of an address, and import it with its driver at first use. Adapters share databases (ADR 0021)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from postdate.ports.settings import HowMuchIsRecorded, Wrong, setting
 
 @dataclass(frozen=True, slots=True)
 class AdapterRole:
-    """The adapter for an address; ``scheme`` is the one of its own addresses, which aliases are replaced by."""
+    """The adapter for an address. ``scheme`` is the adapter's own scheme, which replaces an alias."""
 
     backend: Backend
     adapter: Adapter
@@ -35,7 +35,7 @@ class AdapterRole:
 
     @property
     def takes(self) -> frozenset[str]:
-        """Names of its settings besides the address."""
+        """Names of the adapter's settings besides the address."""
         return self.adapter.takes
 
     @property
@@ -48,7 +48,7 @@ class AdapterRole:
 
 
 def kinds(role: Role) -> Mapping[str, AdapterRole]:
-    """Return the adapters of a role by the schemes of their addresses, aliases last."""
+    """Return the adapters of a role by the schemes of their addresses, with aliases last."""
     return _kinds(role, backends())
 
 
@@ -72,7 +72,7 @@ def example_of(role: Role, scheme: str) -> str:
 
 
 def check_store(address: str) -> AdapterRole:
-    """Return the store's adapter; raises `ConfigurationError` for another address, and suggests a close one."""
+    """Return the adapter of a store. Raises `ConfigurationError` for another address, and suggests a similar one."""
     return kind_of(address, "store", "store")
 
 
@@ -81,7 +81,7 @@ def check_transport(address: str) -> AdapterRole:
 
 
 def kind_of(address: str, what: str, role: Role) -> AdapterRole:
-    """Return the adapter of a role for an address that is no reference; ``what`` names the address in the error."""
+    """Return the adapter of a role for an address that is not a reference. ``what`` names the address in the error."""
     all_kinds = kinds(role)
     scheme = Address(address).scheme
     if (kind := all_kinds.get(scheme)) is None:
@@ -111,19 +111,19 @@ def _shown(address: str) -> str:
 
 
 def file_of(address: str) -> Path | None:
-    """Return the file that an address names; ``None`` for an address without one."""
+    """Return the file that an address names; ``None`` for an address without a file."""
     return _path(address) if place_of(Address(address).scheme) is Place.FILE else None
 
 
 def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
-    """Return the function for the facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
+    """Return the function that reads facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
     place = Address(address)
     kind = next((each for each in kinds("file_facts").values() if place.scheme in schemes(each.backend)), None)
     return None if kind is None else cast("Callable[[Path, int], FileFacts]", loaded(kind))
 
 
 def libraries() -> list[LibraryFacts]:
-    """Return the facts of the libraries that backends without a server use in this process."""
+    """Return the facts of the libraries that serverless backends use in this process."""
     by_reference = {kind.adapter.reference: kind for kind in kinds("library").values()}
     return [cast("LibraryFacts", loaded(kind)()) for kind in by_reference.values()]
 
@@ -138,9 +138,9 @@ def settings_of_store(address: str, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **arguments: Any) -> dict[str, Any]:
-    """Return an adapter's arguments: the settings of its section and ``arguments``, which goes first.
+    """Return the arguments of an adapter: the settings of its section, overridden by ``arguments``.
 
-    Raises `ConfigurationError` when a setting was given that this adapter does not have.
+    Raises `ConfigurationError` if a setting was given that this adapter does not have.
     """
     chosen: SectionValues = getattr(settings, section)
     role = SECTIONS[section].role
@@ -162,12 +162,12 @@ def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **argumen
 
 
 def open_store(address: str, databases: Databases | None = None, /, **settings: Any) -> ClaimingStore:
-    """Return the store at ``address``; it connects at first use.
+    """Return the store at ``address``. The store connects at first use.
 
     Args:
         address: such as ``sqlite:///relative.db`` or ``postgresql://user@host:port/database`` (docs/cli/addresses.md),
             or a reference to one: ``env:NAME``, ``file:PATH``.
-        databases: that it may share with others.
+        databases: the databases that the store may share with other adapters.
         settings: of the adapter: ``schema``, ``table``, ``synchronous``, ``recording`` (a name or :class:`Recording`) …
 
     Raises:
@@ -186,7 +186,7 @@ def open_transport(address: str, databases: Databases | None = None, /, **settin
 def open_adapter(
     kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
-    """Return the adapter at an address; raises as :func:`open_store`."""
+    """Return the adapter at an address. Raises the errors of :func:`open_store`."""
     if unknown := sorted(settings.keys() - kind.takes):
         possible = ", ".join(sorted(kind.takes)) or "no settings"
         raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {possible}")
@@ -217,7 +217,7 @@ def _recording(value: object) -> Recording:
 
 
 def loaded(kind: AdapterRole) -> Callable[..., object]:
-    """Import the factory of an adapter; raises `ConfigurationError` when its driver is not installed."""
+    """Import and return the factory of an adapter. Raises `ConfigurationError` if its driver is not installed."""
     reference = kind.adapter.reference
     module, _, name = reference.partition(":")
     try:
@@ -238,15 +238,15 @@ def loaded(kind: AdapterRole) -> Callable[..., object]:
 
 
 class SharedDatabase(Protocol):
-    """A database object, as used here."""
+    """A database object, as this module uses it."""
 
     def expect(self, concurrency: int) -> None:
-        """Open connections for an endpoint that handles so many messages at once."""
+        """Open enough connections for an endpoint that handles ``concurrency`` messages at once."""
         ...
 
 
 class Databases:
-    """The database objects of adapters that are opened together; each is closed with the last adapter made from it."""
+    """The database objects of adapters that are opened together. Each is closed with the last adapter that uses it."""
 
     def __init__(self) -> None:
         self._opened: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
@@ -259,12 +259,13 @@ class Databases:
         settings: Mapping[str, Any],
         opened: Callable[..., SharedDatabase],
     ) -> SharedDatabase:
-        """Return the object for an adapter; ``opened`` makes one of an address and settings.
+        """Return the database object for an adapter; ``opened`` creates it from an address and settings.
 
-        Adapters share one when they have the same address and the same settings of the database itself.
+        Adapters share one object if they have the same address and the same settings of the database itself.
         """
         own = adapter.takes if backend.database is None else backend.database.takes & adapter.takes
-        if adapter is backend.timeouts:  # their tables are in upstream's schema
+        # This schema is the one of NServiceBus' tables. It is not a setting of the shared database object.
+        if adapter is backend.timeouts:
             own -= {"schema"}
         for other, place, other_settings, database in self._opened:
             if (other, place) == (backend, address) and all(

@@ -1,4 +1,4 @@
-"""Why a server cannot be used, by the text of its error, and what to do about it."""
+"""Why a server cannot be used, according to the text of its error, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from postdate.ports.backends import Place
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason: a pattern of the text of drivers and servers, in any case, and what to do.
+    """One cause: a pattern for the error texts of drivers and servers, in any case, and the advice.
 
-    Names in a pattern are at most 300 characters long, so that a search looks through a long text once.
-    ``is_setting``: a setting is wrong, and waiting does not help.
+    A name in a pattern has at most 300 characters, so that a search scans a long text only once. ``is_setting``: a
+    setting is wrong, and waiting does not help.
     """
 
     words: str
@@ -62,7 +62,7 @@ CAUSES: Final = (
 
 
 def cause_of(text: str) -> Cause | None:
-    """Return the cause that an error's text shows; ``None``: an unknown one."""
+    """Return the cause that an error text matches; ``None``: the cause is unknown."""
     return next((each for each in CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
 
 
@@ -73,7 +73,7 @@ def advice_for(error: PostdateError, otherwise: str) -> str:
 
 @contextmanager
 def naming(key: str, address: Address, settings: Settings) -> Generator[None]:
-    """Add a setting's key and origin to errors about its value."""
+    """Add the key and origin of a setting to errors about its value."""
     try:
         yield
     except ConfigurationError as error:
@@ -85,10 +85,10 @@ _PLACES: Final = ("store.address", "transport.address", "timeout_manager.address
 
 @contextmanager
 def placing_errors(settings: Settings, key: str | None = None) -> Generator[None]:
-    """As :func:`placed`, for errors in the block.
+    """Apply :func:`placed` to errors that the block raises.
 
-    ``key``: of the address that is used; ``None``: of the store (or the timeouts), or of the queues, by the kind of
-    error.
+    ``key``: the key of the address that is used; ``None``: the key of the store (or the timeouts), or of the queues,
+    depending on the type of the error.
     """
     try:
         yield
@@ -100,7 +100,7 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
 
 
 def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
-    """Return a server's error with its address's setting and the next step; another error as it is."""
+    """Return a server's error with the setting of its address and the next step. Return any other error unchanged."""
     store = "store.address" if settings.delayed_delivery.enabled else "timeout_manager.address"
     key, text = _key(error, key or store), str(error)
     cause = cause_of(text)

@@ -1,4 +1,4 @@
-"""From settings to an open store and queues, to their parts, and to the endpoint of ``postdate run``."""
+"""Open the store and the queues of the settings, and build the endpoint of ``postdate run``."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from postdate.wiring.causes import naming, placing_errors
 log = logging.getLogger("postdate.wiring")
 
 CLOSES_WITHIN: Final = timedelta(seconds=10)
-"""For each adapter. Its claims are free once the process has ended, closed or not."""
+"""Time limit for closing one adapter. Its claims become free when the process ends, even if it was not closed."""
 
 
 async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
-    """Close an adapter; one that takes too long is abandoned, which is logged."""
+    """Close an adapter. An adapter that takes too long is abandoned, and a warning is logged."""
     deadlines = Deadlines.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
     try:
         await deadlines.call_apart(closing)
@@ -75,11 +75,11 @@ async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
 def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
     """Return the saga store of the settings: by default in the file of the store, or its schema.
 
-    It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
+    The saga store connects at first use. Pass it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
 
     Args:
-        settings: with the section ``sagas``.
-        databases: that it may share with other adapters, as :attr:`OpenDeployment.databases`.
+        settings: settings with the section ``sagas``.
+        databases: databases that it may share with other adapters, as :attr:`OpenDeployment.databases`.
 
     Raises:
         ConfigurationError: there is no saga store of that kind.
@@ -90,10 +90,11 @@ def open_saga_store(settings: Settings, databases: Databases | None = None) -> S
 def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
     """Return the outbox store of the settings: by default in the file of the store, or its schema of PostgreSQL.
 
-    It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
+    The outbox store connects at first use. Pass it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the
+    queues.
 
     Args:
-        settings: with the section ``outbox``.
+        settings: settings with the section ``outbox``.
         databases: see :func:`open_saga_store`.
 
     Raises:
@@ -123,12 +124,12 @@ def _opened(
 
 
 def place_of(chosen: SectionValues, settings: Settings) -> Address:
-    """Return a section's address; by default the store's."""
+    """Return the address of a section; by default the address of the store."""
     return settings.store.address if chosen.address is None else chosen.address
 
 
 def is_enabled(chosen: SectionValues, asked: bool) -> bool:
-    """Return whether setup creates the tables of a section: when it has a place of its own, or when asked to."""
+    """Return whether setup creates the tables of a section: it has an address or a schema, or the caller ``asked``."""
     return asked or chosen.address is not None or chosen.schema is not None
 
 
@@ -136,7 +137,7 @@ def is_enabled(chosen: SectionValues, asked: bool) -> bool:
 
 
 def check_timeout_managers(settings: Settings) -> None:
-    """Refuse settings of timeout managers that do not fit together."""
+    """Refuse settings of timeout managers that contradict each other."""
     chosen, delays = settings.timeout_manager, settings.delayed_delivery
     if chosen.external_address is not None:
         origin = settings.origin("timeout_manager.external_address")
@@ -169,7 +170,7 @@ def check_timeout_managers(settings: Settings) -> None:
 
 
 def _check_apart(settings: Settings) -> None:
-    """Refuse endpoints that would share a table or a queue, since names ignore case and points."""
+    """Refuse endpoints that would share a table or a queue, because their names differ only in case or in dots."""
     seen: dict[str, str] = {}
     own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
     for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
@@ -198,7 +199,10 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
 def open_timeouts(
     settings: Settings, databases: Databases | None = None, *, create: bool = True
 ) -> dict[str, TimeoutPersister]:
-    """Return the storage of each managed endpoint's timeouts; all connect at first use, and may ``create`` a file."""
+    """Return the storage of timeouts by managed endpoint. Each connects at first use.
+
+    ``create``: it may create a file.
+    """
     if not (endpoints := managed_endpoints(settings)):
         return {}
     kind, arguments = _storage(settings, create=create)
@@ -211,7 +215,7 @@ def open_timeouts(
 def timeout_manager(
     settings: Settings, endpoint: str, timeouts: Mapping[str, TimeoutPersister]
 ) -> TimeoutManager | ExternalTimeoutManager | None:
-    """Return the settings of an endpoint's timeout manager; ``timeouts`` as from :func:`open_timeouts`."""
+    """Return the settings of an endpoint's timeout manager. ``timeouts`` comes from :func:`open_timeouts`."""
     chosen = settings.timeout_manager
     if chosen.external_address is not None:
         return ExternalTimeoutManager(chosen.external_address)
@@ -221,7 +225,7 @@ def timeout_manager(
 
 
 def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues in which the managed endpoints' due timeouts are announced."""
+    """Return the queues in which the due timeouts of the managed endpoints are announced."""
     return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]
 
 
@@ -230,16 +234,16 @@ def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[st
 
 @dataclass(frozen=True, slots=True)
 class OpenDeployment:
-    """Store and queues of the settings, open, with an observer for each.
+    """The open store and queues of the settings, with an observer for each.
 
     Args:
-        settings: that made it.
-        store: of delayed messages; ``None`` without a delayed delivery.
-        transport: of the queues.
-        store_view: observes waiting messages and the store's processes; ``None`` for a store without an observer.
+        settings: the settings from which it was opened.
+        store: the store of delayed messages; ``None`` without delayed delivery.
+        transport: the transport of the queues.
+        store_view: observes pending messages and the processes of the store; ``None`` for a store without an observer.
         queue_view: observes the queues; ``None`` for queues without an observer.
-        timeouts: by endpoint, for the timeout managers that run here.
-        databases: that these share, and that sagas and an outbox beside them may share, too.
+        timeouts: storages by endpoint, for the timeout managers that run here.
+        databases: databases that these adapters share, and that sagas and an outbox may share, too.
     """
 
     settings: Settings
@@ -252,7 +256,7 @@ class OpenDeployment:
 
     @property
     def kept(self) -> ClaimingStore:
-        """The store, for callers that need one; without one it raises `ConfigurationError`."""
+        """The store, for callers that need one. Raises `ConfigurationError` if there is none."""
         if self.store is None:
             origin = self.settings.origin("delayed_delivery.enabled")
             raise ConfigurationError(
@@ -266,18 +270,17 @@ class OpenDeployment:
 async def opened(
     settings: Settings, *, create: bool = False, initialize: bool = True
 ) -> AsyncGenerator[OpenDeployment]:
-    """Open the store and the transport for as long as the context lasts.
+    """Open the store and the transport for the length of the context.
 
     Args:
         settings: of the deployment.
-        create: create missing files and their tables; otherwise they must exist. Servers' tables are created by setup
-            alone.
-        initialize: prepare the store for the endpoint of the settings. An endpoint that is started does that itself.
+        create: create missing files and their tables; otherwise they must exist. Only setup creates tables of servers.
+        initialize: prepare the store for the endpoint of the settings. An endpoint that is started does this itself.
 
     Raises:
-        ConfigurationError: an address of no adapter, or of one that other processes cannot see, or a setting that the
-            adapter does not have, or a database that its server does not know.
-        StoreNotSetUp: a file is missing and ``create`` is false; none was made.
+        ConfigurationError: an address belongs to no adapter, or to one that other processes cannot see; the adapter
+            does not have a setting; or the server does not have the database.
+        StoreNotSetUp: a file is missing and ``create`` is false. No file was created.
         StoreUnavailable: a server does not answer.
     """
     check_addresses(settings)
@@ -323,18 +326,21 @@ def _files(settings: Settings) -> list[tuple[str, Address]]:
 
 
 async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Transport) -> None:
-    """Reach the server before the other one's file is made: an unusable server must leave nothing behind."""
+    """Reach the server before the file of the other adapter is created.
+
+    If the server cannot be used, nothing must be left behind.
+    """
     files = [file_of(address) is not None for address in (settings.store.address, settings.transport.address)]
     if any(files) and not all(files):
         server = transport if files[0] else store
-        if server is store:  # it needs the name of its table
+        if server is store:  # The store must know the name of its table first.
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         if isinstance(server, AdministrableStore | Transport):
             await server.server_facts()
 
 
 def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
-    """Return the store's arguments."""
+    """Return the arguments of the store's adapter."""
     return chosen_for("store", check_store(settings.store.address), settings, create=create)
 
 
@@ -349,7 +355,7 @@ _FILES: Final = {"store.address": "sqlite", "transport.address": "local"}
 
 
 def check_addresses(settings: Settings) -> None:
-    """Refuse unknown adapters, adapters that no other process can see, and queues in a backend that has none."""
+    """Refuse unknown adapters, adapters that other processes cannot see, and queues in a backend without queues."""
     check_timeout_managers(settings)
     if delays := settings.delayed_delivery.enabled:
         store = _checked("store.address", settings.store.address, settings, check_store)
@@ -386,7 +392,7 @@ def _checked(key: str, address: Address, settings: Settings, check: Callable[[st
 
 
 def _check_there(key: str, address: Address, settings: Settings) -> None:
-    """Raise when a file is missing that only setup may create."""
+    """Raise an error if a file is missing that only setup may create."""
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
         other = f"--{key.partition('.')[0]}" if key in _FILES else key
@@ -400,9 +406,10 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
 
 
 def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues that the service needs, and those that the settings name besides.
+    """Return the queues that the service needs, and the queues that the settings name.
 
-    It handles no messages, so with a poison queue no message of a delayed delivery goes to the error queue.
+    The service handles no messages. So if the settings name a poison queue, no message of delayed delivery goes to the
+    error queue.
     """
     delays, errors = settings.delayed_delivery, settings.endpoint.error_queue
     receiving = intake_queues(settings, can)
@@ -413,7 +420,7 @@ def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
-    """Return the queues from which the service takes messages to delay, those of managed endpoints' timeouts last."""
+    """Return the queues from which the service receives messages to delay, with those of managed timeouts last."""
     own: list[str] = []
     if settings.delayed_delivery.enabled:
         own.append(timeouts_queue(settings.endpoint.name))
@@ -423,7 +430,7 @@ def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
-    """Return the exchange through which other programs delay messages; ``None``: there is none."""
+    """Return the exchange through which other programs delay messages; ``None``: there is no exchange."""
     chosen = settings.intake
     if not settings.delayed_delivery.enabled or not chosen.exchange or not isinstance(transport, ForeignIntake):
         return None
@@ -447,7 +454,7 @@ def build_endpoint(
 ) -> Endpoint:
     """Return the send-only endpoint of the settings: it delivers delayed messages and handles none.
 
-    ``name``: of another endpoint, whose timeouts are managed here, and which delivers nothing else.
+    ``name``: the name of another endpoint, whose timeouts are managed here. The endpoint then delivers nothing else.
     """
     settings, chosen, delays = deployment.settings, deployment.settings.endpoint, None
     if deployment.store is not None and name is None:
@@ -470,9 +477,9 @@ def build_endpoint(
 
 
 def endpoints_to_run(settings: Settings) -> list[str | None]:
-    """Return for which names :func:`build_endpoint` makes the endpoints of ``postdate run``.
+    """Return the names for which :func:`build_endpoint` builds the endpoints of ``postdate run``.
 
-    ``None``: that of the settings; and those whose timeouts are managed here.
+    ``None`` stands for the endpoint of the settings. The others are endpoints whose timeouts are managed here.
     """
     managed = managed_endpoints(settings)
     if not settings.delayed_delivery.enabled and not managed:

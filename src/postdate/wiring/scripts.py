@@ -1,4 +1,4 @@
-"""SQL that an administrator runs by hand where services may not create tables."""
+"""SQL for an administrator to run by hand, where services may not create tables."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from postdate.wiring.deployment import (
 
 
 def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
-    """Return the SQL for all tables that an endpoint needs; connects to nothing.
+    """Return the SQL for all tables that an endpoint needs, without connecting to a server.
 
-    That is the store, the queues, the timeouts of a timeout manager, sagas and outbox, as far as the settings have
-    them. Run again, or for another endpoint, it creates missing tables; in SQLite it is for a new file, and senders
-    create ``queues``.
+    These are the tables of the store, the queues, the timeouts of a timeout manager, sagas and the outbox, as far as
+    the settings have them. A second run, or a run for another endpoint, creates missing tables. In SQLite the SQL is
+    for a new file, and senders create ``queues``.
     """
     check_timeout_managers(settings)
     scripts = _Scripts()
@@ -47,13 +47,13 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
 
 @dataclass
 class _Scripts:
-    """Scripts in the order in which they are to be run, each with its database."""
+    """Scripts in the order in which they must run, each with its database."""
 
     parts: list[tuple[Address, str]] = field(default_factory=list[tuple[Address, str]])
     _files: set[object] = field(default_factory=set[object])
 
     def add(self, place: Address, text: str, *, in_queue_file: bool = False) -> None:
-        """Add a script; ``in_queue_file``: in SQLite, create the tables of the queues before it."""
+        """Add a script. ``in_queue_file``: in SQLite, create the tables of the queues before it."""
         path = file_of(place)
         if in_queue_file and path is not None and path not in self._files:
             self._files.add(path)
@@ -62,7 +62,7 @@ class _Scripts:
             self.parts.append((place, text))
 
     def text(self) -> str:
-        """Return all scripts; with their addresses above when there are several databases."""
+        """Return all scripts, with the address above each if there are several databases."""
         places = {file_of(place) or place for place, _ in self.parts}
         lines: list[str] = []
         last: object = None

@@ -1,4 +1,4 @@
-"""From an address to the records of a store as they are written, and to the source of a migration (ADR 0015)."""
+"""Open the record stream of a store, and the source of a migration, from an address (ADR 0015)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from postdate.wiring.adapters import check_store, kind_of, kinds, open_adapter
 
 
 def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
-    """Return the records of the store at ``address``; it connects at first use.
+    """Return the stream of records of the store at ``address``. The stream connects at first use.
 
-    Ignores ``settings`` that are ``None`` or that this store does not have. Raises `NotSupported` for a store whose
+    ``settings`` that are ``None`` or that this store does not have are ignored. Raises `NotSupported` for a store whose
     records cannot be followed.
     """
     place = resolved(address, os.environ)
@@ -35,17 +35,17 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
 def migration_source(
     address: str, *, schema: str | None = None, prefixes: Mapping[str, str] | None = None
 ) -> MigrationSource:
-    """Return the tables of a timeout manager as a source; it connects at first use.
+    """Return the tables of a timeout manager as a source. The source connects at first use.
 
     Args:
         address: ``sqlite:///file.db``, ``postgresql://user@host:port/database``, ``mariadb://…`` or ``mssql://…``; or
             ``env:NAME`` or ``file:PATH``, which refer to one.
-        schema: of the tables, and of a migration's own; ``None``: upstream's default: ``public``, ``dbo``, or the
-            database of a MariaDB address. SQLite has none.
-        prefixes: by endpoint, for tables that are not named after their endpoint.
+        schema: of the tables, and of the migration's own tables; ``None``: the default of NServiceBus: ``public``,
+            ``dbo``, or the database of a MariaDB address. SQLite has no schema.
+        prefixes: prefixes of tables by endpoint, for tables that are not named after their endpoint.
 
     Raises:
-        ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
+        ConfigurationError: there is no such source, or its driver is not installed. The text contains no password.
     """
     place = resolved(address, os.environ)
     all_kinds = kinds("timeouts_source")

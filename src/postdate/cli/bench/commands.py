@@ -1,7 +1,7 @@
 """``postdate bench``: how fast a store stores, how fast a service delivers from it, and how late.
 
-The adapters do what they do in a service, on messages of the run, in a place that is made for the run and removed
-after it: a file, or the :class:`postdate.ports.backends.Scratch` of a server. So no message of the user is touched.
+The adapters work as in a service, on messages of the run. Its place is created for the run and removed after it: a
+file, or the :class:`postdate.ports.backends.Scratch` of a server. So no message of the user is touched.
 Source: ADR 22.
 """
 
@@ -52,7 +52,7 @@ Number = Annotated[int, option("--n", "Messages.", min=1)]
 
 @asynccontextmanager
 async def service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, Deliveries]]:
-    """Run a service with its default settings, which is to deliver ``n`` messages from the store."""
+    """Run a service with its default settings that delivers ``n`` messages from the store."""
     queues, deliveries = queue_names(trial.run), Deliveries(n)
     async with opened(trial) as (store, transport):
         watch(store, transport, deliveries)
@@ -64,7 +64,7 @@ async def service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, D
             send_only=True,
         )
         async with endpoint:
-            freeze_what_is_loaded()  # as `postdate run` does
+            freeze_what_is_loaded()  # The command ``postdate run`` does the same.
             yield store, deliveries
 
 
@@ -78,7 +78,10 @@ Benchmark = Callable[..., Awaitable[Figures]]
 
 
 def _command(benchmark: Benchmark) -> Benchmark:
-    """Register a benchmark as a command with its own options, which stand behind its trial, and the common ones."""
+    """Register a benchmark as a command with its own options and the common options.
+
+    Its first argument is the trial.
+    """
 
     def run(context: typer.Context, **values: Any) -> None:
         del context
@@ -138,7 +141,7 @@ async def lateness(
 ) -> Figures:
     """Deliver at an even rate. The same service stores each message a second before it is due."""
     n, spacing = int(rate * seconds), timedelta(seconds=1) / rate
-    # So that storing one message does not coincide with delivering another each time.
+    # The fraction keeps each store call from coinciding with a delivery.
     lead_seconds = _LEAD_SECONDS + 0.37 / rate
     trial.report(f"delivering {rate:,} messages a second")
     async with service(trial, n) as (store, deliveries):
@@ -155,12 +158,12 @@ async def lateness(
 
 
 def _cpu(cpu_s: float, n: int) -> Figures:
-    """Return the processor time of this process, which is that of the service, in all and for each message."""
+    """Return the processor time of this process, which runs the service: the total, and the time a message."""
     return {"cpu_s": cpu_s, "cpu_us_per_message": cpu_s / n * 1_000_000}
 
 
 async def _promise(trial: Trial, n: int, early: int = 0) -> Figures:
-    """Take all messages off their queue and return how many are lost, duplicated, and early or not to be there."""
+    """Receive all messages of their queue. Return how many are lost, duplicated, and early or unexpected."""
     trial.report(f"counting {n:,} messages")
     async with opened(trial) as (_, transport):
         times = Counter(await received_ids(transport, queue_names(trial.run).arrived, n))
@@ -185,8 +188,10 @@ def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> Non
         results.append({"benchmark": benchmark.__name__, **rounded, "servers": servers})
 
     async def interruptible(run: Trial) -> None:
-        # SIGINT cancels the first task by asyncio's own means, which do not wait for a thread: one that was making
-        # tables went on, and made the schema of the run once more after it had been dropped. A scope waits.
+        # SIGINT cancels the first task by means of asyncio, which do not wait for a thread. A thread that was creating
+        # tables
+        # continued, and created the schema of the run again after it had been dropped. A cancel scope waits for the
+        # thread.
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(measure, run)
 

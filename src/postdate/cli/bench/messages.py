@@ -1,7 +1,7 @@
-"""The messages of one run: made, stored in time, their deliveries noted, and counted where they arrived.
+"""The messages of one run: create them, store them in time, note their deliveries, and count them where they arrive.
 
-A message has about 200 bytes of headers and 300 of body. An id holds the number of its message, which tells its due
-time; the ids of one run ascend, like those that we make (UUID v7).
+A message has about 200 bytes of headers and 300 of body. An id contains the number of its message, from which its due
+time follows. The ids of one run ascend, like the ids that Postdate creates (UUID v7).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH: Final = 5_000
 
 
 def id_of(number: int, run: str) -> str:
-    """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
+    """Return the id of a message: in the form of a UUID, ordered by number. ``run`` is twelve hexadecimal digits."""
     digits = f"{number:012x}"
     return f"{digits[:8]}-{digits[8:]}-7000-8000-{run}"
 
@@ -43,7 +43,7 @@ def message_of(number: int, run: str, queue: str, due: datetime) -> DelayedMessa
 def messages_of(
     trial: Trial, n: int, first_due: datetime, spacing: timedelta, batch: int
 ) -> Iterator[list[DelayedMessage]]:
-    """Yield ``n`` messages of a run in batches, due one after the other."""
+    """Yield ``n`` messages of a run in batches, in the order of their due times."""
     queue = queue_names(trial.run).arrived
     for first in range(0, n, batch):
         numbers = range(first, min(first + batch, n))
@@ -56,7 +56,7 @@ _RECEIVED_AT_ONCE: Final = 1_000
 
 
 async def received_ids(transport: Transport, queue: str, n: int) -> list[str]:
-    """Take all messages off a queue, of which ``n`` are expected, and return their ids."""
+    """Receive all messages of a queue, of which ``n`` are expected, and return their ids."""
     clock, receiver, message_ids = SystemClock(), transport.receiver(queue), list[str]()
     try:
         while True:
@@ -78,14 +78,14 @@ _AT_ONCE: Final = 16
 
 
 class Deliveries:
-    """Notes the deliveries of a service, and lets it look for due messages only once ``gate`` is open.
+    """Notes the deliveries of a service. The service polls for due messages only when ``gate`` is open.
 
     Args:
-        expected: how many messages are to be delivered.
+        expected: number of messages to deliver.
     """
 
     def __init__(self, expected: int = 0) -> None:
-        # Machine time at which each batch was durably in its queue, and its size.
+        # For each batch: the wall-clock time when it was durably in its queue, in seconds since 1970, and its size.
         self.marks: list[tuple[float, int]] = []
         self.gate = anyio.Event()
         self._expected = expected
@@ -101,7 +101,7 @@ class Deliveries:
                 self._complete.set()
 
     async def complete(self) -> None:
-        """Wait until all are delivered; raise PostdateError when nothing is delivered for two minutes."""
+        """Wait until all messages are delivered. Raise PostdateError if nothing is delivered for two minutes."""
         while not self._complete.is_set():
             before = self._count
             with anyio.move_on_after(STUCK_SECONDS):
@@ -113,7 +113,7 @@ class Deliveries:
 def watch(store: ClaimingStore, transport: Transport, deliveries: Deliveries) -> None:
     """Hold back claims until the gate opens, and note deliveries.
 
-    Patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
+    This patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
     """
     claim_due, send = store.claim_due, transport.send
 
@@ -143,7 +143,7 @@ def watch(store: ClaimingStore, transport: Transport, deliveries: Deliveries) ->
 
 
 async def paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
-    """Store each message so long before it is due, one commit each, several at the same time.
+    """Store each message ``lead_seconds`` before it is due, one commit each, several at the same time.
 
     Returns how many messages were already due when they were stored: their lateness is unknown.
     """
@@ -163,7 +163,7 @@ async def paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_s
 
 
 def lateness_of(dues: Iterable[float], marks: Iterable[tuple[float, int]]) -> list[float]:
-    """Return each message's seconds from due to delivered, assuming that batches go in order of due time."""
+    """Return the seconds from due to delivered of each message, if batches are sent in the order of due times."""
     commits = (at for at, count in marks for _ in range(count))
     return [at - due for due, at in zip(sorted(dues), commits, strict=False)]
 

@@ -1,7 +1,7 @@
-"""The place of one run: store and queues that are made for it, and removed after it, whatever happens.
+"""The place of one run: store and queues that are created for the run, and removed after it in every case.
 
-A run must not touch messages of the user, so it is a new file, or the :class:`postdate.ports.backends.Scratch` of a
-server. Source: ADR 22.
+A run must not touch messages of the user, so its place is a new file, or the :class:`postdate.ports.backends.Scratch`
+of a server. Source: ADR 22.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Common:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Settings of adapters; each adapter gets those that it takes."""
+        """Settings of adapters. Each adapter gets the settings that it has."""
         return {"synchronous": self.synchronous, "recording": self.recording, "queue_type": self.queue_type}
 
     @contextmanager
     def working_folder(self) -> Generator[Path]:
-        """Yield an empty folder on the disk to be measured; it is removed afterwards, also after SIGINT and SIGTERM."""
+        """Yield an empty folder on the disk to be measured. It is removed afterwards, also after SIGINT and SIGTERM."""
         folder = self.folder
         if folder is None and ":" in self.store and (file := file_of(self.store)) is not None:
             folder = file.parent
@@ -86,9 +86,9 @@ class Subject:
     """A store or queues to measure.
 
     Args:
-        name: as the command line has it: a kind, or the scheme of an address.
+        name: the name on the command line: a kind, or the scheme of an address.
         kind: the adapter.
-        address: of the server; ``None``: a file, which is made for the run.
+        address: address of the server; ``None``: a file, which is created for the run.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Subject:
     address: Address | None
 
     def opening(self, scratch: Scratch, settings: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-        """Return address and settings by which the adapter opens a place."""
+        """Return the address and settings with which the adapter opens a place."""
         chosen = {**settings, **scratch.settings}
         address = f"{self.kind.scheme}:{scratch.address.partition(':')[2]}"
         return address, {name: value for name, value in chosen.items() if name in self.kind.takes}
@@ -104,12 +104,12 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run, and the places made for it; ``at_store is at_queues`` when store and queues share a database.
+    """One run, and the places created for it. ``at_store is at_queues`` if store and queues share a database.
 
     Args:
         run: twelve hexadecimal digits, unique.
-        settings: of adapters; each gets those that it takes.
-        report: gets lines of progress.
+        settings: settings of adapters; each adapter gets the settings that it has.
+        report: receives lines of progress.
     """
 
     run: str
@@ -131,7 +131,7 @@ class Trial:
         return open_transport(address, **settings)
 
     async def set_up(self) -> dict[str, dict[str, str]]:
-        """Create tables and queues; return version and settings of each server, by its name on the command line."""
+        """Create tables and queues. Return version and settings of each server, by its name on the command line."""
         queues, facts = queue_names(self.run), dict[str, dict[str, str]]()
         async with opened(self) as (store, transport):
             await store.setup()
@@ -151,7 +151,10 @@ class Trial:
 
 
 class QueueNames(NamedTuple):
-    """The queues of a run. ``endpoint`` is the name of the service; ``timeouts`` is a queue that the service makes."""
+    """The queues of a run.
+
+    ``endpoint`` is the name of the service; ``timeouts`` is a queue that the service creates.
+    """
 
     endpoint: str
     timeouts: str
@@ -167,13 +170,14 @@ def queue_names(run: str) -> QueueNames:
 
 @asynccontextmanager
 async def opened(trial: Trial) -> AsyncGenerator[tuple[ClaimingStore, Transport]]:
-    """Open store and queues of a run; the store is initialized."""
+    """Open store and queues of a run. The store is initialized."""
     store, transport = trial.open_store(), trial.open_transport()
     try:
         await store.initialize(queue_names(trial.run).endpoint, TransactionMode.RECEIVE_ONLY)
         yield store, transport
     finally:
-        with anyio.CancelScope(shield=True):  # an interrupt ends the run, and the place is removed after these
+        # An interrupt ends the run, but the place can be removed only after both are closed.
+        with anyio.CancelScope(shield=True):
             await store.close()
             await transport.close()
 
@@ -185,7 +189,10 @@ def trial(
     queues: Callable[[str], Sequence[str]],
     report: Callable[[str], None] = lambda _text: None,
 ) -> Generator[Trial]:
-    """Make places for a run and remove them afterwards, whatever happens. ``queues`` names all queues of a run."""
+    """Create places for a run and remove them afterwards in every case.
+
+    ``queues`` returns the names of all its queues.
+    """
     store = subject("store", common.store)
     transport = queues_of(store) if common.transport is None else subject("transport", common.transport)
     run = secrets.token_hex(6)
@@ -205,7 +212,7 @@ def _rest(address: Address | None) -> str:
 
 
 def subject(role: Literal["store", "transport"], text: str) -> Subject:
-    """Return the store or queues of a kind or an address; raise ConfigurationError if unknown or without a server."""
+    """Return the store or queues of a kind or an address. Raise ConfigurationError if unknown or without a server."""
     if ":" in text:
         address = resolved(text, os.environ)
         kind = kind_of(address, role, role)
@@ -229,7 +236,10 @@ def subject(role: Literal["store", "transport"], text: str) -> Subject:
 
 
 def queues_of(store: Subject) -> Subject:
-    """Return the queues in the store's database; or for a store without queues, the first backend with queues alone."""
+    """Return the queues in the store's database.
+
+    For a store without queues, return the first backend with queues alone.
+    """
     backend = store.kind.backend
     if backend.transport is not None:
         written = backend.queue_addresses or backend.addresses

@@ -1,4 +1,4 @@
-"""``postdate pipeline``: bulk jobs on Spark. Imported, as Spark is, only when one of them is called."""
+"""``postdate pipeline``: bulk jobs on Spark. They and Spark are imported only when one of them is called."""
 
 from postdate.cli.pipeline import archive, audit, delay, forecast, migrate, schedule, sweep
 from postdate.cli.pipeline.common import app

@@ -1,4 +1,4 @@
-"""``postdate pipeline archive`` and ``restore``: records out of the store into Parquet, and back."""
+"""``postdate pipeline archive`` and ``restore``: move records from the store into Parquet, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``postdate pipeline audit``: compares scheduled messages with their outcomes."""
+"""``postdate pipeline audit``: compare scheduled messages with their outcomes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def on_spark(
     *,
     long: bool = False,
 ) -> T:
-    """Start Spark, run the job, stop Spark; errors of Spark become one line."""
+    """Start Spark, run the job, and stop Spark. An error of Spark becomes one line."""
     from rich.console import Console
 
     from postdate.pipeline.failures import one_line_errors
@@ -61,7 +61,7 @@ def on_spark(
 
 @contextmanager
 def stop_on_signal() -> Generator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set, so that a query ends in order."""
+    """Yield an event that SIGTERM and Ctrl-C set, so that a query can end in order."""
     stop = threading.Event()
     with signals_handled(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):
         yield stop

@@ -1,4 +1,4 @@
-"""``postdate pipeline delay``: rows of files go on when they are due; they wait in Spark's own state."""
+"""``postdate pipeline delay``: release rows of files when they are due. The rows wait in Spark's own state."""
 
 from __future__ import annotations
 

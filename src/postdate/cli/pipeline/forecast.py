@@ -1,4 +1,4 @@
-"""``postdate pipeline forecast``: messages by due time and destination, and the rate they need."""
+"""``postdate pipeline forecast``: count messages by due time and destination, and compute the rate that they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``postdate pipeline migrate``: delayed messages from a timeout manager's tables into the store."""
+"""``postdate pipeline migrate``: move delayed messages from the tables of a timeout manager into the store."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Margin = Annotated[timedelta | None, duration("--margin", "Leave what is due soo
 
 
 def _refuse_store(text: str | None) -> None:
-    """Name the command that does what ``--from-store`` did once."""
-    if text is not None:  # a default is read, too
+    """Refuse ``--from-store`` of earlier versions, and name the command that replaces it."""
+    if text is not None:  # Typer also passes the default value through this function.
         raise typer.BadParameter(
             "messages of another store are moved by `postdate move --from ADDRESS --to ADDRESS`, once its services are "
             "stopped"
@@ -49,7 +49,7 @@ def _refuse_store(text: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OriginOptions:
-    """Where messages come from: options of every ``migrate`` command."""
+    """The source of the messages: options of every ``migrate`` command."""
 
     source: Annotated[
         str | None, option("--from", "A timeout manager's database; env:NAME and file:PATH name it.", metavar="ADDRESS")
@@ -61,7 +61,7 @@ class OriginOptions:
     ] = None
 
     def spec(self) -> OriginSpec:
-        """Return the timeout manager's storage given with ``--from``."""
+        """Return the storage of the timeout manager that ``--from`` names."""
         if self.source is None:
             raise wrong_usage("say from where: --from ADDRESS, a timeout manager's database")
         named = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
@@ -72,7 +72,7 @@ class OriginOptions:
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose messages move: options of commands that begin a run."""
+    """The endpoints whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
     all_endpoints: Annotated[bool, option("--all-endpoints", "The messages of every endpoint there.")] = False

@@ -1,4 +1,4 @@
-"""``postdate pipeline schedule``: any table of messages into the store."""
+"""``postdate pipeline schedule``: store any table of messages."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def schedule(
 
 
 def _size(source: str) -> int:
-    """Return the bytes of a file, or of a folder's files; input elsewhere counts as large."""
+    """Return the number of bytes of a file, or of a folder's files. Input that is not local counts as large."""
     if "://" in source:
         return _LARGE_BYTES
     path = Path(source)

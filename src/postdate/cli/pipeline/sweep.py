@@ -1,4 +1,4 @@
-"""``postdate pipeline sweep``: due messages to their queues, once or continuously."""
+"""``postdate pipeline sweep``: send due messages to their queues, once or continuously."""
 
 from __future__ import annotations
 

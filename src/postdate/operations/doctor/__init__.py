@@ -1,4 +1,4 @@
-"""Checks everything that a working installation rests on, without changing anything."""
+"""Check everything that an installation needs in order to work, without changing anything."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from postdate.wiring import (
 )
 
 _NAMES_IN_FILES = TransportCapabilities(durable=True, transaction_modes=frozenset())
-"""How queues in a file are named, for code that does not open the file."""
+"""The rules for names of queues in a file, for code that does not open the file."""
 
 __all__ = ["Diagnosis", "Probe", "Verdict", "diagnose", "file_system", "loopback"]
 
 
 async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Clock) -> Diagnosis:
-    """Check this installation. Reading files blocks for a moment; ``environment`` says where Java is."""
+    """Check this installation. Reading files blocks the thread briefly; ``environment`` says where Java is."""
     checks = [python(), sqlite(sqlite_version()), time_zones(), settings_read(settings)]
     checks += await _store_and_queues(settings, clock)
     return Diagnosis([*checks, pipeline(environment)])
@@ -84,7 +84,7 @@ async def _store_and_queues(settings: Settings, clock: Clock) -> list[Probe]:
 
 @dataclass
 class _Looking:
-    """Collects checks; each step adds some."""
+    """The checks of one run of the doctor; each step adds some."""
 
     settings: Settings
     clock: Clock
@@ -118,7 +118,7 @@ class _Looking:
         return None if path is None else (path.expanduser().resolve(), looks_into(address))
 
     def _is_done_with(self, address: str) -> bool:
-        """Return whether :meth:`at_files` covers the address: its file has a `Look`, or does not exist."""
+        """Return whether :meth:`at_files` covers the address: its file has a `Look`, or the file does not exist."""
         file = self._file(address)
         return file is not None and (file[1] is not None or not file[0].exists())
 
@@ -151,7 +151,7 @@ class _Looking:
             self._cannot_be_read("store", error)
 
     async def at_transport(self) -> None:
-        """Check the queues, if they are on a server; one server only once."""
+        """Check the queues, if they are on a server. A server that also has the store is checked only once."""
         address = self.settings.transport.address
         if self._is_done_with(address):
             self.needed = own_queues(self.settings, _NAMES_IN_FILES)

@@ -1,4 +1,4 @@
-"""One check, and all of them; the checks of every installation: Python, SQLite, settings, datagrams, the pipeline."""
+"""The results of checks, and the checks of every installation: Python, SQLite, settings, datagrams, the pipeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One check; ``mend`` says how to repair it, and is empty when nothing has to be done."""
+    """The result of one check. ``mend`` says how to repair the fault; it is empty when nothing has to be done."""
 
     name: str
     result: Verdict
@@ -37,7 +37,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All checks, in the order in which they build on each other."""
+    """The results of all checks. A later check may rest on an earlier one."""
 
     checks: Sequence[Probe]
 
@@ -62,7 +62,7 @@ def python() -> Probe:
 
 
 def time_zones() -> Probe:
-    """Say which zone files hold here, and which others there are."""
+    """Report which time zone files this process uses, and which others are installed."""
     first, *more = zone_files()
     text = f"time zones follow {first}" + "".join(f"; also installed: {each}" for each in more)
     if first.version or not more:
@@ -90,7 +90,10 @@ def settings_read(settings: Settings) -> Probe:
 
 
 def loopback(attempt: Callable[[], None] | None = None) -> Probe:
-    """Check that processes here can wake each other; ``attempt`` sends a datagram to itself, or raises ``OSError``."""
+    """Check that processes on this machine can wake each other.
+
+    ``attempt`` sends a datagram to itself, or raises ``OSError``.
+    """
     try:
         (attempt or round_trip)()
     except OSError as error:
@@ -114,7 +117,7 @@ def round_trip() -> None:
 
 
 def pipeline(environment: Mapping[str, str]) -> Probe:
-    """Look for Spark and Java without starting either."""
+    """Check for Spark and Java without starting either."""
     if importlib.util.find_spec("pyspark") is None:
         return Probe("pipeline", Verdict.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
     spark = f"Spark {importlib.metadata.version('pyspark')}"

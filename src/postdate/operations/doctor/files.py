@@ -1,4 +1,4 @@
-"""Checks of SQLite files: there, whole, on a local disk, and durable."""
+"""Checks of SQLite files: whether they exist, are intact, are on a local disk, and are durable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIB: Final = 1024**3
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 _POSTDATE_BEGAN: Final = datetime(2025, 1, 1, tzinfo=UTC)
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-# Locks over a network are forgotten by servers and clients alike; a database on one can be damaged by two writers.
+# Servers and clients of network file systems both lose locks. Two processes then write at once and damage the file.
 _NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "gfs2", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
 )
@@ -32,7 +32,10 @@ Look = Callable[[Path, int], FileFacts]
 
 
 def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Probe], dict[Path, FileFacts]]:
-    """Return the checks of all files and the facts of readable ones; a ``None`` look means that nothing can read it."""
+    """Return the checks of all files, and the facts of the readable ones.
+
+    A ``None`` look means that no backend can read the file.
+    """
     checks: list[Probe] = []
     facts: dict[Path, FileFacts] = {}
     for path, look in files.items():
@@ -68,7 +71,10 @@ def _disk_space(path: Path) -> Probe:
 
 
 def file_system(path: Path, mounts: Path) -> Probe:
-    """Check that ``path``, absolute, is on a local disk; ``mounts`` is Linux' list of mounts, missing elsewhere."""
+    """Check that the absolute ``path`` is on a local disk.
+
+    ``mounts`` is the list of mounts of Linux; other systems have none.
+    """
     kind = "a network share"
     if not str(path).startswith(("\\\\", "//")):
         try:
@@ -82,7 +88,10 @@ def file_system(path: Path, mounts: Path) -> Probe:
 
 
 def _mounted_as(path: Path, mounts: str) -> str:
-    """Return the kind of the innermost mount that ``path`` is under; of several at one place, the last one counts."""
+    """Return the type of the innermost file system that contains ``path``.
+
+    Of several at one mount point, the last one counts.
+    """
     best, kind = -1, "unknown"
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -127,7 +136,10 @@ def _write_ahead_log(facts: FileFacts) -> Probe:
 
 
 def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
-    """Warn of a clock behind the file's own times: it was set back, and holds up due messages."""
+    """Warn of a clock behind the times in the file.
+
+    The clock was set back, and due messages wait until it catches up.
+    """
     latest = max([datetime.fromtimestamp(path.stat().st_mtime, tz=UTC), *(process.started_at for process in processes)])
     mend = "set the clock, best by NTP: messages are delivered by it"
     if now < _POSTDATE_BEGAN:

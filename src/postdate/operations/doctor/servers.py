@@ -1,6 +1,6 @@
 """Checks of servers: whether they answer, whether their tables fit, and how durable they are.
 
-Adapters report a server's facts; this module judges them, in functions that need no server.
+Adapters report the facts of a server. This module judges the facts, in functions that need no server.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ _OR_BY_STORE: Final = f"{_BY_NTP}, or set delayed_delivery.use_store_clock = tru
 
 _LIMITS: Final = "queue limits"
 _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
-"""Isolation of Postdate's own sessions, or else of the server; its name differs from version to version."""
+"""Settings with the isolation of Postdate's own sessions, or else of the server. The name differs between versions."""
 
 _TAKES_NO_WRITES: Final = re.compile("on|1|slave|read_only.*", re.IGNORECASE)
 _WRITES: Final = ("in_recovery", "transaction_read_only", "read_only", "updateability", "role")
-"""Settings by which a server says that it takes no writes."""
+"""Settings by which a server reports that it accepts no writes."""
 
 
 async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Probe], bool]:
-    """Return the checks of the server that an adapter uses, and whether it answers further questions.
+    """Return the checks of the server that an adapter uses, and whether the server can answer more questions.
 
-    ``judges``: services go by the clock of the server.
+    ``judges``: services use the clock of the server to decide what is due.
     """
     silent = [Probe(name, Verdict.OK, "it tells nothing about itself")]
     if not isinstance(adapter, AdministrableStore | Transport):
         return silent, True
     try:
         with anyio.fail_after(_PATIENCE_SECONDS):
-            await adapter.server_facts()  # connects: the next answer comes without that delay
+            # This call connects, so the next answer, which is timed, does not include the time to connect.
+            await adapter.server_facts()
             before = clock.now()
             facts = await adapter.server_facts()
             after = clock.now()
@@ -73,7 +74,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
 
 
 async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequence[Probe]:
-    """Return a check for each limit at which queues silently drop messages (ADR 0028)."""
+    """Return a check for each limit at which queues drop messages without an error (ADR 0028)."""
     try:
         limits = await transport.limits_of(names)
     except TransportError as error:
@@ -86,7 +87,7 @@ async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequen
 
 
 async def intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
-    """Return a check of what applications have bound to the exchange of other programs' messages (ADR 9)."""
+    """Return a check of the bindings by applications to the exchange for messages of other programs (ADR 9)."""
     if exchange is None or not isinstance(transport, ForeignIntake):
         return []
     name = f"exchange {exchange.name}"
@@ -104,7 +105,7 @@ async def intake_bindings(transport: Transport, exchange: DelayExchange | None) 
 
 
 def version(name: str, facts: ServerFacts) -> Probe:
-    """Judge whether the server is new enough; a product or version that is not known passes."""
+    """Judge whether the server is new enough. An unknown product or version passes."""
     text = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)
@@ -139,10 +140,10 @@ def schema(there: int, newest: int) -> Probe:
 
 
 def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Probe:
-    """Compare a server's clock, read between ``before`` and ``after`` on ours, with ours.
+    """Compare the clock of a server with ours. The server's was read between ``before`` and ``after`` on our clock.
 
-    The time that the answer took is not counted: the real difference is at least as large as reported. ``judges``:
-    whether services go by the clock of the server.
+    The time that the answer took is subtracted: the real difference is at least as large as the reported one.
+    ``judges``: services use the clock of the server to decide what is due.
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
@@ -158,7 +159,10 @@ def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool 
 
 
 def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
-    """Name each process whose clock is more than a second off; ``ahead`` of the server's, by ``machine:pid``."""
+    """Name each process whose clock differs from the server's by more than a second.
+
+    ``ahead``: how far the clock of a process is ahead of the server's, by ``machine:pid``.
+    """
     wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
     if not wrong:
         text = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
@@ -173,7 +177,7 @@ def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
 
 
 def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
-    """Name the session that keeps a server from cleaning up, and how to end it."""
+    """Name the session whose old snapshot stops the server from cleaning up, and say how to end the session."""
     user = f"user {snapshot.user}" if snapshot.user else ""
     who = ", ".join(part for part in (snapshot.application, user) if part)
     holder = f"session {snapshot.pid} ({who})" if snapshot.pid else who
@@ -188,7 +192,7 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
 
 
 def queue_limit(queue: str, name: str, limit: int) -> Probe:
-    """Judge a queue's limit, by its name in policies of RabbitMQ."""
+    """Judge a limit of a queue. ``name`` is its name in policies of RabbitMQ."""
     text, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
     if name != "delivery-limit":
         return Probe(_LIMITS, Verdict.WARN, f"{text}: what is beyond it is dropped without a word", mend)
@@ -276,10 +280,10 @@ _LATE: Final = timedelta(minutes=1)
 
 
 async def timeouts(settings: Settings, now: datetime) -> list[Probe]:
-    """Return a check for each endpoint with a timeout manager here."""
+    """Return a check for each endpoint whose timeout manager runs here."""
     address = settings.timeout_manager.address
     path = None if address is None else file_of(address)
-    if path is not None and not path.expanduser().exists():  # which looking would create
+    if path is not None and not path.expanduser().exists():  # To open a missing file would create it.
         return [Probe("timeouts", Verdict.FAIL, f"there is no file {path}", "run `postdate setup`")]
     try:
         opened = open_timeouts(settings, create=False)

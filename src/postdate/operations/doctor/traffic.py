@@ -1,4 +1,4 @@
-"""Checks of processes, of waiting messages, and of the queues that these need."""
+"""Checks of processes, of pending messages, and of the queues that the messages need."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from postdate.operations.state import LOOK_AHEAD
 from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
 
 _EXCHANGES = ("exchange:", "exchange-or-queue:")
-"""Prefixes of destinations on RabbitMQ that are no queues."""
+"""Prefixes of destinations on RabbitMQ that are not queues."""
 
 _READ_AHEAD = 200
-"""Messages read where a store cannot list destinations alone; fewer, because they come with their bodies."""
+"""Number of messages to read from a store that cannot list destinations alone.
+
+The number is small because these messages are read with their bodies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """The queues that exist, and those that a service cannot do without.
+    """The queues that exist, and the queues that a service needs.
 
-    ``lengths`` also has other destinations that can be reached; ``listable``: without taking messages out.
+    ``lengths`` also has other destinations that can be reached. ``listable``: messages can be listed without receiving
+    them.
     """
 
     needed: Sequence[str]
@@ -55,7 +59,7 @@ def traffic(
     now: datetime,
     unreadable: int | None = None,
 ) -> Iterator[Probe]:
-    """Yield the checks of processes, service, queues and unreadable rows; ``None`` arguments could not be read."""
+    """Yield the checks of processes, service, queues and unreadable rows. A ``None`` argument could not be read."""
     if stored is not None:
         if stored.processes is not None:
             yield _processes(stored.processes)

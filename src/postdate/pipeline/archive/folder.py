@@ -1,7 +1,7 @@
-"""The folder of an archive: ``day=2026-11-20/*.parquet``, and how it stays whole. Runs on the driver.
+"""The folder of an archive, ``day=2026-11-20/*.parquet``, and how it stays complete. Runs on the driver.
 
 A run writes to its own folder, whose name begins with ``_run-`` so that readers ignore it. Verified files are moved
-one by one: a file is either missing or whole. The next run removes the folder of a run that was killed.
+one by one: a file is either missing or complete. The next run removes the folder of a run that was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
 RECORD_SCHEMA = spark_schema(arrow_schema("records"))
-"""The columns of an archive except ``endpoint`` and ``day``, which folders are named after."""
+"""The columns of an archive except ``endpoint`` and ``day``, which are names of folders."""
 
 COLUMNS = tuple(arrow_schema("records").names)
 _FORMAT = 1
@@ -42,7 +42,10 @@ class ArchiveFolder:
     # --- whose it is --------------------------------------------------------------------------------------------
 
     def claim_for(self, store: StoreSpec, endpoint: str) -> None:
-        """Make the folder the archive of a store; raise PipelineError if it holds something else or another store's."""
+        """Make the folder the archive of a store.
+
+        Raise PipelineError if it has other content or belongs to another store.
+        """
         mark = self.path / ARCHIVE_MARK
         whose = {"format": _FORMAT, "endpoint": endpoint, "store": store.shown}
         if mark.exists():
@@ -65,7 +68,7 @@ class ArchiveFolder:
             raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
 
     def check(self) -> None:
-        """Raise PipelineError for a folder that is no archive, or one that a later Postdate has written."""
+        """Raise PipelineError if the folder is not an archive, or was written by a later version of Postdate."""
         if not (self.path / ARCHIVE_MARK).exists():
             raise PipelineError(f"{self.path} is no archive: it has no {ARCHIVE_MARK}")
         self._read_mark()
@@ -83,9 +86,9 @@ class ArchiveFolder:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Keep other runs on this archive out for the length of the block, or raise PipelineError if one is at work.
+        """Lock this archive against other runs for the length of the block.
 
-        The lock ends with its process, even if that is killed.
+        Raise PipelineError if another run has the lock. The lock ends with its process, even if the process is killed.
         """
         try:
             lock = FileLock(self.path / _LOCK, timeout=0).acquire()
@@ -105,7 +108,10 @@ class ArchiveFolder:
         return self.read(spark, self.path)
 
     def read(self, spark: SparkSession, path: Path) -> DataFrame:
-        """Return the records in a folder, as of a run that is not published, read from the disk."""
+        """Return the records in a folder, such as that of a run that is not published yet.
+
+        They are read from the disk.
+        """
         with one_line_errors(f"the archive {path} cannot be read as Parquet"):
             records = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
         return records.select(*COLUMNS, "day")
@@ -113,15 +119,15 @@ class ArchiveFolder:
     # --- a run --------------------------------------------------------------------------------------------------
 
     def begin(self) -> Path:
-        """Remove the folders of killed runs; return the path of a new one, which does not exist yet."""
+        """Remove the folders of killed runs. Return the path of a new folder, which does not exist yet."""
         for unfinished in self.path.glob(f"{_RUN}*"):
             shutil.rmtree(unfinished)
         return self.path / f"{_RUN}{uuid.uuid4().hex}"
 
     def publish(self, run: Path) -> None:
-        """Move a run's files to where readers see them, synced to the disk.
+        """Move the files of a run to the place where readers see them, synced to the disk.
 
-        Spark's file names are unique to the run: no existing file is ever replaced.
+        Spark's file names are unique to the run, so no existing file is ever replaced.
         """
         folders = {self.path}
         for written in sorted(run.glob("day=*/*.parquet")):
@@ -136,7 +142,7 @@ class ArchiveFolder:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, would survive a loss of power."""
+    """Wait until the disk has a file, or the names in a folder, so that they survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""Archiving: choose, write, verify, publish, mark, prune. Each step may be cut off at any moment and run again.
+"""Archive: choose, write, verify, publish, mark, prune. Each step may be interrupted at any moment and run again.
 
-- Cut off while writing or verifying: the run's folder is hidden from readers, and removed by the next run.
-- While publishing: files already moved are in the archive, whole. The next run leaves out the records in the archive,
-  and writes the others.
-- While marking or pruning: everything is in the archive, synced, read back and compared. A message's *scheduled* record
-  is marked before its other records go, and goes last, if at all; so an audit at any moment sees an archived message,
-  and never takes it for lost or orphaned. The next run prunes the rest.
+- Interrupted while writing or verifying: the folder of the run is hidden from readers, and the next run removes it.
+- Interrupted while publishing: files that were moved are in the archive, complete. The next run leaves out the records
+  that are in the archive, and writes the others.
+- Interrupted while marking or pruning: all records are in the archive, synced, read back and compared. The *scheduled*
+  record of a message is marked before its other records are removed, and is removed last, if at all. So an audit at any
+  moment sees that the message is archived, and never takes it for lost or orphaned. The next run prunes the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArchivedDay:
     """Records that one run added to one day of an archive.
 
     Args:
-        day: UTC, ISO 8601; on which the messages ended.
+        day: the day on which the messages ended; UTC, ISO 8601.
         records: number of records.
         messages: number of messages with any of these records.
     """
@@ -60,10 +60,10 @@ class ArchiveResult:
         store: address, without password.
         archive: the folder.
         before: messages that ended before this instant were moved; UTC.
-        messages: whose records were written to the archive.
-        records: that were written there.
-        already_there: records that the archive had already, from a run that was cut off or because they were restored.
-        pruned: records removed from the store, except the *scheduled* ones of kept ids.
+        messages: number of messages whose records were written to the archive.
+        records: number of records that were written to the archive.
+        already_there: records that were in the archive before, from an interrupted run or because they were restored.
+        pruned: records removed from the store, except the *scheduled* records of kept ids.
         ids_kept: *scheduled* records that were marked, and stay in the store.
         ids_forgotten: *scheduled* records that were removed.
         days: added records, by day.
@@ -92,9 +92,9 @@ class RestoreResult:
     Args:
         store: address, without password.
         archive: the folder.
-        messages: that came back with all their records.
-        left_out: requested messages whose ids are in use in the store: they were restored before, never removed, or the
-            id was scheduled again.
+        messages: number of messages that were restored with all their records.
+        left_out: requested messages whose ids are in use in the store: the message was restored before or never
+            removed, or the id was scheduled again.
     """
 
     store: str
@@ -113,11 +113,11 @@ class RestoreResult:
 _TURNS = (
     "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",
 )  # fmt: skip
-"""Records of where a message went; the last of them says where it is."""
+"""Kinds of records that say where a message went. The last such record says where the message is."""
 
 
 def prunable(store: OpenStore) -> ArchivableStore:
-    """Return the store's archivable side, or raise PipelineError."""
+    """Return the archivable interface of the store. Raise PipelineError if the store has none."""
     scannable = store.scannable()
     if not isinstance(scannable, ArchivableStore):
         raise PipelineError(f"{type(scannable).__name__} cannot be archived: its records cannot be taken out")
@@ -126,17 +126,20 @@ def prunable(store: OpenStore) -> ArchivableStore:
 
 @dataclass(frozen=True, slots=True)
 class StoreContents:
-    """Contents of a store, kept; records have the bounds of the :class:`ScanPart` that is pruned at once."""
+    """The persisted contents of a store.
+
+    Each record has the bounds of the :class:`ScanPart` that is pruned together.
+    """
 
     records: DataFrame
     waiting: DataFrame
 
 
 def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, partitions: int) -> StoreContents:
-    """Read pending messages, then queues, then all records; keep them until the stack is unwound.
+    """Read pending messages, then queues, then all records. Keep them until the stack is closed.
 
-    In this order, a message that moves on meanwhile is seen at least once, even where the store has no snapshots: a
-    message without a record of its end is seen waiting or in a queue, or else is not taken for ended.
+    In this order, a message that moves meanwhile is seen at least once, even if the store has no snapshots. A message
+    without a record of its end is either seen as pending or in a queue, or does not count as ended.
     """
     with open_snapshot(store) as snapshot:
 
@@ -150,7 +153,10 @@ def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, parti
 
 
 def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
-    """Compute a frame now, as it may differ later; keep it until the stack is unwound; return it and its row count."""
+    """Compute a frame now, because it may differ later. Keep it until the stack is closed.
+
+    Return it and its row count.
+    """
     frame = persisted(stack, frame)
     return frame, frame.count()
 
@@ -158,7 +164,7 @@ def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
 def placed_records(
     spark: SparkSession, store: StoreSpec, columns: Sequence[str], partitions: int, snapshot: str | None = None
 ) -> DataFrame:
-    """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each small enough to be pruned at once."""
+    """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each part small enough for one prune."""
     schema = arrow_schema("records", columns)
     placed = pa.unify_schemas([schema, PARTS])
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
@@ -180,18 +186,18 @@ def placed_records(
 def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
     """Return ``message_id`` and ``day`` (of its end, as text) of each message to be archived.
 
-    A message has ended when it neither waits nor is in a queue of this database, and it expired, was cancelled, handled
-    or discarded, went on as another message (a delayed retry), or was delivered to a destination where handling is
-    never recorded. Not archived are messages in the error queue, because they may be returned, and messages returned
-    from there that have not ended again.
+    A message has ended if it is neither pending nor in a queue of this database, and one of these is true: it expired,
+    was cancelled, handled or discarded; it continued as another message (a delayed retry); or it was delivered to a
+    destination where handling is never recorded. Messages in the error queue are not archived, because they may be
+    returned. Messages returned from there are not archived either until they end again.
 
     Args:
         contents: of the store.
-        archived: records already in the archive; they, too, show which receivers record their handling.
+        archived: records in the archive; they, too, show which receivers record their handling.
         before: every record of the message is older.
     """
     is_scheduled = F.col("kind") == "scheduled"
-    # A delayed retry only: after a failed attempt of the dispatcher the message still waits.
+    # Only for a delayed retry: after a failed attempt of the dispatcher, the message is still pending.
     turn = F.when(F.col("kind").isin(*_TURNS) & ~((F.col("kind") == "retried") & ~is_sent_again()), F.col("kind"))
     stories = contents.records.groupBy("message_id").agg(
         F.max(is_scheduled).alias("scheduled"),
@@ -210,7 +216,7 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
         .distinct()
         .withColumn("recording", F.lit(True))
     )
-    # The highest number stays in the store with its message: some stores number new records after it.
+    # The highest number stays in the store with its message, because some stores number new records after it.
     newest = contents.records.agg(F.max("number").alias("last_number"))
     went_on = F.col("delivered") & (F.col("recording").isNull() | (F.col("last_turn") == "retried"))
     may_come_back = F.col("last_turn").isin("failed", "returned", "rescheduled")
@@ -225,9 +231,10 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
 
 
 def doubled_numbers(records: DataFrame) -> DataFrame:
-    """Return the numbers that several records share; a store gives each once, unless somebody has interfered.
+    """Return the numbers that several records share.
 
-    Records are pruned by number, so neither of two with the same number may go: the other might go instead.
+    A store uses each number once, unless a user has changed its tables. Records are pruned by number. So neither of two
+    records with the same number may be pruned: the wrong one might go.
     """
     return records.groupBy("number").count().where("count > 1").select("number")
 
@@ -237,7 +244,7 @@ IS_MARKED = f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 
 
 def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
-    """Have executors change a store by rows, once a task; return the sum of what ``change`` counts."""
+    """Have executors change a store by rows, once a task. Return the sum of the counts that ``change`` yields."""
 
     def change_all(batches: Batches) -> Batches:
         with opened(store) as opened_store:
@@ -251,11 +258,11 @@ def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore
 
 
 _NUMBERS_AT_ONCE = 10_000
-"""Records in one transaction, at most."""
+"""Maximum number of records in one transaction."""
 
 _IDENTITY = ("number", "kind", "message_id", "at")
 MARKS = ("number", "kind", "message_id", "detail")
-"""Columns of records that tell which are marked."""
+"""Columns of records that show which records are marked."""
 
 _COUNT_ARROW = pa.schema([("changed", pa.int64())])
 
@@ -272,8 +279,8 @@ def archive(  # noqa: PLR0913 - what to archive, and how
 ) -> ArchiveResult:
     """Move the records of ended messages from the store into Parquet, by the UTC day of their end.
 
-    Runs on the driver; executors read, write, and prune records in short transactions. Services may run meanwhile. Run
-    it again after a failure of any kind: no record is in the archive twice, and none is lost. See
+    This runs on the driver; executors read, write, and prune records in short transactions. Services may run meanwhile.
+    After a failure of any kind, run it again: no record is in the archive twice, and none is lost. See
     :func:`postdate.pipeline.archive.job.ended_stories` for when a message has ended.
 
     Args:
@@ -281,17 +288,18 @@ def archive(  # noqa: PLR0913 - what to archive, and how
         store: SQLite, PostgreSQL or MariaDB.
         to: folder of the archive, on a disk that the driver and all executors share; created if missing. One
             store has one archive.
-        before: messages that ended before go; aware, not after ``now``.
+        before: messages that ended earlier are archived; aware, not after ``now``.
         now: aware.
-        keep_ids: keep the *scheduled* record, marked: the id stays known, and sending it again is refused. Without it,
-            all ids that ended before ``before`` are forgotten, also those that earlier runs kept: a message sent
-            again under such an id is delivered again, and an audit that reads the archive calls it duplicated.
+        keep_ids: keep the *scheduled* record and mark it: the store still knows the id and refuses to store it again.
+            Without it, all ids that ended before ``before`` are removed, including ids that earlier runs kept. A
+            message sent again under such an id is delivered again, and an audit that reads the archive reports it as
+            duplicated.
         partitions: tasks that work on the store at the same time.
 
     Raises:
         StoreError: the store failed; run it again.
-        PipelineError: ``before`` lies in the future, the folder is no archive of this store, another run is at work on
-            it, or the written records differ from the store's. Nothing was removed from the store.
+        PipelineError: ``before`` is in the future, the folder is not an archive of this store, another run is working
+            on it, or the written records differ from the store's. Nothing was removed from the store.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -326,7 +334,7 @@ def archive(  # noqa: PLR0913 - what to archive, and how
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run on one archive; the methods are its steps, in order."""
+    """One run on one archive. The methods are its steps, in order."""
 
     spark: SparkSession
     store: StoreSpec
@@ -335,14 +343,15 @@ class _Run:
     partitions: int
 
     def choose(self, frames: ExitStack, before: datetime) -> tuple[DataFrame, int]:
-        """Read the store and choose records; raise PipelineError if the archive has another record under a number.
+        """Read the store and choose records. Raise PipelineError if the archive has another record under a number.
 
-        Returns them with ``day``, ``first``, ``end`` and whether they are ``archived`` already, and how many they are.
+        Returns the records with ``day``, ``first``, ``end`` and whether they are ``archived`` already, and their
+        number.
         """
         contents = read_contents(frames, self.spark, self.store, self.partitions)
         archived = self.folder.records(self.spark)
         stories = ended_stories(contents, archived, before)
-        # A run that was cut off left marked messages: of these, every record that is in the archive goes.
+        # An interrupted run left marked messages. All of their records that are in the archive are removed now.
         marked = contents.records.where(IS_MARKED).select("message_id").distinct().withColumn("marked", F.lit(True))
         archived_rows = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
         doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
@@ -370,7 +379,7 @@ class _Run:
             )
 
     def write(self, chosen: DataFrame) -> tuple[ArchivedDay, ...]:
-        """Write records that the archive lacks, compare them with the store, and publish them."""
+        """Write the records that are missing in the archive, compare them with the store, and publish them."""
         fresh = chosen.where("NOT archived")
         days = _tallies(fresh)
         run = self.folder.begin()
@@ -399,23 +408,24 @@ class _Run:
             )
 
     def take_out(self, frames: ExitStack, chosen: DataFrame, count: int) -> tuple[int, int]:
-        """Mark the *scheduled* records, then remove all others; return both counts.
+        """Mark the *scheduled* records, then remove all other records. Return both counts.
 
-        Removes only records read back from the archive, of messages whose mark was read back from the store.
+        Only records that were read back from the archive are removed, and only if the mark of their message was read
+        back from the store.
         """
         safe = self.folder.records(self.spark).select(*_IDENTITY).distinct()
         going, number = keep(frames, chosen.select(*_IDENTITY, "first", "end").join(safe, list(_IDENTITY), "left_semi"))
         if number != count:
             raise PipelineError(f"{count - number} records are missing in {self.folder.path}; nothing was taken out")
         marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
-        # Records may have moved since they were read (VACUUM FULL, CLUSTER), and marking may have missed them.
+        # Records may have moved since they were read (VACUUM FULL, CLUSTER), so the marking may have missed some.
         there = placed_records(self.spark, self.store, MARKS, self.partitions)
         safe_ids, _ = keep(frames, there.where(IS_MARKED).select("message_id").distinct())
         pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
     def forget(self, frames: ExitStack, before: datetime) -> int:
-        """Remove the marked records of all archived messages that ended before; return their number."""
+        """Remove the marked records of all archived messages that ended before ``before``. Return their number."""
         archived = self.folder.records(self.spark)
         ended = (
             archived.groupBy("message_id").agg(F.max("at").alias("ended_at")).where(F.col("ended_at") < F.lit(before))
@@ -428,7 +438,10 @@ class _Run:
         return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:
-        """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`; return how many."""
+        """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`.
+
+        Return their number.
+        """
 
         def change_shares(store: ArchivableStore, batches: Batches) -> Iterator[int]:
             act = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
@@ -449,7 +462,10 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
 
 
 def _by_share(batches: Batches) -> Iterator[tuple[ScanPart, list[int]]]:
-    """Yield the numbers of each :class:`ScanPart`, which come in its order, at most ``_NUMBERS_AT_ONCE`` at a time."""
+    """Yield the numbers of each :class:`ScanPart`, at most ``_NUMBERS_AT_ONCE`` at a time.
+
+    The batches must be ordered by part.
+    """
     part, numbers = ScanPart(0, 0), list[int]()
     for batch in batches:
         for row in batch.to_pylist():

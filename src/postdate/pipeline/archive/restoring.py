@@ -1,4 +1,4 @@
-"""Putting records of an archive back into a store."""
+"""Restore records of an archive to a store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from postdate.ports import RecordKind
 from postdate.ports.scanning import ArchivableStore, StoredRecord
 
 _RECORDS_AT_ONCE = 5_000
-"""Records in one transaction; a message's records are never split."""
+"""Number of records in one transaction. The records of a message are never split."""
 
 
 def restore(  # noqa: PLR0913 - what to restore, and how
@@ -37,27 +37,28 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     ended_to: datetime | None = None,
     partitions: int = 4,
 ) -> RestoreResult:
-    """Put messages' records back into the store, under their numbers; the archive stays as it is.
+    """Restore the records of messages to the store, under their numbers. The archive is not changed.
 
-    Idempotent by message: messages that were restored before, never removed, or scheduled again under the same id are
-    left out. The next run of ``archive`` removes restored messages again if they ended before its ``before``.
+    The job is idempotent by message: messages that were restored before, never removed, or scheduled again under the
+    same id are left out. The next run of ``archive`` removes restored messages again if they ended before its
+    ``before``.
 
-    Services may run meanwhile: before comparing anything, the store is told to number new records after the restored
+    Services may run meanwhile: before anything is compared, the store is told to number new records after the restored
     ones. A new store in PostgreSQL accepts that only from the owner of its tables.
 
     Args:
         spark: a session in UTC.
-        store: the store that was archived, or a new one that is set up.
+        store: the store that was archived, or a new store that is set up.
         from_: folder of an archive.
-        ids: messages; ``None``: all.
+        ids: ids of messages; ``None``: all.
         ended_from: only messages whose last archived record is of this instant or later; aware.
         ended_to: only messages whose last archived record is earlier; aware.
         partitions: tasks that work on the store at the same time.
 
     Raises:
         StoreError: the store failed; run it again.
-        PipelineError: it is no archive, another run is at work on it, or a number in it belongs to another record of
-            the store. No record was changed.
+        PipelineError: the folder is not an archive, another run is working on it, or a number in it belongs to another
+            record of the store. No record was changed.
     """
     started = time.perf_counter()
     require_utc(spark)
@@ -117,26 +118,26 @@ def _refuse_conflicts(chosen: DataFrame, there: DataFrame, folder: ArchiveFolder
 
 
 def _missing(chosen: DataFrame, there: DataFrame) -> DataFrame:
-    """Return the records to restore: the *scheduled* ones, by which the store decides, and the others that it lacks."""
+    """Return the records to restore: *scheduled* records, by which the store decides, and other missing ones."""
     scheduled = there.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
     later_records = there.where("kind != 'scheduled'").select("number")
     return chosen.join(scheduled, "message_id", "left_anti").join(later_records, "number", "left_anti")
 
 
 def _reserve_numbers(store: StoreSpec, chosen: DataFrame) -> None:
-    """Make a store that numbers records itself skip the restored numbers; restores nothing."""
+    """Make a store that numbers records itself skip the restored numbers. No record is restored."""
     newest = chosen.select("number", "message_id").orderBy(F.desc("number")).first()
     if newest is not None:
-        # Not a scheduled record, and so the store does not restore it.
+        # The store decides by scheduled records. This record is not one, so the store does not restore it.
         alone = StoredRecord(newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None)
         with opened(store) as opened_store:
             prunable(opened_store).restore([alone])
 
 
 def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
-    """Restore the message with the highest number before all others; return the number of restored messages.
+    """Restore the message with the highest number before all others. Return the number of restored messages.
 
-    A store that numbers new records after its last one then numbers them after everything restored.
+    If a store numbers new records after its last one, new numbers then follow all restored numbers.
     """
     newest = missing.select("message_id").orderBy(F.desc("number")).first()
     return 0 if newest is None else _put_back(store, missing.where(F.col("message_id") == newest[0]), 1)
@@ -151,7 +152,7 @@ def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:
 
 
 def _restored(store: ArchivableStore, batches: Batches) -> Iterator[int]:
-    """Restore records, which come ordered by message, in transactions that never split a message."""
+    """Restore records in transactions that never split a message. The records must be ordered by message."""
     records = list[StoredRecord]()
     for batch in batches:
         for row in batch.to_pylist():

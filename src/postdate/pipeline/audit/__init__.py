@@ -1,4 +1,4 @@
-"""Compares scheduled messages with their outcomes: lost, duplicated, early, orphaned, overdue; how late; and where."""
+"""Compare scheduled messages with their outcomes: lost, duplicated, early, orphaned, overdue; how late; and where."""
 
 from postdate.pipeline.audit.job import SAMPLE_SIZE as SAMPLE_SIZE, audit as audit
 from postdate.pipeline.audit.reading import endpoints_of as endpoints_of

@@ -1,4 +1,4 @@
-"""The audit itself: turns events into one row a message, judges each, and adds them up."""
+"""The audit: turn events into one row a message, judge each message, and add up the results."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 ) -> AuditResult:
     """Compare scheduled messages with their outcomes.
 
-    Runs on the driver; executors read stores and Parquet and compare. Nothing is changed, and services may run
+    This runs on the driver; executors read stores and Parquet and compare. Nothing is changed, and services may run
     meanwhile: see :mod:`postdate.pipeline.audit.reading` for how the picture stays consistent.
 
-    A message that left its queue without a record is only called lost at destinations where the store has at least one
-    record of handling. Elsewhere (queues of another database or broker, receivers that record nothing) the outcome of a
-    delivered message is not known.
+    A message that left its queue without a record is only reported as lost at destinations where the store has at least
+    one record of handling. Elsewhere (queues of another database or broker, receivers that record nothing) the outcome
+    of a delivered message is not known.
 
-    An event that is in several places (a store and a ledger of it, a store and an archive) counts once; one that a
-    single place has twice has happened twice.
+    An event that is in several places (a store and its ledger, a store and its archive) counts once. An event that one
+    place has twice happened twice.
 
     Args:
         spark: a session in UTC.
         store: one store, or several (see :func:`endpoints_of` for all of one database); none if ``records`` suffice.
-        now: what overdue is measured against; aware.
-        late_after: how late a delivery may be before it counts as late.
+        now: the instant against which overdue is measured; aware.
+        late_after: a delivery that is later than this counts as late.
         partitions: tasks that read one store at the same time.
         records: folders of records in Parquet: archives, and ledgers of sweeps.
         findings_to: a new folder for every finding as a row: finding, message_id, destination, due, detail, endpoint;
@@ -77,7 +77,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 
     Raises:
         StoreError: a store is missing or unreachable.
-        PipelineError: a store cannot be read in bulk, or is named twice; records are missing, no Parquet, or have
+        PipelineError: a store cannot be read in bulk, or is named twice; records are missing, are not Parquet, or have
             other columns; the folder for findings exists. Nothing was read.
     """
     started = time.perf_counter()
@@ -118,10 +118,10 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 def _judge(
     stack: ExitStack, taking: AbstractContextManager[Picture], as_of: datetime, late_after: timedelta, partitions: int
 ) -> tuple[DataFrame, Summary, Pruned]:
-    """Return judged messages, kept until the stack is unwound, their summary, and what was removed for its age.
+    """Return judged messages, kept until the stack is closed, their summary, and what retention has removed.
 
-    Everything is read, and the stores are released: no snapshot is held during the comparison. So no frame derived from
-    the messages may read a store again: it would see another state.
+    Everything is read, and the stores are released: no snapshot is held during the comparison. So a frame derived from
+    the messages must not read a store again, because it would see another state.
     """
     with taking as picture:
         messages = read_now(one_row_a_message(picture.events))
@@ -136,14 +136,14 @@ def _judge(
     return verdict, summary, pruned
 
 
-# --- adding up: counts in all, by endpoint, by destination and by hour ------------------------------------------------
+# --- adding up: total counts, by endpoint, by destination and by hour -------------------------------------------------
 
 
 SAMPLE_SIZE = 100
-"""Message ids shown for one finding, at most."""
+"""Maximum number of message ids shown for one finding."""
 
 _CURVE_POINTS = 400
-"""Points of the curve over time, at most."""
+"""Maximum number of points of the curve over time."""
 
 _BINS_A_DECADE = 8
 _IN_ALL, _BY_HOUR, _BY_DESTINATION, _BY_ENDPOINT = 0b111, 0b110, 0b101, 0b011
@@ -151,7 +151,7 @@ _IN_ALL, _BY_HOUR, _BY_DESTINATION, _BY_ENDPOINT = 0b111, 0b110, 0b101, 0b011
 
 _PERCENTILES = (0.5, 0.95, 0.99, 1.0)
 _PERCENTILE_ACCURACY = 100_000
-"""A percentile is off by at most one in this many ranks."""
+"""A percentile is wrong by at most one in this many ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Summary:
 
 
 def summary_of(judged: DataFrame) -> Summary:
-    """Count in one pass: in all, by endpoint, by destination, by hour of the due time."""
+    """Count in one pass: the total, by endpoint, by destination, and by hour of the due time."""
     names = [field.name for field in fields(AuditCounts)]
     keyed = judged.withColumn("hour", F.date_trunc("hour", "due"))
     groups = ("endpoint", "destination", "hour")
@@ -179,7 +179,7 @@ def summary_of(judged: DataFrame) -> Summary:
         *(F.count_if(name).alias(name) for name in names),
     )
     levels: dict[int, list[Row]] = {_IN_ALL: [], _BY_ENDPOINT: [], _BY_DESTINATION: [], _BY_HOUR: []}
-    # Sorted here: to sort a few rows on a cluster takes two more stages, for each of three queries.
+    # The rows are sorted here. To sort a few rows on a cluster takes two more stages, for each of three queries.
     for row in sorted(grouped.collect(), key=lambda row: [(row[name] is not None, row[name]) for name in groups]):
         levels[row["level"]].append(row)
     total = levels[_IN_ALL][0] if levels[_IN_ALL] else None
@@ -209,7 +209,7 @@ def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
 
 
 def check_findings_folder(path: Path | None) -> None:
-    """Raise PipelineError for a folder for findings that exists, or whose parent does not."""
+    """Raise PipelineError if the folder for findings exists, or if its parent does not exist."""
     if path is not None and path.exists():
         raise PipelineError(f"there is something at {path} already; findings are written to a new folder")
     if path is not None and not path.absolute().parent.is_dir():
@@ -219,8 +219,8 @@ def check_findings_folder(path: Path | None) -> None:
 def write_findings(judged: DataFrame, path: Path) -> None:
     """Write every finding as a row: finding, message_id, destination, due, detail, endpoint.
 
-    ``path`` is a new folder that executors can reach, written even without findings; JSON lines if its name ends in
-    ``.json``, else Parquet.
+    ``path`` is a new folder that executors can reach. It is written even without findings; JSON lines if its name ends
+    in ``.json``, else Parquet.
     """
     names = F.filter(
         F.array(*(F.struct(F.lit(name).alias("finding"), F.col(f"about_{name}").alias("detail")) for name in FINDINGS)),
@@ -238,7 +238,7 @@ def write_findings(judged: DataFrame, path: Path) -> None:
 
 
 def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
-    """Count due and delivered messages in each interval of ``width`` seconds; empty intervals are left out."""
+    """Count due and delivered messages in each interval of ``width`` seconds. Empty intervals are left out."""
 
     def events(column: str, due: int, delivered: int) -> Column:
         second = F.unix_seconds(column).alias("second")
@@ -259,7 +259,10 @@ def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
 
 
 def lateness_bins_of(judged: DataFrame) -> tuple[LatenessBin, ...]:
-    """Count deliveries in bins of a logarithmic scale from a microsecond up; early ones are findings, not lateness."""
+    """Count deliveries in bins of a logarithmic scale from one microsecond.
+
+    Early deliveries are findings, not lateness.
+    """
     number = F.floor(F.log10(F.greatest("late_microseconds", F.lit(1))) * _BINS_A_DECADE)
     rows = judged.where("late_microseconds >= 0").groupBy(number.alias("bin")).count().collect()
     return tuple(

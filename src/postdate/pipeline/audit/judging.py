@@ -1,4 +1,4 @@
-"""One row a message: its events, and the lines of the audit that apply to it."""
+"""One row a message: its events, and the lines of the audit that apply to the message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY = ("endpoint", "message_id")
 
 
 def one_row_a_message(events: DataFrame) -> DataFrame:
-    """Return one row of counts and times for each message in a picture's events that was known when the audit began."""
+    """Return one row of counts and times for each message in the events that was known when the audit began."""
 
     def total(column: str, *kinds: str) -> Column:
         return F.coalesce(F.sum(F.when(F.col("kind").isin(*kinds), F.col(column))), F.lit(0))
@@ -27,14 +27,14 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
     there = (F.col("kind") == "scheduled") & (F.col("times") > 0)
     after_due = F.unix_micros("at") - F.unix_micros("due")
     grouped = events.groupBy(*_KEY).agg(
-        # Where it was delivered, or waits: what takes its place under a key may be meant for another queue.
+        # The queue where the message was delivered or waits: a message that replaces it may be for another queue.
         F.coalesce(
             F.max_by(F.when(of_delivery, F.col("destination")), F.when(of_delivery, F.col("at"))),
             F.max(F.when(F.col("kind") == "pending", F.col("destination"))),
             F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))),
             F.max("destination"),
         ).alias("destination"),
-        # The due time of the delivery, else the latest that was set: a rescheduled message has had several.
+        # The due time of the delivery, else the latest due time: a rescheduled message has had several.
         F.coalesce(
             F.max_by(F.when(of_delivery, F.col("due")), F.when(of_delivery, F.col("at"))),
             F.max(F.when(F.col("kind") == "pending", F.col("due"))),
@@ -54,7 +54,7 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
         total("before", *_ENDS).alias("ended_before"),
         total("before", "handled", "discarded", "failed", "returned", "retried", "sent_again").alias("received_before"),
         F.coalesce(F.min(F.when(there, F.col("archived"))), F.lit(False)).alias("archived"),
-        # A receiver that records no handling may still record discarding, so only handling counts here.
+        # A receiver that does not record handling may still record discarding, so only handling counts here.
         F.coalesce(F.max(F.when(of_handling, F.col("native"))), F.lit(False)).alias("recorded_here"),
     )
     is_in_store = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
@@ -62,13 +62,13 @@ def one_row_a_message(events: DataFrame) -> DataFrame:
 
 
 def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_before: datetime | None) -> DataFrame:
-    """Judge for each message which lines of :class:`postdate.pipeline.audit.AuditCounts` apply to it.
+    """Decide for each message which lines of :class:`postdate.pipeline.audit.AuditCounts` apply to it.
 
-    A message is early when its record of delivery is from before its due time. Its time of handling decides only
-    without such a record: the receiver's clock may be a little behind, and must not make a punctual message early.
+    A message is early if its record of delivery is from before its due time. Its time of handling decides only without
+    such a record: the receiver's clock may be a little behind, and must not make a punctual message early.
 
-    Of a message that was due before ``pruned_before``, some records may have been removed for their age: that any is
-    missing says nothing.
+    Retention may have removed records of a message that was due before ``pruned_before``. So a missing record of such a
+    message proves nothing.
 
     Reads ``messages`` twice. Returns endpoint, message_id, destination, due, delivered_at, late_microseconds, a column
     for each line, and for each of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` with details, else null.
@@ -77,17 +77,18 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
     recording, fed = (F.coalesce(name, F.lit(False)) for name in ("recording", "fed"))
 
     is_in_store = (F.col("scheduled") > 0) | (F.col("pending") > 0)
-    # Records beside a queue alone prove nothing: another store may fill that queue. But a queue that this store fills
-    # as well is taken for its own.
+    # Records beside a queue prove nothing alone, because another store may send to that queue. But a queue to which
+    # this
+    # store also delivers counts as its own.
     from_nowhere = (F.col("ended_by_store_before") > 0) | ((F.col("received_before") > 0) & fed)
-    # Discarding is also recorded for messages sent without a delay, for which nothing was promised.
+    # Discarding is also recorded for messages sent without a delay, for which the store promised nothing.
     undelayed = ~is_in_store & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
     orphaned = ~is_in_store & (F.col("scheduled_before") == 0) & from_nowhere & ~undelayed
     seen = F.col("handled") + F.col("discarded") + F.col("queued")
     nowhere = (F.col("scheduled_before") > 0) & (F.col("scheduled") > 0) & (
         F.col("ended") + F.col("pending") + seen == 0
     )  # fmt: skip
-    # Of retried messages, only those that a receiver sent again under another id have left their queue for that.
+    # Of retried messages, only the ones that a receiver sent again under another id have left their queue.
     unhandled = seen + F.col("failed") + F.col("sent_again") == 0
     vanished = recording & (F.col("delivered_before") > 0) & unhandled
     # Each return from the error queue allows one more end.
@@ -95,7 +96,7 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
     repeated = (F.col("delivered") > ends_in_order) | (F.col("handled") + F.col("discarded") > ends_in_order)
     waits_after_its_end = (F.col("ended_before") > F.col("came_back")) & (F.col("pending") > 0)
     waits = (F.col("pending") > 0) & (F.col("ended") <= F.col("came_back"))
-    # The receiver's clock may be behind: a record of delivery, if there is one, decides.
+    # The clock of the receiver may be behind, so a record of delivery decides if there is one.
     early = F.coalesce("earliest_microseconds", "handled_microseconds")
     old = F.lit(False) if pruned_before is None else F.coalesce(F.col("due") < F.lit(pruned_before), F.lit(False))
     is_failed = F.col("failed") > F.col("returned") + F.col("came_back")
@@ -114,7 +115,7 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
         "retried": F.col("retried") + F.col("sent_again") > 0,
         "archived": F.col("archived"),
         "lost": (nowhere | vanished) & ~F.col("archived") & ~orphaned & ~old,
-        # Without a delay, a message goes to several queues under one id, and each may discard it.
+        # Without a delay, a message goes to several queues under one id, and each of them may discard it.
         "duplicated": (repeated | waits_after_its_end) & ~undelayed & ~old,
         "early": early < 0,
         "orphaned": orphaned & ~old,
@@ -152,8 +153,8 @@ def judged(messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_b
 def _destinations(messages: DataFrame) -> DataFrame:
     """Return for each destination whether handling there is recorded, and whether this store delivers to it.
 
-    Only some receivers record handling. One handled message shows that those of its destination do; without any, a
-    message that has left its queue is not missed.
+    Only some receivers record handling. One handled message shows that the receivers of its destination do. Without
+    such a message, a message that has left its queue does not count as missing.
     """
     return (
         messages.where(F.col("destination").isNotNull() & (F.col("scheduled") + F.col("delivered") > 0))

@@ -1,19 +1,20 @@
-"""Reads all events as one consistent picture, from stores in use and from Parquet.
+"""Read all events as one consistent picture, from stores in use and from Parquet.
 
-**One picture of a live store.** Messages move while the audit reads. How it copes depends on the store:
+**One picture of a live store.** Messages move while the audit reads. The method depends on the store:
 
-- It has snapshots (PostgreSQL): everything is read from one.
-- Its records are numbered in the order of commits (SQLite): (1) the last record's number is noted; messages scheduled
-  or ended up to it are audited; (2) pending messages are read, then queues; (3) all records are read, also newer ones.
+- It has snapshots (PostgreSQL): everything is read from one snapshot.
+- Its records are numbered in the order of commits (SQLite): (1) the number of the last record is noted, and messages
+  scheduled or ended up to it are audited; (2) pending messages are read, then queues; (3) all records are read,
+  including newer ones.
 - Neither (MariaDB, SQL Server): the same, but step 1 reads all records instead of noting a number: a number that was
   drawn early may be committed late.
 
-A message that had not ended by step 3 waited during the whole of step 2, so step 2 saw it; one that was delivered
-before step 1 and not handled by step 3 was in its queue during the whole of step 2. So a message found nowhere is lost,
-however busy the store is; and nothing is stopped or locked.
+A message that had not ended by step 3 was pending during the whole of step 2, so step 2 saw it. A message that was
+delivered before step 1 and not handled by step 3 was in its queue during the whole of step 2. So a message that is
+found nowhere is lost, however busy the store is; and nothing is stopped or locked.
 
 Everything becomes rows of one kind, *events*: pending and queued messages join the records as if they were records.
-Each is read only once: see :func:`read_now`. Parquet is listed before any store is read: its events are older.
+Each event is read only once: see :func:`read_now`. Parquet is listed before any store is read, so its events are older.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ from postdate.ports.migrating import GIVEN_BACK
 from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, pruned_details
 
 _CAME_BACK = "came back from the error queue"
-"""Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
+"""Detail of the *rescheduled* record of a message that was stored again after it had failed."""
 
 _SENT_AGAIN = "retried as "
-"""Start of the detail of a *retried* record whose message goes on as another."""
+"""Start of the detail of a *retried* record whose message continues as another message."""
 
 _NEVER_DELAYED = "(never delayed)"
-"""Where several stores are audited together, the endpoint of messages that belong to none of them."""
+"""If several stores are audited together: the endpoint of messages that belong to none of them."""
 
 _RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "sent_again", "queued")
-"""Kinds recorded beside the queue, which may be in another database than the store."""
+"""Kinds that are recorded beside the queue, which may be in another database than the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedStore:
-    """A store and the name of its endpoint; ``held``: it is read from a snapshot."""
+    """A store and the name of its endpoint. ``held``: the store is read from a snapshot."""
 
     name: str
     store: StoreSpec
@@ -76,10 +77,10 @@ class Picture:
 
 
 def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
-    """Return all stores of the database of ``store``, in the order of their names; runs on the driver.
+    """Return all stores of the database of ``store``, in the order of their names. This runs on the driver.
 
     Args:
-        store: any store there, with the schema they share. A file is one store.
+        store: any store of the database, with the schema that the stores share. A file is one store.
 
     Raises:
         StoreError: the database is missing or unreachable.
@@ -92,7 +93,10 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
 
 
 def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
-    """Name each store after its endpoint, with the address where two are equal; refuse a store given twice."""
+    """Name each store after its endpoint, with the address if two endpoints have the same name.
+
+    Refuse a store that is given twice.
+    """
     keys = [(store.address, store.schema, _table(store)) for store in stores]
     twice = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
     if twice:
@@ -112,7 +116,10 @@ def _table(store: StoreSpec) -> str:
 def read_picture(
     spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
 ) -> Generator[Picture]:
-    """Read everything, Parquet as opened before; the events must be used inside the block, and once only."""
+    """Read everything; the Parquet files were opened before.
+
+    The events must be used inside the block, and only once.
+    """
     with ExitStack() as stack:
         frames, stores = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
@@ -139,7 +146,7 @@ class _Reading:
     partitions: int
 
     def events(self) -> list[DataFrame]:
-        """Return the frames of the store; those that must not be read later are already read."""
+        """Return the frames of the store. Frames that must not be read later have already been read."""
         if self.snapshot is not None:
             return [self._records(self._parts("records"), before=1, times=1), *self._waiting()]
         with opened(self.endpoint.store) as store:
@@ -156,7 +163,7 @@ class _Reading:
         return [self._records(seen, before=1, times=1), self._records(since, before=0, times=1), *waiting]
 
     def _read_twice(self) -> list[DataFrame]:
-        """Read records before and after; the first reading only shows which records existed when the audit began."""
+        """Read records before and after. The first reading only shows which records existed when the audit began."""
         first = read_now(self._records(self._parts("records"), before=1, times=0))
         return [first, *self._now(), self._records(self._parts("records"), before=0, times=1)]
 
@@ -174,10 +181,10 @@ class _Reading:
         return _events(records, F.lit(self.endpoint.name), before=before, times=times)
 
     def _waiting(self) -> Iterator[DataFrame]:
-        """Yield pending messages, then queues; each is planned when it is asked for."""
+        """Yield pending messages, then queues. Each frame is planned when it is asked for."""
         for what, destination in (("pending", "destination"), ("queued", "queue")):
             frame = self._scan(what, ("message_id", "due", destination), self._parts(what))
-            # Queues also hold messages sent without a delay, which have no due time and are not audited.
+            # Queues also have messages sent without a delay, which have no due time and are not audited.
             frame = frame.where(F.col("due").isNotNull()).select(
                 F.lit(what).alias("kind"),
                 "message_id",
@@ -190,9 +197,9 @@ class _Reading:
 
 
 def read_now(frame: DataFrame) -> DataFrame:
-    """Read a frame now, once: if an executor loses it, that is an error; it is never read again in a later state.
+    """Read a frame now, and only once. If an executor loses it, that is an error: a later read would see another state.
 
-    Nothing has to be released: Spark drops the frame when it is not used any more.
+    The caller need not release it: Spark removes the frame when it is no longer used.
     """
     return frame.localCheckpoint(eager=True, storageLevel=STORAGE)
 
@@ -200,7 +207,7 @@ def read_now(frame: DataFrame) -> DataFrame:
 def is_sent_again() -> Column:
     """Return the condition for a failed handling whose message was sent again under another id, after a delay.
 
-    Other records of this kind say that the dispatcher could not send the message, which keeps waiting.
+    Other records of this kind say that the dispatcher could not send the message, which stays pending.
     """
     return (F.col("kind") == "retried") & F.coalesce(F.col("detail").startswith(_SENT_AGAIN), F.lit(False))
 
@@ -226,9 +233,9 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
 
 
 def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
-    """Return what retention has removed from all stores by now: later than they were read.
+    """Return what retention has removed from all stores until now, which is later than they were read.
 
-    What one store has removed may be missed of a message of another: they are added up.
+    A removed record of one store may belong to a message of another store, so the results are added up.
     """
     markers = list[tuple[datetime | None, str]]()
     for endpoint in endpoints:
@@ -241,7 +248,7 @@ def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
 
 
 def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
-    """Return events; the endpoint is null where Parquet does not name one, or names one that is not audited."""
+    """Return events. The endpoint is null if Parquet does not name one, or names one that is not audited."""
     name = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
     match endpoints:
         case []:
@@ -254,9 +261,9 @@ def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> Data
 
 
 def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
-    """Give each event to the endpoint whose store knows the message.
+    """Assign each event to the endpoint whose store knows the message.
 
-    A queue may be in another database than the message's store; its records are then in a store without the message.
+    A queue may be in another database than the message's store. Its records are then in a store without the message.
     """
     if len(endpoints) <= 1:
         return events
@@ -279,7 +286,7 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
 
 
 def _once_each(events: DataFrame) -> DataFrame:
-    """Count events that several sources have once, as copies; an event that one source has twice happened twice."""
+    """Count events that several sources have once, as copies. An event that one source has twice happened twice."""
     identity = ("endpoint", "message_id", "kind", "at")
     of_each = events.groupBy(*identity, "source").agg(
         *(F.max(name).alias(name) for name in ("due", "destination", "native")),
@@ -300,10 +307,10 @@ ARCHIVE_MARK = "_archive.json"
 
 
 def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
-    """Return the records in a folder; which files are read is settled now.
+    """Return the records in a folder. The list of files is fixed now.
 
-    Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError where there is
-    nothing, no Parquet, or other columns.
+    Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError if the folder
+    has nothing, no Parquet, or other columns.
     """
     shown = str(path)
     if "://" not in shown:
@@ -335,7 +342,7 @@ def _check_columns(shown: str, schema: StructType) -> None:
 
 
 def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the paths as texts; raise PipelineError for one named twice, which is surely a mistake."""
+    """Return the paths as texts. Raise PipelineError for a path that is named twice, which must be a mistake."""
     texts = tuple(str(path) for path in paths)
     twice = [text for number, text in enumerate(texts) if text in texts[:number]]
     if twice:
@@ -343,21 +350,21 @@ def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
     return texts
 
 
-# --- a second look at messages that seem lost or orphaned in a store read without a snapshot --------------------------
+# --- a second reading of messages that seem lost or orphaned in a store read without a snapshot -----------------------
 
 
 _ASKED_FOR_BY_ID = 1_000
-"""Suspects up to which the store is asked for their records alone."""
+"""Up to this number of suspicious messages, the store is asked only for their records."""
 
 
 def without_pruned(
     spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
-    """Return ``judged`` without messages archived while they were read; ``None`` if there are none.
+    """Return ``judged`` without messages that were archived during the audit; ``None`` if there are none.
 
-    An archive removes records while others read. It first marks the *scheduled* record, and removes that one last, if
-    at all; so an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding is
-    true.
+    An archive removes records while the audit reads. It first marks the *scheduled* record, and removes that one last,
+    if at all. So an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding
+    is true.
     """
     unheld = [endpoint for endpoint in endpoints if not endpoint.held]
     suspects = judged.where((F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in unheld)))

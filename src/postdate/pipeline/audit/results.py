@@ -13,30 +13,30 @@ BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
 """Broken promises: with any of these findings an audit is not clean."""
 
 FINDINGS = (*BROKEN_PROMISES, "overdue", "failed", "late")
-"""Lines of :class:`AuditCounts` whose messages are named."""
+"""Lines of :class:`AuditCounts` for which the result names messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditCounts:
-    """Numbers of messages; a message counts once in each line that applies to it.
+    """Numbers of messages. A message counts once in each line that applies to it.
 
     Args:
-        scheduled: stored to be delivered.
-        delivered: put into their queue.
+        scheduled: stored for later delivery.
+        delivered: sent to their queue.
         handled: handled by the receiver.
-        queued: delivered and waiting to be handled; only where store and queues share a database.
-        pending: waiting to be due, or for another attempt.
+        queued: delivered and not handled yet; only if store and queues share a database.
+        pending: waiting until they are due, or for another attempt.
         overdue: pending and past the due time.
         expired: past their expiry: not delivered when due, or delivered and discarded by the receiver.
-        discarded: past their expiry or time to be received when received, or while in their queue; delayed ones
-            are among the expired.
-        undelayed: of the discarded, sent without a delay: never scheduled, and in no other line.
-        cancelled: withdrawn before they were due.
+        discarded: past their expiry or time to be received when received, or while in their queue; delayed messages
+            among them also count as expired.
+        undelayed: discarded messages that were sent without a delay: never scheduled, and in no other line.
+        cancelled: cancelled before they were due.
         failed: moved to the error queue, and not returned from there.
         retried: with at least one failed attempt.
         archived: their outcome is in an archive that is not read here.
         lost: scheduled, and found nowhere; or delivered, gone from the queue, and not handled (see
-            :func:`postdate.pipeline.audit.audit` for where that can be told).
+            :func:`postdate.pipeline.audit.audit` for where that is known).
         duplicated: delivered or handled more than once, or still pending after they ended.
         early: delivered, or handled by the receiver, before they were due.
         orphaned: delivered, handled, expired, cancelled or failed without ever having been scheduled.
@@ -65,7 +65,7 @@ class AuditCounts:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """From due to delivered, in seconds; ``None`` without any delivery."""
+    """Time from due to delivered, in seconds; ``None`` without any delivery."""
 
     p50_seconds: float | None = None
     p95_seconds: float | None = None
@@ -78,8 +78,8 @@ class AuditRow:
     """Counts of one endpoint, of one destination, or of one hour of due times.
 
     Args:
-        key: the name; of an hour its beginning, ISO 8601, UTC, or ``(never due)``.
-        counts: messages.
+        key: the name; for an hour its beginning, ISO 8601, UTC, or ``(never due)``.
+        counts: numbers of messages.
         lateness: of their deliveries.
     """
 
@@ -90,7 +90,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Messages that should not exist, by their line in :class:`AuditCounts`; ``sample`` has some ids, in order."""
+    """Messages that should not exist, by their line in :class:`AuditCounts`. ``sample`` has some ids, in order."""
 
     name: str
     count: int
@@ -120,22 +120,22 @@ class AuditResult:
     """The result of an audit.
 
     Args:
-        store: address, without password; of several, separated by commas.
+        store: address, without password; several are separated by commas.
         as_of: the instant against which overdue is measured; UTC.
-        late_after_seconds: how late a delivery may be.
+        late_after_seconds: a delivery that is later than this counts as late.
         counts: of all messages.
         lateness: of all deliveries.
         by_destination: in order of the name.
-        by_hour: of the due time, in order.
+        by_hour: by hour of the due time, in order.
         findings: in the order of :data:`FINDINGS`, without empty ones.
-        curve: due and delivered over time.
+        curve: due and delivered messages over time.
         curve_seconds: length of one interval of the curve.
         lateness_bins: distribution of the lateness, in bins of equal width on a logarithmic scale.
         by_endpoint: in order of the name; an endpoint is a store.
         records: folders that were read besides the stores.
         findings_to: folder of all findings.
-        pruned: records, not messages, that stores have removed for their age, by kind.
-        pruned_before: of what was due before this, nothing is called lost, duplicated or orphaned.
+        pruned: number of records, not messages, that stores have removed because of their age, by kind.
+        pruned_before: no message that was due before this instant is reported as lost, duplicated or orphaned.
     """
 
     store: str

@@ -1,4 +1,4 @@
-"""The delay operator: rows of a stream wait in Spark's own state and go on when they are due. No store is needed.
+"""The delay operator: rows of a stream wait in Spark's own state until they are due. No store is needed.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The operator itself: checks on the driver before a query starts, the plan of Spark, and a job between folders."""
+"""The delay operator: checks on the driver before a query starts, the plan for Spark, and a job between folders."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _MOST_SLOTS = 10_000
 
 
 def delay_conf() -> dict[str, str]:
-    """Return the settings that a session needs for :func:`delay`, to be given to ``spark_session(conf=…)``.
+    """Return the settings that a session needs for :func:`delay`; pass them to ``spark_session(conf=…)``.
 
     They may also be set while the session runs, before the query starts: ``spark.conf.set(name, value)``.
     """
     return {
         _PROVIDER: _ROCKSDB,
-        # A micro-batch then uploads what it changed, instead of files of the whole state.
+        # With this setting, a micro-batch uploads only its changes, instead of files of the whole state.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
 
@@ -58,13 +58,13 @@ class DelayOptions:
     """How rows wait. ``resolution`` and ``slots`` must stay the same as long as rows wait in a checkpoint.
 
     Args:
-        resolution: rows go at the first multiple of it at or after their due time; 10 ms to 60 s, whole milliseconds.
-            Finer costs more timers; below the time of a micro-batch it gains nothing.
-        slots: over how many keys of Spark's state the rows are spread; at least the number of cores that shall work on
+        resolution: a row is released at the first multiple of it at or after its due time; 10 ms to 60 s, whole
+            milliseconds. A finer resolution costs more timers; below the duration of a micro-batch it gains nothing.
+        slots: number of keys of Spark's state over which the rows are spread; at least the number of cores that work on
             them. ``spark.sql.shuffle.partitions`` by default.
         null_due: what to do with rows whose due time is null: ``fail`` (the query fails and says how many there are),
-            ``now`` (they go at once) or ``drop``.
-        keep_cancels: how long after a cancel a row may arrive and is cancelled still.
+            ``now`` (they are released at once) or ``drop``.
+        keep_cancels: a row that arrives within this time after a cancel is still cancelled.
 
     Raises:
         PipelineError: a value is out of its bounds.
@@ -100,24 +100,25 @@ def delay(
 ) -> DataFrame:
     """Return the rows of a stream when they are due: never early, each once, unchanged, in no particular order.
 
-    Rows wait in Spark's state store, so they survive whatever the checkpoint survives, and leave it in the micro-batch
-    that hands them on. Into a transactional sink, such as Spark's files, each row goes exactly once, also when the
-    driver is killed. The clock is the driver's. Use the output mode ``append`` and a trigger of some 100 ms to seconds:
-    a row is late by up to the resolution, the rest of the trigger interval and the time of a micro-batch.
+    Rows wait in Spark's state store, so they survive everything that the checkpoint survives. They leave the state in
+    the micro-batch that releases them. With a transactional sink, such as Spark's files, each row is written exactly
+    once, even if the driver is killed. The clock is the driver's. Use the output mode ``append`` and a trigger between
+    some 100 ms and some seconds: a row is late by up to the resolution, the rest of the trigger interval and the time
+    of a micro-batch.
 
-    Runs on the driver; the rows are packed, kept and unpacked on executors.
+    This runs on the driver; the rows are packed, kept and unpacked on executors.
 
     Args:
-        df: a streaming data frame of any columns that Arrow can carry.
-        due: the column with the due time, a timestamp (with zone); rows that are due already go at once.
-        id: the column that ``cancel`` refers to: text, a whole number or binary. Needed with ``cancel`` only.
-        cancel: a streaming data frame with a column of the same name and type as ``id``. An id takes away all rows
-            with it that wait when it arrives, or that arrive within ``keep_cancels`` after it; rows that are gone stay
-            gone. A row and a cancel in one micro-batch: the row is cancelled. Null cancels nothing.
+        df: a streaming data frame with any columns that Arrow supports.
+        due: the column with the due time, a timestamp (with zone); rows that are due already are released at once.
+        id: the column that ``cancel`` refers to: text, a whole number or binary. It is needed only with ``cancel``.
+        cancel: a streaming data frame with a column of the same name and type as ``id``. An id removes all rows with
+            this id that wait when it arrives, or that arrive within ``keep_cancels`` after it. It has no effect on
+            released rows. If a row and its cancel are in one micro-batch, the row is cancelled. Null cancels nothing.
         options: see :class:`DelayOptions`.
 
     Returns:
-        A streaming data frame with exactly the columns of ``df``; watermarks are gone.
+        A streaming data frame with exactly the columns of ``df``, without watermarks.
 
     Raises:
         PipelineError: the frames, the options or the settings of the session do not allow it. A query fails with it
@@ -207,7 +208,7 @@ def _require_cancels(df: DataFrame, id_column: str | None, cancel: DataFrame | N
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """Return the columns as executors see them; raise PipelineError if Arrow cannot carry one."""
+    """Return the columns as executors see them. Raise PipelineError if Arrow does not support one."""
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes") == "true"
     try:
         return to_arrow_schema(df.schema, timezone="UTC", prefers_large_types=large)
@@ -218,8 +219,8 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
 def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
     """Return the keys of the slots: Spark hashes the ``n``-th key to the ``n``-th of ``count`` partitions.
 
-    Keys ``0, 1, 2…`` would leave a third of the partitions empty. Keys depend on ``count`` alone, so they are the same
-    whenever a query starts again.
+    Keys ``0, 1, 2…`` would leave a third of the partitions empty. The keys depend on ``count`` alone, so they are the
+    same whenever a query starts again.
     """
     tried = count * (int(math.log(count)) + 2)
     keys: dict[int, int] = {}
@@ -242,14 +243,14 @@ _WRITTEN = ("json", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class DelayTarget:
-    """Where due rows go.
+    """Where released rows are written.
 
     Args:
-        path: of a directory, of this query alone. Read it with Spark: only files named by its commit log count, and a
-            killed micro-batch may leave others.
-        checkpoint: of a directory, of this query alone; the rows wait there. Both may be on any file system of Spark.
+        path: a directory of this query alone. Read it with Spark: only files named by its commit log count, and a
+            killed micro-batch may leave other files.
+        checkpoint: a directory of this query alone, in which the rows wait. Both may be on any file system of Spark.
         format: ``json`` or ``parquet``.
-        trigger: how often a micro-batch begins; above zero.
+        trigger: interval between the beginnings of micro-batches; above zero.
 
     Raises:
         PipelineError: a value is out of its bounds.
@@ -275,12 +276,13 @@ def run_delay(
     cancel: DataFrame | None = None,
     options: DelayOptions | None = None,
 ) -> StreamingQuery:
-    """Start a query that writes rows to files when they are due, and return it; it runs until it is stopped or fails.
+    """Start a query that writes rows to files when they are due. Return the query, which runs until it stops or fails.
 
-    To stop it gracefully call ``stop()``; it may as well be killed. Started again with the same target it goes on.
+    To stop it gracefully call ``stop()``; it may also be killed. If it is started again with the same target, it
+    continues.
 
-    ``source`` is a stream, for example from :func:`postdate.pipeline.files.read_directory`; ``target`` is where the
-    rows go, and where they wait. For the other arguments see :func:`postdate.pipeline.delay.delay`.
+    ``source`` is a stream, for example from :func:`postdate.pipeline.files.read_directory`. ``target`` says where the
+    rows wait and where they are written. For the other arguments see :func:`postdate.pipeline.delay.delay`.
 
     Raises:
         PipelineError: the arguments do not fit together; nothing was started.
@@ -294,23 +296,23 @@ def run_delay(
 
 
 def go_on(spark: SparkSession, checkpoint: str) -> None:
-    """Let rows in a checkpoint go on as soon as their query starts again, without waiting for new input.
+    """Let rows in a checkpoint continue as soon as their query starts again, without waiting for new input.
 
-    Call it before each start of a query of your own with :func:`postdate.pipeline.delay.delay`; :func:`run_delay` does.
+    Call it before each start of your own query with :func:`postdate.pipeline.delay.delay`; :func:`run_delay` calls it.
 
-    Spark runs a micro-batch without new input only if its last one asks for that. A query that starts again
+    Spark runs a micro-batch without new input only if the last micro-batch asks for that. A query that starts again
     after a stop between two micro-batches has no last one yet, and rows would wait until the source has something new.
-    So the last micro-batch is repeated, as after a kill just before its commit: files get its rows once, by
-    the batch id; a ``foreachBatch`` of your own sees its id again.
+    So the last micro-batch is repeated, as after a kill just before its commit. Files get its rows once, by the batch
+    id; your own ``foreachBatch`` sees its id again.
 
     Args:
-        spark: the session that will start the query, which is not running.
-        checkpoint: its directory, or where it will be.
+        spark: the session that will start the query. The query must not be running.
+        checkpoint: the checkpoint directory of the query, which need not exist yet.
 
     Raises:
         PipelineError: the directory cannot be read or written; nothing was changed.
     """
-    bridge: Any = spark.sparkContext  # to Java, which alone knows the file systems of Spark
+    bridge: Any = spark.sparkContext  # Only Java code can access all file systems of Spark.
     hadoop = bridge._jvm.org.apache.hadoop.fs  # noqa: SLF001
     with one_line_errors(f"cannot go on with the checkpoint {checkpoint!r}"):
         root = hadoop.Path(checkpoint)

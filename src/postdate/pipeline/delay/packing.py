@@ -1,19 +1,19 @@
-"""Where rows wait, and how executors pack them for that: Spark's state sees one row for hundreds of messages.
+"""Where rows wait, and how executors pack them: Spark's state sees one row for hundreds of messages.
 
 Rows wait in buckets of due time, narrow for near times and wide for far ones: a hierarchical timing wheel. Level 0 has
-buckets of one resolution, and each level above has buckets 256 times as wide. A row goes to the lowest level that
+buckets of one resolution, and each level above has buckets 256 times as wide. A row is put into the lowest level that
 reaches its due time, so one load of rows makes a few hundred buckets at most, whether they are due within a minute or
-within a decade. Before a wide bucket begins, its rows are spread over narrower ones; only level 0 releases rows.
+within a decade. Before a wide bucket begins, its rows are spread over narrower buckets. Only level 0 releases rows.
 
 A call from Python into Spark's state costs some 100 µs however much it carries, and a timer costs more. So the rows of
 a task are gathered, sorted by slot and place, and each run of them becomes one Arrow record batch, without its schema.
 
-The clock of an executor is another one in each attempt at a micro-batch. So the places here only group rows that
-probably belong together: the processor places each row anew, by the time of the micro-batch.
+Each attempt at a micro-batch may use the clock of a different executor. So the places here only group rows that
+probably belong together. The processor computes the place of each row again, by the time of the micro-batch.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
+# The stubs of Arrow make schemas, fields and arrays generic in a type that is known only at run time.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FEWEST_MS, MOST_MS = 10, 60_000
 _FACTOR = 256
 _PLACES_PER_BUCKET = 8
 _WIDEST_MS = 40 * 365 * 86_400_000
-"""Less than the time since 1970: otherwise a waiting row could be in bucket 0, whose timer is before 1970."""
+"""This is less than the time since 1970. Otherwise a row could wait in bucket 0, whose timer is before 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ class Wheel:
 
     @property
     def top(self) -> int:
-        """The highest level; it also takes rows due beyond its reach."""
+        """The highest level. It also has the rows that are due beyond its reach."""
         level = 0
         while self.width_ms(level + 1) <= _WIDEST_MS:
             level += 1
         return level
 
     def width_ms(self, level: int) -> int:
-        """Return how much due time a bucket of this level covers."""
+        """Return the span of due times that a bucket of this level covers, in milliseconds."""
         return self.resolution_ms * _FACTOR**level
 
     def lead_ms(self, level: int) -> int:
-        """Return how long before its beginning a bucket above level 0 is spread: a quarter of its width."""
+        """Return how many ms before its beginning a bucket above level 0 is spread: a quarter of its width."""
         return self.width_ms(level) // 4
 
     def places(self, due_us: NDArray[np.int64], now_ms: int, below: int | None = None) -> NDArray[np.int64]:
@@ -82,15 +82,16 @@ class Wheel:
         Args:
             due_us: due times in microseconds.
             now_ms: decides which rows are due, and the level of the others.
-            below: the level whose bucket is being spread; rows go to lower ones.
+            below: the level whose bucket is being spread; rows get lower levels.
         """
         top = self.top if below is None else below - 1
         distance_ms = -(-due_us // 1000) - now_ms
-        # A bucket is taken apart at most 1.25 widths before its last row is due: the level below reaches that far.
+        # A bucket is spread at most 1.25 widths before its last row is due, and the level below reaches that far.
         reach_ms = np.array([2 * self.width_ms(level + 1) for level in range(top)], dtype=np.int64)
         levels = np.searchsorted(reach_ms, distance_ms, side="right")
         widths_us = np.array([self.width_ms(level) * 1000 for level in range(top + 1)], dtype=np.int64)[levels]
-        # Level 0 lets rows go at the end of their bucket, so due times are rounded up; the others begin before them.
+        # Level 0 releases rows at the end of their bucket, so due times are rounded up. Other buckets begin before
+        # their rows.
         buckets = np.where(levels == 0, -(-due_us // widths_us), due_us // widths_us)
         return np.where(due_us <= now_ms * 1000, OVERDUE, buckets * _PLACES_PER_BUCKET + levels)
 
@@ -112,7 +113,10 @@ class Wheel:
         return self.begins_ms(place) - self.lead_ms(level) + level
 
     def place_of(self, timer_ms: int) -> int:
-        """Return the place that a timer opens; any later timer of the same level within one width opens it as well."""
+        """Return the place that a timer opens.
+
+        Any later timer of the same level within one width opens the same place.
+        """
         level = timer_ms % self.resolution_ms
         if level == 0:
             return timer_ms // self.resolution_ms * _PLACES_PER_BUCKET
@@ -132,29 +136,34 @@ _PACKED_ARROW = pa.schema(
     [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
 )
 PACKED = spark_schema(_PACKED_ARROW)
-"""One row a package. ``place`` is one of :class:`Wheel`, by the executor's clock, or one of the negative constants."""
+"""One row a package.
+
+``place`` is a place of :class:`Wheel` by the executor's clock, or one of the negative constants.
+"""
 
 CANCELS, HELLO = -2, -3
-"""Places of packages without rows: ids to cancel; and empty ones that make every slot compare its options."""
+"""Places of packages without rows: ids to cancel, and empty packages that make every slot compare its options."""
 
 SLOT, ARRIVED = "postdate_slot", "postdate_arrived_ms"
-"""Columns added to the rows, only in jobs with cancels: the slot until they are packed, and the time of the
-micro-batch that brought them while they wait.
+"""Columns that are added to the rows, only in jobs with cancels.
+
+The first is the slot, until the rows are packed. The second is the time of the micro-batch that brought the rows, while
+they wait.
 """
 
 PACKAGE_BYTES = 1 << 20
 _GATHERED_ROWS, _GATHERED_BYTES = 500_000, 32 << 20
 _UNPACKED_ROWS = 10_000
 _BEFORE_ALL = -(2**62)
-"""Stands for a null due time, which is due at once; arithmetic on it cannot overflow."""
+"""The value for a null due time, which is due at once. Arithmetic on it cannot overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How rows become packages; pickled to executors.
+    """How rows become packages. The object is pickled to executors.
 
-    ``schema`` lacks the columns added here; ``slots`` are the keys of the state; with ``cancelling``, rows come with
-    their slot in :data:`SLOT`, and the processor adds their time of arrival.
+    ``schema`` does not have the columns added here; ``slots`` are the keys of the state. With ``cancelling``, rows
+    arrive with their slot in :data:`SLOT`, and the processor adds their time of arrival.
     """
 
     wheel: Wheel
@@ -166,7 +175,7 @@ class Packing:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The columns of a package in the state, and of one that goes; packages that arrive have ``schema``."""
+        """The columns of a package in the state, and of a released package. Packages that arrive have ``schema``."""
         return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
 
 
@@ -179,7 +188,7 @@ def pack_rows(packing: Packing, batches: Batches) -> Batches:
 
 
 def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
-    """Pack the ids to cancel of a task: two columns, id and slot; null ids are dropped."""
+    """Pack the ids to cancel of a task. The batches have two columns, id and slot; null ids are dropped."""
     hello = [(slot, HELLO, 0, b"") for slot in slots]
     for gathered in _gathered(batches):
         named = gathered.filter(pc.is_valid(gathered.column(0)))
@@ -216,7 +225,7 @@ def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatc
 
 
 def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into parts of about :data:`PACKAGE_BYTES`; none for an empty one."""
+    """Split a batch into parts of about :data:`PACKAGE_BYTES`. An empty batch has no parts."""
     if batch.num_rows:
         rows = max(int(PACKAGE_BYTES * batch.num_rows / max(batch.nbytes, 1)), 1)
         for start in range(0, batch.num_rows, rows):
@@ -248,7 +257,7 @@ def due_us(batch: pa.RecordBatch, due: str) -> NDArray[np.int64]:
 def _packages(
     packing: Packing, rows: pa.RecordBatch, share: int, near_ms: int
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the packages of a batch, grouped by the place that the rows have at ``near_ms``, about now."""
+    """Yield the packages of a batch, grouped by the place of the rows at ``near_ms``, which is about now."""
     rows = _with_due_times(packing, rows)
     if not rows.num_rows:
         return
@@ -258,8 +267,9 @@ def _packages(
     if packing.cancelling:
         numbers = _int64(rows.column(rows.schema.get_field_index(SLOT)))
     else:
-        # Computed only from values that stay the same when Spark repeats a task with its rows in another order: a row
-        # that changed its slot between two attempts could be lost or doubled.
+        # The slot is computed only from values that stay the same if Spark repeats a task with its rows in another
+        # order. A row
+        # that changed its slot between two attempts could be lost or duplicated.
         numbers = (due // (packing.wheel.resolution_ms * 1000) + share) % len(packing.slots)
     for (number, place), part in spread(content, numbers, places):
         yield packing.slots[number], place, int(due_us(part, packing.due).max()), to_content(part)
@@ -279,7 +289,7 @@ def _with_due_times(packing: Packing, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _share_of_task() -> int:
-    """Return a number that spreads the tasks of a query over its slots, and is the same when a task is repeated."""
+    """Return a number that spreads the tasks of a query over its slots. It is the same if a task is repeated."""
     task = TaskContext.get()
     assert task is not None, "packages are made in Spark's tasks"
     return task.partitionId() + int(task.getLocalProperty("streaming.sql.batchId") or 0)

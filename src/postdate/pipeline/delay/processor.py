@@ -1,15 +1,15 @@
 """Waiting rows in Spark's state: one key a slot, with packages by place. Runs on executors, one object a task.
 
 Spark passes the packages that arrived, then the timers that expired by the time of the micro-batch, which is the
-driver's. A timer of level 0 releases its rows; a timer above it spreads them over narrower buckets.
+driver's time. A timer of level 0 releases its rows. A timer above it spreads its rows over narrower buckets.
 
-What goes, what waits and what is cancelled depends on the state, the rows and the time of the micro-batch, and on no
-other clock. Spark keeps that time in the checkpoint, so a repeated micro-batch releases the same rows: a sink that
-takes each batch id once gets each row once.
+Which rows are released, wait or are cancelled depends only on the state, the rows and the time of the micro-batch, and
+on no other clock. Spark stores that time in the checkpoint, so a repeated micro-batch releases the same rows: a sink
+that accepts each batch id once gets each row once.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Spark leaves the types in its state open.
+# Spark does not declare the types of its state.
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, Cancell
 EMITTED = "content binary"
 
 ROWS_SPREAD = 100_000
-"""Rows of wide buckets that a task spreads in one micro-batch; more would hold up rows that are due."""
+"""Rows of wide buckets that a task spreads in one micro-batch. A larger number would delay rows that are due."""
 
 _MERGED_PACKAGES, _MERGED_BYTES = 64, 256 << 10
-"""Small packages in a wide bucket are merged when there are this many of them, up to this size."""
+"""Small packages in a wide bucket are merged when there are this many of them, up to this size in bytes."""
 
 
 _PLACE = struct(place=LongType())
@@ -60,7 +60,7 @@ _PACKAGE = struct(content=BinaryType())
 
 @dataclass
 class _Index:
-    """Numbers of a place's packages: from ``first`` up to ``next``; those from ``fresh`` on are not merged yet."""
+    """Numbers of the packages of a place: from ``first`` up to ``next``. Those from ``fresh`` on are not merged yet."""
 
     first: int = 0
     fresh: int = 0
@@ -69,7 +69,7 @@ class _Index:
 
 
 class Delaying(StatefulProcessor):
-    """Keeps packages until they are due; ``options`` must stay the same as long as rows wait."""
+    """Keeps packages until they are due. ``options`` must stay the same as long as rows wait."""
 
     def __init__(self, packing: Packing, options: Mapping[str, Any], cancelling: Cancelling | None) -> None:
         self._packing, self._wheel = packing, packing.wheel
@@ -79,7 +79,7 @@ class Delaying(StatefulProcessor):
         self._slots: dict[int, Slot] = {}
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state; runs once in each task, and once on the driver."""
+        """Open the state. Spark calls this once in each task, and once on the driver."""
         self._handle = handle
         self._values = handle.getValueState("slot", SLOT)
         self._indexes = handle.getMapState("places", _PLACE, _INDEX)
@@ -92,7 +92,7 @@ class Delaying(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Keep rows that wait and release due ones, after the cancels of the same micro-batch."""
+        """Keep rows that wait and release due rows, after applying the cancels of the same micro-batch."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         slot = self._slot(key[0], now_ms)
         due_already = self._arriving(slot, rows, now_ms)
@@ -107,7 +107,7 @@ class Delaying(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Release the rows of a narrow bucket, or spread those of a wide one."""
+        """Release the rows of a narrow bucket, or spread the rows of a wide one."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         slot = self._slot(key[0], now_ms)
         place = self._wheel.place_of(expiredTimerInfo.getExpiryTimeInMs())
@@ -118,7 +118,7 @@ class Delaying(StatefulProcessor):
             self._indexes.removeKey((place,))
 
     def close(self) -> None:
-        """Do nothing: the state is Spark's."""
+        """Do nothing, because Spark closes the state."""
 
     def _arriving(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
         """Keep rows that wait and add cancels; yield the rows that are due already."""
@@ -141,8 +141,8 @@ class Delaying(StatefulProcessor):
     def _placed(self, content: bytes, place: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
         """Yield the rows of a package that arrives, by their place at the time of the micro-batch.
 
-        The executor grouped them by its own clock into ``place``, which nearly always is right for all of them: then
-        the package is kept as it is.
+        The executor grouped them by its own clock into ``place``, which is nearly always right for all of them. Then
+        the package is kept unchanged.
         """
         rows = from_content(content, self._packing.schema)
         places = self._wheel.places(due_us(rows, self._packing.due), now_ms)
@@ -204,7 +204,10 @@ class Delaying(StatefulProcessor):
             self._indexes.updateValue((place,), astuple(index))
 
     def _merge(self, place: int, index: _Index) -> None:
-        """Merge the fresh packages if they are small: rows that trickle in would otherwise be a package each."""
+        """Merge the fresh packages if they are small.
+
+        Otherwise rows that arrive one by one would each stay a package.
+        """
         if index.fresh_bytes <= _MERGED_BYTES:
             start = index.fresh
             batches = [self._opened(content) for content in self._removed(place, _Index(first=start, next=index.next))]
@@ -213,7 +216,7 @@ class Delaying(StatefulProcessor):
         index.fresh, index.fresh_bytes = index.next, 0
 
     def _removed(self, place: int, index: _Index) -> Iterator[bytes]:
-        """Yield the packages of a place, and remove them."""
+        """Remove the packages of a place, and yield them."""
         while index.first < index.next:
             key = (place, index.first)
             row = self._packages.getValue(key)
@@ -223,10 +226,10 @@ class Delaying(StatefulProcessor):
             yield bytes(row[0])
 
     def _take_apart(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
-        """Spread the rows of a wide bucket over narrower ones; yield those that are due by now.
+        """Spread the rows of a wide bucket over narrower ones. Yield the rows that are due by now.
 
-        Stops after :data:`ROWS_SPREAD` rows and goes on in the next micro-batch, but always finishes before the
-        bucket begins: so no due row stays behind in a wide one.
+        This stops after :data:`ROWS_SPREAD` rows and continues in the next micro-batch, but always finishes before the
+        bucket begins. So no due row stays behind in a wide bucket.
         """
         index = self._index(place)
         later = self._wheel.later_timer_ms(place, now_ms)

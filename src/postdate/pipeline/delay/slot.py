@@ -1,12 +1,13 @@
-"""One slot of the state without its packages: the options it was written with, and the cancelled ids.
+"""One slot of the state without its packages: the options with which it was written, and the cancelled ids.
 
 A cancel removes rows that wait when it arrives, and rows that arrive within ``keep_ms`` after it. So it is kept until
-that time is over and every row that had arrived by then has been due. All times are those of micro-batches.
+that time is over and every row that had arrived by then has been due. All times are times of micro-batches.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows, and Spark leaves
-# the types in its state open.
+# The stubs of Arrow make schemas, fields and arrays generic in a type that is known only at run time, and Spark does
+# not
+# declare the types of its state.
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.delay.packing import ARRIVED, Packing, from_content, to_content
 
 CHUNK_IDS = 4_096
-"""Ids in one value, about; a value is rewritten in each micro-batch with cancels until it is full."""
+"""Approximate number of ids in one value. A value is rewritten in each micro-batch with cancels until it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,11 @@ class Chunk:
     """Some thousands of cancelled ids, which are one value in the state.
 
     Args:
-        content: a record batch of ids and of their times of cancelling, in milliseconds.
+        content: a record batch of ids and of the times at which they were cancelled, in milliseconds.
         newest_ms: the latest of these times.
         hold_until_ms: due time of the last row that it may concern; ``None`` while such rows may still arrive.
-        over_ms: time of the first micro-batch after ``hold_until_ms``; it released the last rows, so the next one
-            forgets the ids.
+        over_ms: time of the first micro-batch after ``hold_until_ms``. It released the last rows, so the next
+            micro-batch removes the ids.
     """
 
     content: bytes
@@ -58,7 +59,7 @@ CANCELLED = struct(content=BinaryType(), newest_ms=LongType(), hold_until_ms=Lon
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """How rows are cancelled, up to ``keep_ms`` after a cancel; pickled to executors."""
+    """How rows are cancelled, up to ``keep_ms`` after a cancel. The object is pickled to executors."""
 
     id_column: str
     keep_ms: int
@@ -77,7 +78,10 @@ class Slot:
         self._ids: pa.Table | None = None
 
     def compare(self, options: Mapping[str, Any]) -> None:
-        """Keep the query's options in a new state; raise PipelineError if an old one was written with others."""
+        """Store the query's options in a new state.
+
+        Raise PipelineError if an old state was written with other options.
+        """
         if self._options is None:
             self._options = json.dumps(dict(options))
             return
@@ -102,9 +106,9 @@ class Slot:
     # --- cancelled ids ---------------------------------------------------------------------------------------------
 
     def cancel(self, content: bytes, now_ms: int) -> None:
-        """Keep ids to cancel, in the last chunk as long as that has room and may still concern rows that arrive.
+        """Store ids to cancel, in the last chunk if it has free space and rows that it concerns may still arrive.
 
-        ``content`` is a record batch of ids; they are cancelled at ``now_ms``, the time of the micro-batch.
+        ``content`` is a record batch of ids. They are cancelled at ``now_ms``, the time of the micro-batch.
         """
         schema = self._schema
         ids = from_content(content, pa.schema([schema.field("id")]))
@@ -119,9 +123,10 @@ class Slot:
         self._put(number + 1, Chunk(to_content(added), now_ms))
 
     def forget(self, now_ms: int) -> None:
-        """Forget cancels that can concern no row any more.
+        """Remove cancels that cannot concern any row any more.
 
-        ``now_ms`` is of this micro-batch; rows due before the previous one are gone.
+        ``now_ms`` is the time of this micro-batch. Rows that were due before the previous micro-batch have been
+        released.
         """
         if self._first == self._next:
             return
@@ -169,7 +174,7 @@ class Slot:
 
     @property
     def _chunks(self) -> dict[int, Chunk]:
-        """All chunks with their numbers, oldest first; read once."""
+        """All chunks with their numbers, oldest first. They are read once."""
         if self._read is None:
             rows = ((number, self._chunk_states.getValue((number,))) for number in range(self._first, self._next))
             self._read = {number: Chunk(bytes(row[0]), *row[1:]) for number, row in rows if row is not None}
@@ -182,7 +187,7 @@ class Slot:
         self._next = max(self._next, number + 1)
 
     def _cancelled_ids(self) -> pa.Table:
-        """Return each id once, with its latest time of cancelling."""
+        """Return each cancelled id once, with the latest time at which it was cancelled."""
         if self._ids is None:
             schema = self._schema
             batches = [from_content(chunk.content, schema) for chunk in self._chunks.values()]

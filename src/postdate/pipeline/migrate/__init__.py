@@ -1,4 +1,4 @@
-"""Moves delayed messages from a timeout manager's tables into a store. Source: ADR 15."""
+"""Move delayed messages from the tables of a timeout manager into a store. Source: ADR 15."""
 
 from postdate.pipeline.migrate.ends import OriginSpec as OriginSpec
 from postdate.pipeline.migrate.job import abort as abort, migrate as migrate, resume as resume

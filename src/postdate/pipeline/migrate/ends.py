@@ -1,4 +1,4 @@
-"""Both ends of a migration, open in one task or on the driver: a timeout manager's storage, and the target."""
+"""Both ends of a migration, open in one task or on the driver: the storage of a timeout manager, and the target."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from postdate.wiring.sources import migration_source
 
 @dataclass(frozen=True, slots=True)
 class OriginSpec:
-    """A timeout manager's storage, as a value: no connection, picklable, no password when shown.
+    """The storage of a timeout manager, as a value: no connection, picklable, without its password when shown.
 
     Args:
         address: as :mod:`postdate.wiring.sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
             followed in each process that opens it. A relative path is made absolute where the value is made.
-        schema: of the tables; ``None``: the database's default.
-        prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
+        schema: schema of the tables; ``None``: the default of the database.
+        prefixes: prefixes of the tables, by endpoint; ``None``: the source finds them.
     """
 
     address: str
@@ -47,10 +47,10 @@ class OriginSpec:
         return Address(self.address).shown
 
     def opened(self) -> AbstractContextManager[MigrationSource]:
-        """Open it for the length of the block; it connects at first use.
+        """Open the storage for the length of the block. It connects at first use.
 
         Raises:
-            ConfigurationError: the address leads nowhere here.
+            ConfigurationError: the address cannot be used on this machine.
         """
         return closing(migration_source(self.address, schema=self.schema, prefixes=self.prefixes))
 
@@ -59,12 +59,12 @@ class OriginSpec:
 
 
 _FEW: Final = 50
-"""Up to this number, messages are looked up one by one, by index; more of them in one scan."""
+"""Up to this number, messages are looked up one by one, by index. A larger number is looked up in one scan."""
 
 
 class TargetStore(OpenStore):
     def waiting(self, ids: Sequence[str]) -> list[DelayedMessage]:
-        """Return those of the messages that wait, in any order."""
+        """Return the pending messages among these, in any order."""
         store = self.itself
         if not isinstance(store, ScannableStore) or len(ids) <= _FEW:
             return self.portal.call(_pending, store, ids)
@@ -73,7 +73,7 @@ class TargetStore(OpenStore):
         return [each for part in parts for batch in self.scan(scan, part, MESSAGE_COLUMNS) for each in restored(batch)]
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids that were ever stored, whatever has become of the messages."""
+        """Return the ids that were ever stored, whatever their outcome."""
         return {record.message_id for record in self.recorded(ids) if record.kind is RecordKind.SCHEDULED}
 
     def recorded(self, ids: Sequence[str]) -> list[Record]:

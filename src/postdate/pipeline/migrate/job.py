@@ -1,8 +1,8 @@
-"""Migrating: hide a round, move it while the next is being hidden, compare everything, and only then mark it completed.
+"""Migrate: hide a round, move it while the next is being hidden, compare everything, and only then mark it completed.
 
-Source: specification 4.12; ADR 0015. Each step is written down in the source before the next, so the job may end at any
-moment, and be resumed, or aborted, from there. Messages due first are hidden first, and only a few rounds ahead of
-those that have moved: so none waits for long where nobody delivers it.
+Source: specification 4.12; ADR 0015. Each step is recorded in the source before the next, so the job may end at any
+moment, and can be resumed or aborted from there. Messages due first are hidden first, and only a few rounds ahead of
+the moved ones. So no message waits long while neither side delivers it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 _ROUNDS_AHEAD: Final = 2
 _SOON: Final = 12
-"""The part of the margin in which a job of Spark moves its batches; a slower job gets fewer."""
+"""A job of Spark should move its batches within this part (one twelfth) of the margin.
+
+A slower job gets fewer batches.
+"""
 
 _OPEN: Final = (BatchStatus.PENDING, BatchStatus.STAGED)
 
@@ -50,18 +53,18 @@ log = logging.getLogger("postdate.pipeline")
 
 
 def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
-    """Move messages, and compare the target's; resume a run that was begun with the same parameters.
+    """Move messages, and compare them with the target. Resume a run that was begun with the same parameters.
 
-    Runs on the driver, which hides; batches are moved and compared on the executors. The old manager and the services
-    of the target may run meanwhile. Run it again, or :func:`resume` it, after a failure of any kind.
+    This runs on the driver, which hides messages; batches are moved and compared on the executors. The old manager and
+    the services of the target may run meanwhile. After a failure of any kind, run it again, or :func:`resume` it.
 
     Args:
         spark: a session in UTC.
-        job: what moves where.
+        job: the source, the target and the messages to move.
 
     Raises:
-        MigrationConflict: one of the endpoints has a migration on its way with other parameters; nothing was changed.
-        PipelineError: one of the endpoints cannot move: none of them was begun. Or a task failed.
+        MigrationConflict: one of the endpoints has an unfinished migration with other parameters; nothing was changed.
+        PipelineError: one of the endpoints cannot move, and no migration was begun. Or a task failed.
         StoreError: the source or the target failed; resume later.
     """
     started = time.perf_counter()
@@ -73,7 +76,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
             same_parameters(run, job.parameters)
         driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
-        # Prepared runs need no preview: they hide no more messages.
+        # Prepared runs need no preview, because they hide no more messages.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
         counts = driver.get_ready_and_look(hiding)
         parameters, clock = dict(job.parameters), SystemClock()
@@ -91,14 +94,14 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
 
 
 def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
-    """Resume the runs on their way, each with the cut-off that it was begun with.
+    """Resume the unfinished runs, each with the cut-off with which it was begun.
 
     Args:
         spark: a session in UTC.
-        job: as it was begun; its cut-off does not matter.
+        job: as it was begun; its cut-off is ignored.
 
     Raises:
-        PipelineError: no run is on its way; or a task failed.
+        PipelineError: there is no unfinished run; or a task failed.
         MigrationConflict: a run was begun with another target; nothing was changed.
         StoreError: the source or the target failed; resume later.
     """
@@ -112,7 +115,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         for run in hiding:
             _unhindered(source, replace(job, cutoff=run.cutoff), [run.endpoint])
         if hiding:
-            driver.tasks().get_ready()  # now, so that hidden messages need not wait for Spark's workers
+            driver.tasks().get_ready()  # Spark's workers start now, so that hidden messages need not wait for them.
         by_endpoint = driver.finish(runs)
     results = tuple(by_endpoint[run.endpoint] for run in runs)
     return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
@@ -136,7 +139,10 @@ class _MigrationSteps:
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
 
     def get_ready_and_look(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of messages to hide by endpoint, when Spark's workers have started as well."""
+        """Return the number of messages to hide by endpoint.
+
+        When this returns, Spark's workers have started as well.
+        """
         with ThreadPoolExecutor(1, "postdate-migrate") as other:
             ready = other.submit(self.tasks().get_ready)
             counts = _unhindered(self.source, self.job, names)
@@ -144,12 +150,12 @@ class _MigrationSteps:
         return counts
 
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
-        """Move batches hidden by an earlier attempt: the old manager does not deliver them."""
+        """Move batches that an earlier attempt hid, because the old manager does not deliver them."""
         self._runs |= {run.run_id: run for run in runs}
         self._move([task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)])
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
-        """Hide and move the rest, compare, and mark runs completed; return results by endpoint."""
+        """Hide and move the remaining messages, compare, and mark runs completed. Return results by endpoint."""
         self._runs |= {run.run_id: run for run in runs}
         self._hide_and_move([run for run in runs if run.status is MigrationStatus.PREPARING])
         self._compare(runs)
@@ -169,9 +175,9 @@ class _MigrationSteps:
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
     def _hide_and_move(self, runs: Sequence[MigrationRun]) -> None:
-        """Hide rounds in this thread, and have Spark move hidden batches in another.
+        """Hide rounds in this thread, and have Spark move hidden batches in another thread.
 
-        The number of batches hidden ahead grows while a job moves them in a small part of the margin: each job costs
+        The number of batches hidden ahead grows while a job moves them in a small part of the margin. Each job costs
         Spark some tenths of a second, however much it moves, and no hidden message may become due meanwhile.
         """
         a_round = max(self.spark.sparkContext.defaultParallelism, 2)
@@ -194,14 +200,17 @@ class _MigrationSteps:
             self._move(hidden)
 
     def _move(self, tasks: Sequence[BatchTask]) -> timedelta:
-        """Move batches; return how long it took."""
+        """Move batches, and return how long it took."""
         started = time.perf_counter()
         for batch in self.tasks().move(tasks):
             self._tallies[batch.run_id].moved(batch)
         return timedelta(seconds=time.perf_counter() - started)
 
     def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:
-        """Hide rounds until one is not full: messages that are added all the time would never come to an end."""
+        """Hide rounds until one is not full.
+
+        The loop must not wait for an empty round: new messages may be added all the time.
+        """
         count = sum(batch.count for batch in self.source.batches(run))
         full = True
         while full:
@@ -211,7 +220,8 @@ class _MigrationSteps:
                 self._ended_by_another(run)
                 return
             except StoreUnavailable as error:
-                # It was too slow for the margin, and hid nothing; a lost connection is another matter.
+                # The round was too slow for the margin, and hid nothing, so a smaller one is tried. A lost connection
+                # is another fault.
                 if a_round == 1 or isinstance(error, StoreUnreachable):
                     raise
                 a_round //= 2
@@ -231,7 +241,7 @@ class _MigrationSteps:
             self._ended_by_another(run)
 
     def _ended_by_another(self, run: MigrationRun) -> None:
-        """Accept a run that another process has completed; raise MigrationConflict for an aborted one."""
+        """Accept a run that another process has completed. Raise MigrationConflict for an aborted run."""
         if status_of(self.source, run) is MigrationStatus.COMPLETED:
             log.info("%s: another process has completed migration %s meanwhile", run.endpoint, run.run_id)
             return
@@ -243,7 +253,7 @@ class _MigrationSteps:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _finished(self, run: MigrationRun) -> EndpointResult:
-        """Mark a run completed, if it is."""
+        """Mark a run completed, if every batch has moved and matches."""
         result = self._tallies[run.run_id].result_of(run, status_of(self.source, run), self.source.batches(run))
         if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
             return result
@@ -258,25 +268,25 @@ _TRIES: Final = 20
 
 
 def abort(job: MigrateJob) -> MigrateResult:
-    """End the runs on their way: each message is then either with the old manager or in the target, and never in both.
+    """End the unfinished runs. Each message is then either with the old manager or in the target, and never in both.
 
-    Batches unknown to the target are given back, those of all endpoints first, because meanwhile nothing delivers them.
-    A batch that was being moved may be in the target, in part, and may be delivered already: it is finished. Moved
-    messages stay in the target, and are compared.
+    Batches that the target does not know are returned first, for all endpoints, because no process delivers them
+    meanwhile. A batch that was being moved may be in the target, in part, and may be delivered already: it is finished.
+    Moved messages stay in the target, and are compared.
 
     Args:
-        job: as it was begun; its cut-off does not matter.
+        job: as it was begun; its cut-off is ignored.
 
     Raises:
-        PipelineError: no run is on its way.
-        MigrationConflict: it was begun with another target; nothing was changed.
-        StoreError: the target failed while batches were finished. Everything else was given back; abort again.
+        PipelineError: there is no unfinished run.
+        MigrationConflict: the run was begun with another target; nothing was changed.
+        StoreError: the target failed while batches were finished. All other batches were returned; abort again.
     """
     started = time.perf_counter()
     with job.origin.opened() as source:
         runs = going_on(source, job, "to abort")
         for run in runs:
-            # Then a driver that is still alive hides no more messages, and returned ones stay returned.
+            # From here on, a driver that is still alive hides no more messages, and returned messages stay returned.
             source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
             _give_back(source, run)
         results = tuple(_aborted(source, job, run) for run in runs)
@@ -302,7 +312,10 @@ def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> End
 
 
 def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
-    """Give back and finish batches until none is open, then mark the run aborted: a live driver may still move some."""
+    """Return and finish batches until none is open, then mark the run aborted.
+
+    Meanwhile a live driver may still move some.
+    """
     for remaining_tries in reversed(range(_TRIES)):
         _give_back(source, run)
         staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)
@@ -314,7 +327,7 @@ def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tal
             source.set_status(run, MigrationStatus.ABORTED, SystemClock().now())
         except MigrationConflict:
             if status_of(source, run) is MigrationStatus.COMPLETED:
-                return  # by that driver, once nothing was between
+                return  # The other driver completed the run when no batch was open any more.
             if not remaining_tries:
                 raise
         else:

@@ -1,4 +1,4 @@
-"""Previews, runs on their way, and their progress: everything that moves nothing. Runs on the driver."""
+"""Previews, unfinished runs, and their progress: everything that moves no message. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
 EVERYTHING: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""The cut-off that leaves no message."""
+"""The cut-off with which every message moves."""
 
 ON_ITS_WAY: Final = frozenset({MigrationStatus.PREPARING, MigrationStatus.PREPARED})
 MARGIN: Final = timedelta(seconds=60)
@@ -28,15 +28,15 @@ _NEAR: Final = timedelta(hours=4)
 
 @dataclass(frozen=True, slots=True)
 class MigrateJob:
-    """A migration from a timeout manager's storage to a store.
+    """A migration from the storage of a timeout manager to a store.
 
     Args:
-        origin: where messages wait.
-        target: where they go; it must exist.
-        endpoints: whose messages, by name in any case; ``None``: of all endpoints.
-        cutoff: aware; messages due earlier stay.
-        batch_size: messages that move together: in one transaction of the source, and one of the target.
-        margin: messages due within this time from now stay, for the old manager may be delivering them.
+        origin: the storage that has the messages.
+        target: the store that receives them; it must exist.
+        endpoints: endpoints whose messages move, by name in any case; ``None``: all endpoints.
+        cutoff: messages due earlier stay; aware.
+        batch_size: number of messages that move together: in one transaction of the source, and one of the target.
+        margin: messages due within this time from now stay, because the old manager may be delivering them.
 
     Raises:
         InvalidTimestamp: the cut-off has no time zone.
@@ -60,12 +60,15 @@ class MigrateJob:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """Parameters that must be the same when a run is resumed: the target and the cut-off, to the microsecond."""
+        """Parameters that must be equal when a run is resumed: the target and the cut-off, to the microsecond."""
         return {**target_of(self.target), "cutoff": self.cutoff.isoformat()}
 
 
 def target_of(store: StoreSpec) -> dict[str, str]:
-    """Return the names that identify a target, without its password; the same for an address and a reference to it."""
+    """Return the names that identify a target, without its password.
+
+    An address and a reference to it give the same names.
+    """
     address = Address(str(resolved(store.address, os.environ)))
     named = {"target": address.shown, "table": store.table or f"{store.endpoint}.timeouts"}
     return named | ({} if store.schema is None else {"schema": store.schema})
@@ -74,7 +77,7 @@ def target_of(store: StoreSpec) -> dict[str, str]:
 def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Sequence[MigrationRun]) -> list[str]:
     """Return the names of endpoints as the source writes them.
 
-    ``endpoints`` are in any case, ``None``: all. Endpoints of ``runs`` on their way are known even if they have no
+    ``endpoints`` are in any case; ``None``: all. Endpoints of the unfinished ``runs`` are known even if they have no
     message left. Raises PipelineError for an unknown or ambiguous endpoint.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
@@ -82,9 +85,9 @@ def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Seq
 
 
 def endpoint_named(endpoint: str, names: Sequence[str]) -> str:
-    """Return the one of ``names`` that is meant: as written, or in another case, or with underscores for points.
+    """Return the name among ``names`` that matches: as written, or in another case, or with underscores for dots.
 
-    Tables are named after endpoints, with underscores for points. Raises PipelineError for none, or several.
+    Tables are named after endpoints, with underscores for dots. Raises PipelineError for no match, or several.
     """
     for spelling in (endpoint, endpoint.replace(".", "_")):
         if spelling in names:
@@ -109,9 +112,9 @@ def status_of(source: MigrationSource, run: MigrationRun) -> MigrationStatus:
 
 
 def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[MigrationRun]:
-    """Return the runs on their way, of the endpoints of the job.
+    """Return the unfinished runs of the endpoints of the job.
 
-    Raises PipelineError without any (``what``: ``to abort``), and MigrationConflict for one with another target.
+    Raises PipelineError without any (``what``: ``to abort``), and MigrationConflict for a run with another target.
     """
     going = on_their_way(source)
     names = [name for name in selected(source, job.endpoints, source.history()) if name in going]
@@ -140,11 +143,11 @@ def begun_with(parameters: Mapping[str, str | None]) -> str:
 
 
 def preview(job: MigrateJob, now: datetime) -> PreviewResult:
-    """Return the messages that a migration would move, and reasons why they cannot; changes nothing.
+    """Return the messages that a migration would move, and reasons why they cannot move. Nothing is changed.
 
     Raises:
         StoreError: the source or the target is missing or unreachable.
-        NotSupported: the target does not show what is in it.
+        NotSupported: the target does not show its messages.
         PipelineError: there is no such endpoint.
     """
     with job.origin.opened() as source:
@@ -160,9 +163,9 @@ def nothing_new(looked: PreviewResult) -> None:
 
 
 def preview_open(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
-    """Return the preview of these endpoints of an open source; :func:`preview` opens it first, and raises the same."""
+    """Return the preview of these endpoints of an open source. It raises the same errors as :func:`preview`."""
     with opened_target(job.target) as store:
-        store.overdue(now)  # asked only because it raises when the tables are missing
+        store.overdue(now)  # The answer is not used: the call raises an error if the tables are missing.
         largest = store.largest_message_bytes
     previews_of_source = (source.preview(name, job.cutoff) for name in names)
     previews = tuple(_previewed(each, largest, now, job.margin) for each in previews_of_source)
@@ -199,7 +202,7 @@ def _warnings(preview: MigrationPreview, now: datetime, margin: timedelta) -> tu
 
 
 def status(origin: OriginSpec, endpoints: Sequence[str] | None = None) -> StatusResult:
-    """Return the progress of each run, of all endpoints or of some; changes nothing.
+    """Return the progress of each run, of all endpoints or of some. Nothing is changed.
 
     Raises:
         StoreError: the source is missing or unreachable.

@@ -1,18 +1,18 @@
 """How one batch moves: in a task of Spark, or on the driver when a migration is aborted.
 
-The order keeps a message from being delivered twice or not at all, whenever the process ends:
+The order of the steps prevents that a message is delivered twice or not at all, whenever the process ends:
 
 1. read the batch, and check that the target can take all of it; if not, it stays PENDING, unknown to the target;
 2. mark it STAGED: from here on it only goes forward, because the target may have it, and may deliver it;
 3. store it, in one transaction, idempotent by id;
 4. compare the counts; mark it COMPLETED.
 
-A process that finds a batch STAGED repeats steps 3 and 4. It leaves out messages that the target knows already: one
-that went to the error queue meanwhile would come back if it were stored again.
+A process that finds a batch STAGED repeats steps 3 and 4. It leaves out messages that the target knows already: a
+message that went to the error queue meanwhile would come back if it were stored again.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make arrays generic in a type that only the running program knows.
+# The stubs of Arrow make arrays generic in a type that is known only at run time.
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class MovedBatch:
     """Result of moving one batch.
 
     Args:
-        already_there: ids that the target knew, not from this migration.
-        stored_late: messages that were due when the target got them.
-        problem: why the target does not take it; empty when it has moved.
+        already_there: number of ids that the target knew, not from this migration.
+        stored_late: number of messages that were due when the target got them.
+        problem: why the target does not accept the batch; empty if the batch has moved.
     """
 
     run_id: str
@@ -64,10 +64,10 @@ def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchSta
 
 
 def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask) -> MovedBatch | None:
-    """Move a batch from the source, where it is hidden, to the target, from any state that an attempt left.
+    """Move a batch from the source, where it is hidden, to the target, from any state that an earlier attempt left.
 
-    Returns ``None`` if an abort gave it back. Raises PipelineError if source or target has fewer messages than counted;
-    StoreError if one of them failed: repeat it.
+    Returns ``None`` if an abort returned the batch. Raises PipelineError if source or target has fewer messages than
+    counted; StoreError if one of them failed: repeat the call.
     """
     number = task.number
     try:
@@ -92,7 +92,7 @@ def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, 
 def _again(
     source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
 ) -> MovedBatch | None:
-    """Go on with a batch that another process, perhaps a task just now, has begun to move."""
+    """Continue a batch that another process, perhaps a task just now, has begun to move."""
     status = _status(source, run, number)
     if status is BatchStatus.RETURNED:
         return None
@@ -100,7 +100,7 @@ def _again(
         return MovedBatch(run.run_id, number)
     ids = messages.column("message_id")
     there = pc.is_in(ids, value_set=pa.array(sorted(target.existing(cast("list[str]", ids.to_pylist()))), pa.string()))
-    # Known messages were most likely stored by the previous attempt; comparing shows later whether they are the same.
+    # The previous attempt most likely stored the known messages. The comparison later shows whether they are the same.
     return _store(source, target, run, number, messages.filter(pc.invert(there)))
 
 

@@ -11,7 +11,7 @@ from postdate.pipeline.plain import plain
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
 
 NAMED = 100
-"""Findings that are named one by one; all are counted."""
+"""Maximum number of findings that are named one by one; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class EndpointPreview:
 
     Args:
         endpoint: the owner of the messages.
-        count: messages that would move.
-        left: messages due before the cut-off, which would stay.
-        earliest: due time, UTC, of the first that would move; ``None`` without any.
-        latest: the same of the last.
-        destinations: messages for each.
-        problems: reasons why none of it can be migrated.
-        warnings: what an operator should know before.
+        count: number of messages that would move.
+        left: number of messages due before the cut-off, which would stay.
+        earliest: due time, UTC, of the first message that would move; ``None`` without any.
+        latest: due time of the last one.
+        destinations: number of messages by destination.
+        problems: reasons why no message of the endpoint can be migrated.
+        warnings: facts that an operator should know before.
     """
 
     endpoint: str
@@ -59,7 +59,7 @@ class PreviewResult:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A message that the target does not have as the source had it; ``what`` is ``missing``, or names of fields."""
+    """A message that differs in the target. ``what`` is ``missing``, or the names of the fields that differ."""
 
     message_id: str
     what: str
@@ -67,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of comparing one batch; ``moved_on`` were delivered, ended otherwise, or rescheduled by the target."""
+    """Result of comparing one batch. ``moved_on``: the target has delivered, ended or rescheduled these messages."""
 
     run_id: str
     verified: int
@@ -82,16 +82,16 @@ class EndpointResult:
     Args:
         endpoint: the owner of the messages.
         run_id: ``None``: there was nothing to move, and no run.
-        status: of the run, in lower case.
-        messages: how many were hidden from the old manager.
-        moved: of these, in batches that the target has.
-        returned: of these, given back by an abort.
-        refused: of these, in batches with a message that the target cannot take; they are still hidden.
+        status: status of the run, in lower case.
+        messages: number of messages that were hidden from the old manager.
+        moved: of these, messages in batches that the target has.
+        returned: of these, messages that an abort returned to the old manager.
+        refused: of these, messages in batches with a message that the target cannot take; they are still hidden.
         already_there: ids that the target knew before; its messages were compared as well.
         stored_late: messages that were due already when the target got them.
-        verified: messages that wait in the target, each field as it was.
+        verified: messages that are pending in the target, with every field unchanged.
         delivered_meanwhile: messages that the target has delivered, ended otherwise, or rescheduled, by its records.
-        mismatched: messages that the target does not have, or not as they were.
+        mismatched: messages that the target does not have, or has with other fields.
         differences: of these, at most :data:`NAMED`.
         problems: why batches were refused.
     """
@@ -133,13 +133,13 @@ class MigrateResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all runs are completed, exactly, and none has a problem; an aborted run is not."""
+        """Whether all runs are completed, exactly, and without a problem. An aborted run is not complete."""
         ended = all(each.run_id is None or each.status == "completed" for each in self.endpoints)
         return ended and self.exact and not any(each.problems for each in self.endpoints)
 
     @property
     def moved(self) -> int:
-        """Messages of these runs that the target has."""
+        """Number of messages of these runs that the target has."""
         return sum(each.moved for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class MigrateResult:
 
 @dataclass(frozen=True, slots=True)
 class StatusResult:
-    """The runs that a source knows of, the oldest first; ``source`` is its address, without password."""
+    """The runs that a source knows, the oldest first. ``source`` is its address, without password."""
 
     source: str
     runs: tuple[RunStatus, ...]

@@ -1,4 +1,4 @@
-"""Batches as work for Spark: each task opens the source and the target once, and takes its share of the batches."""
+"""Batches as work for Spark: each task opens the source and the target once, and processes its share of the batches."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ _RESULT_SCHEMA = pa.schema([("found", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class SparkTasks:
-    """Moves and compares batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing."""
+    """Moves and compares batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing more."""
 
     spark: SparkSession
     work: TaskWork
 
     def get_ready(self) -> None:
-        """Start the workers, and check that they reach both sides, before anything is hidden; PipelineError if not."""
+        """Start the workers, and check that they reach both sides, before anything is hidden.
+
+        Otherwise raise PipelineError.
+        """
         slots = self.spark.sparkContext.defaultParallelism
         _collected(self._slots(slots), self.work.reach, MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask]) -> list[MovedBatch]:
-        """Move batches, in their order; those that an abort gave back are missing in the result.
+        """Move batches, in their order. Batches that an abort returned are missing in the result.
 
         Raises PipelineError if a task failed: run its unfinished batches again.
         """
@@ -59,7 +62,7 @@ class SparkTasks:
         return _collected(self._slots(len(shares)), partial(work, shares), kind)
 
     def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
-        """Deal batches out like cards, so that the earliest due move first, on whatever core."""
+        """Distribute batches in turn, so that the earliest due batches move first, on any core."""
         slots = min(len(tasks), self.spark.sparkContext.defaultParallelism)
         return [tasks[slot::slots] for slot in range(slots)]
 
@@ -77,7 +80,7 @@ def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What tasks do; they take addresses along, never a connection."""
+    """The work of tasks. The value has addresses, never a connection."""
 
     origin: OriginSpec
     target: StoreSpec

@@ -1,4 +1,4 @@
-"""Compares moved batches with the target: every field of every message. In a task of Spark, or on the driver."""
+"""Compare moved batches with the target: every field of every message. In a task of Spark, or on the driver."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from postdate.ports import Record
 from postdate.ports.migrating import MigrationRun
 
 _LOOKS: Final = 3
-"""Looks for a missing message: a retried one may come back between the look at waiting messages and at its records."""
+"""Number of looks for a missing message.
+
+A retried message may become pending again between the look at pending messages
+and the look at its records.
+"""
 
 
 def verify_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask) -> Verified:
-    """Compare a moved batch, which is still hidden in the source, with what the target has of it.
+    """Compare a moved batch, which is still hidden in the source, with the messages in the target.
 
     Raises PipelineError if the hidden messages have changed since they were moved.
     """
@@ -49,7 +53,10 @@ def _changed(run: MigrationRun, task: BatchTask, why: str) -> PipelineError:
 
 
 def _look(target: TargetStore, messages: Sequence[DelayedMessage]) -> dict[str, str]:
-    """Return by id what differs; empty for a message that the target has ended or changed. Others wait as they were."""
+    """Return the differences by id; empty for a message that the target has ended or changed.
+
+    A message that is missing in the result is pending and unchanged.
+    """
     copies = {copy.message_id: copy for copy in target.waiting([message.message_id for message in messages])}
     pairs = [(message, copies.get(message.message_id)) for message in messages]
     doubtful = [(message, copy) for message, copy in pairs if copy is None or different_fields(message, copy)]

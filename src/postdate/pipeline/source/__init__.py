@@ -42,20 +42,20 @@ FORMAT = "postdate"
 def register(spark: SparkSession) -> None:
     """Make ``postdate`` a known format in a session whose Python does not have Postdate installed.
 
-    Where it is installed Spark finds the format by itself, through the package ``pyspark_postdate``.
+    If Postdate is installed, Spark finds the format through the package ``pyspark_postdate``.
     """
     spark.dataSource.register(PostdateDataSource)
 
 
 class PostdateDataSource(DataSource):
-    """Entry point of the format; Spark makes one for each ``load``, ``save`` and ``start``."""
+    """The entry point of the format. Spark creates one for each ``load``, ``save`` and ``start``."""
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def schema(self) -> str:
-        # It is not known yet whether this becomes a frame or a stream, of which only records can be followed.
+        # Spark does not say here whether the result is a frame or a stream. Only records can be followed as a stream.
         return spark_schema(columns_read(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -65,7 +65,7 @@ class PostdateDataSource(DataSource):
         return RecordStreamReader(Following.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Create missing tables, and return the writer of a data frame; refuse ``overwrite`` and wrong columns."""
+        """Create missing tables, and return the writer of a data frame. Refuse ``overwrite`` and wrong columns."""
         writing = self._writing(StoreUse.WRITING, schema, overwrite)
         writing.set_up()
         return StoreWriter(writing, SystemClock().now())

@@ -52,7 +52,7 @@ _WRITES: Final = frozenset({StoreUse.WRITING, StoreUse.WRITING_A_STREAM})
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option; ``read`` turns its text into its value, or raises :class:`postdate.config.values.Wrong`."""
+    """One option. ``read`` converts its text into its value, or raises :class:`postdate.config.values.Wrong`."""
 
     name: str
     uses: frozenset[StoreUse]
@@ -60,14 +60,14 @@ class Option:
 
 
 def _as(annotation: Any) -> Callable[[str], Any]:
-    """Return a function that reads texts of this annotation's type, as settings are read."""
+    """Return a function that parses texts of this annotation's type in the same way as settings."""
     kind = setting("option", Annotated[annotation, Meta(description="an option")])
     assert kind is not None
     return lambda raw: read(kind, FromText(raw))
 
 
 def _of_store(name: str, raw: str) -> Any:
-    """Return the value of a text of a store's setting, as in the settings' file."""
+    """Return the value of a store's setting from its text, as in the file of settings."""
     read_setting = read(definitions("store")[name], FromText(raw))
     return read_setting.value if isinstance(read_setting, Enum) else read_setting
 
@@ -108,9 +108,10 @@ _OF_STORE: Final = ("schema", "table", "recording", "synchronous")
 
 
 class SourceOptions:
-    """The options of one data frame, checked; options that were not given have no value.
+    """The checked options of one data frame. An option that was not given has no value.
 
-    ``uses`` are those still possible. Raises PipelineError for a wrong value, and options unknown or for other uses.
+    ``uses`` are the uses that are still possible. Raises PipelineError for a wrong value, and for options that are
+    unknown or belong to other uses.
     """
 
     def __init__(self, options: Mapping[str, str], *uses: StoreUse) -> None:
@@ -124,17 +125,20 @@ class SourceOptions:
         return self._values.get(name, default)
 
     def what(self, *possible: str) -> str:
-        """Return what is read or written: one of ``possible``, the first by default; else PipelineError."""
+        """Return the kind of rows to read or write: one of ``possible``, by default the first.
+
+        Otherwise raise PipelineError.
+        """
         chosen = self.get("what", possible[0])
         if chosen not in possible:
             raise PipelineError(f"the option what must be {' or '.join(possible)} here, not {chosen!r}")
         return chosen
 
     def spec(self) -> StoreSpec:
-        """Return the chosen store.
+        """Return the store that the options choose.
 
-        Raises PipelineError for none or two, or an address with a password, which does not belong in an option;
-        ConfigurationError if a reference leads nowhere, or the settings in the file are wrong.
+        Raises PipelineError for no store or two, or for an address with a password, which must not be in an option.
+        Raises ConfigurationError if a reference cannot be followed, or the settings in the file are wrong.
         """
         address, config = self.get("store"), self.get("config")
         if (address is None) == (config is None):
@@ -155,7 +159,7 @@ class SourceOptions:
         return replace(spec, **chosen)
 
     def existing(self) -> StoreSpec:
-        """Return the chosen store for reading; PipelineError for a missing file, which opening would create."""
+        """Return the store for reading. Raise PipelineError for a missing file, because to open it would create it."""
         spec = self.spec()
         path = file_of(resolved(spec.address, os.environ))
         if path is not None and not path.expanduser().exists():
@@ -163,7 +167,10 @@ class SourceOptions:
         return spec
 
     def sweep(self) -> SweepSpec:
-        """Return the sweep to the queues of the store's database, or of the settings; PipelineError without queues."""
+        """Return the sweep to the queues of the store's database, or of the settings.
+
+        Raise PipelineError without queues.
+        """
         store, config = self.spec(), self.get("config")
         if config is not None:
             settings = load_settings(Path(config).expanduser(), os.environ)
@@ -201,12 +208,15 @@ def _read(option: Option, value: str) -> Any:
     try:
         return option.read(value)
     except Wrong as error:
-        shown = Address(value).shown  # who mixes options up may have put an address here
+        shown = Address(value).shown  # A user who confuses options may have put an address here.
         raise PipelineError(f"the option {option.name} {error}, not {shown!r}") from error
 
 
 def _checked_address(address: str) -> str:
-    """Return the address; a reference's relative path is made absolute, because executors run elsewhere."""
+    """Return the address.
+
+    The relative path of a reference is made absolute, because executors run in other directories.
+    """
     if address.startswith(_FILE):
         return f"{_FILE}{Path(address.removeprefix(_FILE)).expanduser().absolute()}"
     if address.startswith(_ENV):

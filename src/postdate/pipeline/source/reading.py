@@ -1,4 +1,4 @@
-"""Reads a store in parts: planned in a process of Spark's own on the driver, read by executors."""
+"""Read a store in parts. A Spark process on the driver plans the parts, and executors read them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from postdate.wiring import check_store
 
 
 MOST_TEXTS: Final = 10_000
-"""Ids or destinations in one condition; a longer list is left to Spark."""
+"""Number of ids or destinations in one condition; Spark applies a condition with a longer list."""
 
 _INSTANT: Final = timedelta(microseconds=1)
 _ALWAYS_THERE: Final = frozenset({"message_id", "kind", "number", "at", "queue"})
@@ -48,7 +48,7 @@ _THERE_WHEN_PENDING: Final = frozenset({"destination", "due", "headers", "body",
 
 @dataclass
 class Pushed:
-    """Collects the conditions for the store; each narrows the rows of ``what``."""
+    """The conditions that the store applies. Each one reduces the rows of ``what``."""
 
     what: str
     _texts: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -56,10 +56,10 @@ class Pushed:
     _due_to: datetime | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take the filters that the store fulfils exactly; return the others."""
+        """Take the filters that the store applies exactly. Return the others."""
         all_filters = list(filters)
         remaining = [each for each in all_filters if not isinstance(each, IsNotNull) and not self._takes(each)]
-        # A condition that was taken implies that its column is not null.
+        # A condition in the store implies that its column is not null.
         remaining += [
             each for each in all_filters if isinstance(each, IsNotNull) and not self._has_value(each.attribute)
         ]
@@ -117,7 +117,7 @@ class Pushed:
         return True
 
     def _is_due(self, first: datetime | None, end: datetime | None) -> bool:
-        if first is None and end is None:  # beyond the last instant that there is
+        if first is None and end is None:  # The time is after the last possible instant.
             return False
         if first is not None:
             first = first.astimezone(UTC)
@@ -141,7 +141,7 @@ def _after(instant: datetime) -> datetime | None:
 
 
 def _can_be_stored(text: str) -> bool:
-    """Return whether a row may have the text: no message has one with a NUL or a lone surrogate."""
+    """Return whether a row can contain the text: no message has a text with NUL or a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -156,12 +156,12 @@ _PLANS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def columns_read(options: SourceOptions) -> pa.Schema:
-    """Return the columns that the options choose, or raise PipelineError if there is no such thing or column."""
+    """Return the columns that the options choose. Raise PipelineError if there is no such table or column."""
     return arrow_schema(options.what(PENDING, RECORDS, QUEUED), options.get("columns", ()))
 
 
 def columns_of_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
-    """Return the columns of a schema given to Spark, which may be the source's own.
+    """Return the columns of a schema that the user gave to Spark; it may be the source's own.
 
     Raises PipelineError unless all are columns of this source, each with its own type.
     """
@@ -179,7 +179,10 @@ def columns_of_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Rows to read, as a value that travels to executors; ``compares_loosely`` ignores spaces behind texts."""
+    """The rows to read, as a value that is sent to executors.
+
+    ``compares_loosely``: trailing spaces of texts are ignored.
+    """
 
     spec: StoreSpec
     scan: Scan
@@ -199,8 +202,8 @@ class Reading:
 class StoreReader(DataSourceReader):
     """Reads a store in parts. Each part is one snapshot; two parts are snapshots of different instants.
 
-    With the option ``snapshot`` all parts are of one instant. This class could not hold a snapshot: Spark ends the
-    process that plans before the first task begins.
+    With the option ``snapshot`` all parts are of one instant. This class cannot hold a snapshot, because Spark ends the
+    planning process before the first task begins.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -208,14 +211,14 @@ class StoreReader(DataSourceReader):
         self._pushed = Pushed(reading.scan.what)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split the store's present rows; Spark makes at least one task, so there is always a part, or ``None``."""
+        """Split the store's present rows. Spark makes at least one task, so there is always a part, or ``None``."""
         if self._pushed.is_impossible:
             return [InputPartition(None)]
         parts = scan_parts(self._reading.spec, self._reading.scan.what, self._reading.partitions)
         return [InputPartition(part) for part in parts or [None]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on executors, once a task: page through one part."""
+        """Read one part page by page. This runs on executors, once a task."""
         reading, part = self._reading, partition.value
         if part is not None:
             scan = Scan(reading.scan.what, reading.scan.columns, self._pushed.where, reading.scan.snapshot)
@@ -223,23 +226,23 @@ class StoreReader(DataSourceReader):
 
 
 class FilteringStoreReader(StoreReader):
-    """Asks the store only for the rows that Spark wants."""
+    """A reader that asks the store only for the rows that Spark needs."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that the store fulfils; return those that Spark must apply.
+        """Take the filters that the store applies. Return the filters that Spark must apply.
 
-        Called before :meth:`partitions`.
+        Spark calls this before :meth:`partitions`.
         """
         remaining = self._pushed.take(filters)
         return filters if self._reading.compares_loosely else remaining
 
 
 def reader_for(reading: Reading) -> StoreReader:
-    """Return a reader that takes filters where Spark offers some.
+    """Return a reader that takes filters if Spark offers filters.
 
-    A session with filters switched off, the default, refuses every reader that could take them. It plans in
-    another program than a session that offers them, and that tells the two apart: the program is the module
-    that Python was started with, or that a daemon of Spark's has loaded.
+    If filters are off in a session, which is the default, Spark refuses every reader that could take them. Such a
+    session plans in another program than a session that offers filters. The program shows which case this is: it is the
+    module with which Python was started, or that a Spark daemon has loaded.
     """
     started_with = sys.modules["__main__"].__spec__
     offered = _PLANS_FILTERS in sys.modules or (started_with is not None and started_with.name == _PLANS_FILTERS)

@@ -1,6 +1,7 @@
-"""The records of a store as a stream: each once, in micro-batches, none left out. Source: ADR 0011, point 5.
+"""The records of a store as a stream in micro-batches: each record once, and none is left out.
 
-The reader lives as long as the query, in one Python process of Spark's own on the driver; copies read on executors.
+Source: ADR 0011, point 5. The reader lives as long as the query, in one Python process of Spark on the driver. Copies
+of it read on executors.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from postdate.ports.scanning import RecordStreamStore
 from postdate.wiring.sources import open_record_stream
 
 WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
-"""How long a run over the available records waits for transactions that were open when it began."""
+"""How long a run over the available records waits for transactions that were open when the run began."""
 
 _LOOKS_EVERY_SECONDS: Final = 0.02
 _FEWEST_NUMBERS_IN_A_SHARE: Final = 1_000
@@ -38,7 +39,10 @@ log = logging.getLogger("postdate.pipeline")
 
 
 def open_stream(spec: StoreSpec) -> RecordStreamStore:
-    """Return the stream of a store's records, to be closed; raise NotSupported if the store has none."""
+    """Return the stream of a store's records; the caller must close it.
+
+    Raise NotSupported if the store has no stream.
+    """
     return open_record_stream(
         spec.address,
         schema=spec.schema,
@@ -50,7 +54,7 @@ def open_stream(spec: StoreSpec) -> RecordStreamStore:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Records to follow, as a value that travels to executors."""
+    """The records to follow, as a value that is sent to executors."""
 
     spec: StoreSpec
     schema: pa.Schema
@@ -60,7 +64,10 @@ class Following:
 
     @classmethod
     def of(cls, options: SourceOptions, schema: StructType) -> Following:
-        """Return the options' choice in the schema's columns; PipelineError for anything but records."""
+        """Return the records that the options choose, in the columns of the schema.
+
+        Raise PipelineError for other rows.
+        """
         if options.get("what") != RECORDS:
             raise PipelineError("only records can be followed as a stream: write .option('what', 'records')")
         return cls(
@@ -73,7 +80,7 @@ class Following:
 
 
 def split(first: int, end: int, most: int) -> list[tuple[int, int]]:
-    """Return at most ``most`` ranges of about equal size; few numbers are not worth a second task."""
+    """Return at most ``most`` ranges of about equal size. A small range is not worth a second task."""
     shares = min(most, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
     step = max(-(-(end - first) // max(shares, 1)), 1)
     return [(at, min(at + step, end)) for at in range(first, end, step)]
@@ -87,7 +94,8 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, following: Following) -> None:
         self._following = following
-        self._stream: RecordStreamStore | None = None  # opened at first use: the reader is pickled before
+        # The stream is opened at first use, because Spark pickles the reader before.
+        self._stream: RecordStreamStore | None = None
         self._target: int | None = None
 
     def _opened(self) -> RecordStreamStore:
@@ -102,16 +110,16 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._following.rows_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix where this run ends: before any record written from now on.
+        """Set the end of this run before any record that is written from now on.
 
-        Open transactions are awaited for a while: the run ends below the records that they may still commit, even if
-        others have committed higher ones long since.
+        This waits for open transactions for a while. The run ends below the records that these may still commit, even
+        if other transactions committed higher numbers long before.
         """
         stream, deadline = self._opened(), steady_seconds() + WRITERS_ARE_AWAITED_SECONDS
         end = stream.next_number()
         target, patience = stream.safe_end(), threading.Event()
         while target < end and steady_seconds() < deadline:
-            patience.wait(_LOOKS_EVERY_SECONDS)  # nothing tells when a transaction of somebody else ends
+            patience.wait(_LOOKS_EVERY_SECONDS)  # There is no event for the end of another client's transaction.
             target = stream.safe_end()
         if target < end:
             log.warning(
@@ -124,15 +132,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = min(target, end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; ``start`` itself when there is nothing new."""
+        """Return the end of the next micro-batch, or ``start`` itself if there is nothing new."""
         first = self._number(start)
         end = max(self._opened().safe_end() if self._target is None else self._target, first)
-        if isinstance(limit, ReadMaxRows):  # numbers have gaps, so there are at most as many rows
+        if isinstance(limit, ReadMaxRows):  # Numbers may have gaps, so a range has at most as many rows as numbers.
             end = min(end, first + limit.max_rows)
         return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the end of all numbers in use, by which the query's progress shows what it has not read yet."""
+        """Return the end of all numbers in use. The progress of the query uses it to show how much is unread."""
         return self._offset(self._opened().next_number())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -140,7 +148,7 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(numbers) for numbers in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on executors, once a task: read one range of numbers."""
+        """Read one range of numbers. This runs on executors, once a task."""
         (first, end), schema = partition.value, self._following.schema
         with closing(open_stream(self._following.spec)) as stream:
             for page in stream.records(first, end, schema.names, PAGE_ROWS):

@@ -1,4 +1,4 @@
-"""Writing messages to a store, from data frames and from streams; idempotent by message id."""
+"""Write messages to a store, from data frames and from streams; idempotent by message id."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
@@ -39,7 +39,7 @@ _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 _NEEDED: Final = ("message_id", "destination", "due")
 _NOT_WRITTEN: Final = frozenset({"number_of_failures"})
-"""Columns of messages read from a store that mean nothing when written to another."""
+"""Columns of messages read from a store that have no meaning in another store."""
 
 
 def check_columns(schema: StructType, *, at_once: bool = False) -> None:
@@ -88,7 +88,10 @@ def _wrong_type(name: str, kind: DataType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Where to write, as a value that travels to executors; with ``sweep``, messages go on to their queues at once."""
+    """Where to write, as a value that is sent to executors.
+
+    With ``sweep``, messages are sent on to their queues at once.
+    """
 
     spec: StoreSpec
     batch: int
@@ -96,17 +99,20 @@ class Writing:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Writing:
-        """Return the options' choice; PipelineError for anything but pending messages or queues, or without queues."""
+        """Return where to write, as the options say.
+
+        Raise PipelineError for rows other than pending messages or queues, or if there are no queues.
+        """
         at_once = options.what(PENDING, QUEUED) == QUEUED
         return cls(options.spec(), options.get("batch", DEFAULT_BATCH), options.sweep() if at_once else None)
 
     def set_up(self) -> None:
-        """Create missing tables, so that an unreachable store fails before any task begins."""
+        """Create missing tables, so that the job fails before any task begins if the store cannot be reached."""
         with opened(self.spec, create=True) as store:
             store.setup()
 
     def store(self, batches: Batches, now: datetime) -> WriterCommitMessage:
-        """Store all rows, and send them on if they are meant for queues; runs on executors."""
+        """Store all rows, and send the messages on if they are for queues. This runs on executors."""
         rows = 0
         with opened(self.spec, create=True) as store:
             for batch in batches:
@@ -125,7 +131,7 @@ class Writing:
     def _timed(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
         if self.sweep is None:
             return part
-        # The messages are sent on by this machine's clock, which may be behind the driver's.
+        # The due time is compared with the clock of this machine, which may be behind the driver's.
         due = pa.array([to_microseconds(min(now, SystemClock().now()))] * part.num_rows, pa.int64()).cast(INSTANT)
         return part.append_column("due", due)
 
@@ -133,29 +139,29 @@ class Writing:
 class StoreWriter(DataSourceArrowWriter):
     """Stores messages, idempotent by id: a task that Spark repeats stores nothing twice.
 
-    Each batch is a transaction. A job that fails leaves the stored batches; run it again. A row
-    that is no valid message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
+    Each batch is a transaction. A job that fails leaves the stored batches; run it again. A row that is not a valid
+    message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
     """
 
     def __init__(self, writing: Writing, now: datetime) -> None:
         self._writing, self._now = writing, now
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Runs on executors, once a task: store its rows."""
+        """Store the rows of a task. This runs on executors, once a task."""
         return self._writing.store(iterator, self._now)
 
 
 class StreamStoreWriter(DataSourceStreamArrowWriter):
-    """Stores the messages of each micro-batch, idempotent by id: a repeated one stores nothing twice.
+    """Stores the messages of each micro-batch, idempotent by id: a repeated micro-batch stores nothing twice.
 
-    Spark makes one for each micro-batch, to write it, and another to commit it; so only tasks open the store.
+    Spark creates one writer to write each micro-batch and another to commit it, so only tasks open the store.
     """
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Runs on executors, once a task of a micro-batch: store its rows."""
+        """Store the rows of a task. This runs on executors, once a task of a micro-batch."""
         self._writing.set_up()
         return self._writing.store(iterator, SystemClock().now())
 
@@ -176,11 +182,11 @@ def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row
 # --- headers: from Spark's maps into the JSON text of stores ----------------------------------------------------------
 
 _ESCAPED: Final = r"[\x00-\x1f\x22\\]"
-"""A text with none of these is JSON as it is, between quotes."""
+"""A text without any of these characters is valid JSON between quotes."""
 
 
 def with_headers_as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with their headers, if they are a map, as JSON text; headers that are text are not checked here."""
+    """Return rows with their headers as JSON text if they are a map. Headers that are text are not checked here."""
     position = rows.schema.get_field_index("headers")
     if position < 0 or not pa.types.is_map(rows.column(position).type):
         return rows
@@ -189,25 +195,25 @@ def with_headers_as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def _texts(maps: Any) -> pa.Array[Any]:
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
-    offsets: Any = pc.subtract(maps.offsets, first)  # a slice has the pairs of its neighbours behind it
+    offsets: Any = pc.subtract(maps.offsets, first)  # A slice of an array still has the pairs of its neighbours.
     keys, values = (each.slice(first, last - first) for each in (maps.keys, maps.items))
     if _needs_care(keys, values):
         pairs = _escaped_pairs(keys, values)
-    else:  # no text becomes a Python object: pairs are put together in their column
+    else:  # No text becomes a Python object: the pairs are joined inside their column.
         pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, pairs), ",")
     return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), pc.binary_join_element_wise("{", joined, "}", ""))
 
 
 def _needs_care(keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
-    """Return whether a name has no value, or JSON escapes a character."""
+    """Return whether a name has no value, or JSON must escape a character."""
     return bool(values.null_count) or any(
         pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)
     )
 
 
 def _escaped_pairs(keys: pa.Array[Any], values: pa.Array[Any]) -> pa.Array[Any]:
-    """Return each pair as JSON; bytes that are no UTF-8 stay, so that the row is refused for them."""
+    """Return each pair as JSON. Bytes that are not UTF-8 stay, so that the row is refused because of them."""
     names: list[Any] = keys.cast(pa.binary()).to_pylist()
     texts: list[Any] = values.cast(pa.binary()).to_pylist()
     pairs = [
