@@ -112,7 +112,9 @@ class LimitingStore(ABC):
 
     @abstractmethod
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        """Set the limits of a destination; an empty text lifts them. From now on, moves ignore it, or take it again.
+        """Set the limits of a destination; an empty text lifts them.
+
+        From now on, moves leave out messages for this destination. After limits were lifted, moves include them again.
 
         Args:
             destination: queue.

@@ -179,8 +179,10 @@ class Receiver(ABC):
             except Exception as error:  # noqa: BLE001 - returned
                 errors[position] = error
             except anyio.get_cancelled_exc_class():
-                if anyio.current_effective_deadline() == -math.inf:
+                if anyio.current_effective_deadline() == -math.inf:  # a scope around this call is cancelled
                     raise
+                # Otherwise the adapter has a fault. If this were raised, the task group would cancel the other endings
+                # and raise nothing, so all messages would seem to be acknowledged.
                 text = f"{type(self).__name__} was cancelled by nobody while it ended a message"
                 errors[position] = TransportUnreachable(text)
 

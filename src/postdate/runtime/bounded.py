@@ -19,6 +19,7 @@ class Bounded(dict[K, V]):
 
     @override
     def __setitem__(self, key: K, value: V, /) -> None:
+        # A dictionary keeps the place of a key that is set again. So remove the key first: it becomes the newest.
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self._limit:

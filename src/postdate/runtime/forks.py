@@ -192,6 +192,8 @@ def _before() -> None:
         aware.before_fork(deadline)
 
     fork.is_alone = _forking.acquire(timeout=QUIET_WITHIN_SECONDS)
+    # Objects may be registered while others stop their activity. So repeat until none is left, and then return with the
+    # lock held, so that no object is registered before the fork.
     while fork.is_alone:
         _registering.acquire()
         if not (affected := [aware for aware in _aware if id(aware) not in fork.quiet]):
@@ -224,6 +226,7 @@ def _after_in_child() -> None:
     _connections.clear()
     for aware in list(_aware):
         _guarded(lambda each: each.after_fork_in_child(), aware)
+    # Last, because until then check_process() makes other threads of the child wait for the end of this function.
     _pid = os.getpid()
 
 

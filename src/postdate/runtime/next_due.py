@@ -79,6 +79,7 @@ class NextDue(Generic[T]):
                 return
             self._earliest = attempt_at
             wakes = list(self._wakes)
+        # Outside of the lock, which is not re-entrant: a listener may call this object.
         for wake in wakes:
             wake()
 

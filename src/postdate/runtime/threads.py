@@ -147,6 +147,7 @@ class GroupCommit(Generic[W, T]):
         """
         job: Job[W, T] = Job(work)
         with anyio.CancelScope(shield=True):
+            # A turn may end without doing the job: its leader was cancelled before the thread began.
             while not job.done:
                 await self._take_part(do, job)
         return job.outcome()
