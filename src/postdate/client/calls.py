@@ -315,6 +315,6 @@ class ClientCalls:
 
 
 def _due(options: SendOptions, clock: Clock) -> datetime:
-    """Return the due time of a message with these options; without ``delay`` and ``deliver_at``, that is now."""
+    """Return the due time of a message with these options, UTC; now, if the options set no time."""
     now = clock.now()
     return options.due(now, latest_time(clock)) or now

@@ -167,7 +167,7 @@ async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator
 async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """What was stored without a key stays as it is, however much its id is like that of a key; so does what was first.
 
-    The key counts on beside it, whatever numbers are in the way.
+    The numbers of the key continue, even if other messages use some of them in their ids.
     """
     ordinary = [f"k~{number:08d}" for number in (1, 2, 20261128, 99_999_999)]
     await store.store_many([message(id_, NOW + SECOND, body=b"ordinary") for id_ in ordinary], NOW)
@@ -231,7 +231,7 @@ async def callers_make_their_own_messages(store: ClaimingStore, keyed: Replacing
 async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
 
-    The header that says when it is due follows, unless the sender has set it to something else.
+    The header with the due time changes, too, unless the sender has set it to another time.
     """
     await store.store(message(headers={"own": "1", Headers.DELIVER_AT: format_timestamp(NOW)}), NOW)
     later, earlier = NOW + 60 * SECOND, NOW + 30 * SECOND
