@@ -1,4 +1,7 @@
-"""The only code that reads wall time. Everywhere else ``now`` is an argument (house-style.md, "Time")."""
+"""Clocks: they read the wall time. In other code ``now`` is an argument (house-style.md, "Time").
+
+There are two exceptions: new message ids contain the time for their order in an index, and ``postdate bench`` measures.
+"""
 
 from __future__ import annotations
 
