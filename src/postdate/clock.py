@@ -1,4 +1,7 @@
-"""The only code that reads wall time. Everywhere else ``now`` is an argument (house-style.md, "Time")."""
+"""Clocks: they read the wall time. In other code ``now`` is an argument (house-style.md, "Time").
+
+There are two exceptions: new message ids contain the time for their order in an index, and ``postdate bench`` measures.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,28 @@ LATEST = datetime.max.replace(tzinfo=UTC)
 
 @runtime_checkable
 class Clock(Protocol):
-    """Tells the time and waits for it. Every instant is aware and in UTC."""
+    """A clock: it returns the time, and waits for a time. Every instant is aware and in UTC."""
 
     def now(self) -> datetime:
-        """Return the present instant, aware, in UTC, to the microsecond."""
+        """Return the current instant, aware, in UTC, to the microsecond."""
         ...
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Return when ``event`` is set or ``until`` has come, whichever is first.
 
-        May return a little before ``until`` if the clock was set while waiting: callers look at ``now`` again.
+        It may return a little before ``until`` if the clock was set during the wait: callers read ``now`` again.
         """
 
     def monotonic(self) -> float:
-        """Return seconds of this clock that never go back, whoever sets the wall clock.
+        """Return seconds of this clock that never go back, even if the wall clock is set.
 
-        Only differences mean something. Durations, pauses, time-outs and breakers are measured by it; ``now`` is for
-        due times and records.
+        Only differences have a meaning. Durations, pauses, time-outs and circuit breakers are measured by these
+        seconds; ``now`` is for due times and records.
         """
         ...
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """Return when ``event`` is set or ``duration`` has passed, whichever is first, whoever sets the wall clock."""
+        """Wait for ``event``, at most for ``duration``; setting the wall clock does not change how long that is."""
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration`` on this clock."""
@@ -55,20 +58,20 @@ _NEVER_BACK: Final[int | None] = getattr(time, "CLOCK_MONOTONIC", None)  # not o
 
 
 def steady_seconds() -> float:
-    """Return seconds that never go back, in any thread: all times between which spans are measured are read here.
+    """Return seconds that never go back, in any thread. All durations are differences of values of this function.
 
-    Not `time.monotonic`, as libraries for tests set that in some threads and leave it in others: the difference of two
-    readings would be decades. `freezegun` does so by what the stack looks like; `time.clock_gettime` it leaves alone.
+    `time.monotonic` cannot be used. Libraries for tests replace it in some threads and not in others, so the difference
+    of two values would be decades. `freezegun` decides by the call stack; it does not replace `time.clock_gettime`.
     """
     return time.monotonic() if _NEVER_BACK is None else time.clock_gettime(_NEVER_BACK)
 
 
 _TIMER_SLACK_SECONDS = 0.0015
-"""Event loops round their timers up to a millisecond; the last stretch of a wait is slept by a thread instead."""
+"""Event loops round their timers up to a millisecond. So a thread sleeps through the last part of a wait instead."""
 
 
 async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
-    """Wait for ``event`` or ``seconds``, to a tenth of a millisecond; the last stretch ignores ``event``."""
+    """Wait for ``event`` or ``seconds``, to a tenth of a millisecond; the last 1.5 ms ignore ``event``."""
     if seconds > _TIMER_SLACK_SECONDS:
         started = steady_seconds()
         with anyio.move_on_after(seconds - _TIMER_SLACK_SECONDS):
@@ -79,7 +82,7 @@ async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
         return
     if our_threads().available_tokens > 0:
         await in_thread(time.sleep, seconds)
-    else:  # hanging calls have all threads: a wait for one of these would keep their deadlines from ever ending them
+    else:  # hanging calls have all threads; if this waited for a thread, the deadlines of these calls would never end
         with anyio.move_on_after(seconds):
             await event.wait()
 
@@ -97,7 +100,7 @@ class SystemClock:
         return steady_seconds()
 
     def since_boot(self) -> float:
-        """Return seconds as :meth:`monotonic`, those included in which the machine was suspended, where it tells."""
+        """Return seconds as :meth:`monotonic` does, and include the time of suspension where the system can tell."""
         return steady_seconds() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
@@ -111,11 +114,11 @@ class SystemClock:
 class ScaledClock:
     """A clock that runs ``speed`` times as fast as the machine's, from a common start.
 
-    Processes that are given the same three values agree on the time, so a service and a consumer can
+    Processes with the same three values agree on the time, so a service and a consumer can
     live through one day together in a minute.
 
     Args:
-        starts_at: what this clock shows at ``real_start``; aware.
+        starts_at: time of this clock at ``real_start``; aware.
         real_start: machine time in seconds since 1970 (UTC) at which the clock starts.
         speed: seconds of this clock in one real second; greater than 0.
     """
@@ -146,15 +149,15 @@ class ScaledClock:
 
 
 def in_real_time(clock: Clock, duration: timedelta) -> timedelta:
-    """Return how long ``duration`` of real time is on ``clock``: networks do not hurry because a clock runs faster."""
+    """Return how long ``duration`` of real time is on ``clock``. A faster clock does not make networks faster."""
     return duration * clock.speed if isinstance(clock, ScaledClock) else duration
 
 
 def later(instant: datetime, duration: timedelta) -> datetime:
-    """Return the sum of an aware UTC instant and a duration; the end of the calendar where it lies outside.
+    """Return the sum of an aware UTC instant and a duration, or the end of the calendar if the sum is outside.
 
-    The only place where times are added: a message due at the last microsecond of the year 9999 is a usual way to say
-    *never*, and must not break a computation with it.
+    All code adds times with this function. A message that is due at the last microsecond of the year 9999 is a usual
+    way to say *never*, and must not cause an error in a computation.
     """
     try:
         return instant + duration
@@ -163,19 +166,19 @@ def later(instant: datetime, duration: timedelta) -> datetime:
 
 
 def brought_up_to_date(shown: datetime, read_at: float) -> datetime:
-    """Return the least that a clock shows now, from what it showed when it was read.
+    """Return the earliest time that a clock can show now, from the time that it showed when it was read.
 
     Args:
-        shown: aware, UTC.
-        read_at: when it was read, in seconds of :func:`steady_seconds`; in any thread.
+        shown: time that the clock showed; aware, UTC.
+        read_at: when the clock was read, in seconds of :func:`steady_seconds`; in any thread.
     """
     return later(shown, timedelta(seconds=steady_seconds() - read_at))
 
 
 def time_until(deadline: float, seconds: float) -> timedelta:
-    """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero when it has come.
+    """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero if it has passed.
 
-    Rounded up, so that the deadline has come after a wait of this length.
+    The result is rounded up, so that the deadline has passed after a wait of this length.
     """
     remaining = deadline - seconds
     return timedelta(microseconds=max(math.ceil(round(remaining * 1_000_000, 3)), 1)) if remaining > 0 else timedelta(0)
@@ -200,14 +203,14 @@ def checked_clock(clock: Clock) -> Clock:
 def to_microseconds(instant: datetime) -> int:
     """Return microseconds since 1970-01-01 UTC of an aware instant; exact, no floating point."""
     since = instant - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds  # four times as quick as dividing
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds  # four times as fast as a division
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """Return the aware UTC instant that :func:`to_microseconds` was given."""
+    """Return the aware UTC instant so many microseconds after 1970-01-01 UTC; reverses :func:`to_microseconds`."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def nearest_instant(microseconds: int) -> datetime:
-    """Return the instant so long after 1970 UTC, clamped to the calendar: for display and for sleeping."""
+    """Return the instant so long after 1970 UTC, clamped to the calendar; for display and for sleeping."""
     return later(_EPOCH, timedelta(microseconds=microseconds))

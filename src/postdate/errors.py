@@ -1,4 +1,4 @@
-"""Every error Postdate raises, in one tree.
+"""Every error that Postdate raises, in one tree.
 
 ::
 
@@ -12,42 +12,44 @@
     │   └── UnknownMessageType          no handler, no class or no route for it
     ├── HandlingInterrupted             the process, or its connection, ended each time a message was handled
     ├── DelayConflict                   delay with an absolute time, or with a time to be received
-    ├── ConfigurationError              found at start-up; says which setting and what to do
+    ├── ConfigurationError              found at start-up; names the setting and says what to do
     │   ├── UnknownSetting              "did you mean"
     │   ├── DelayedDeliveryNotConfigured
     │   ├── ErrorQueueNotConfigured
     │   └── UnsupportedTransactionMode
     ├── StoreError
     │   ├── DuplicateMessage            the id was used before; nothing was stored
-    │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
-    │   ├── StoreUnavailable            transient: refuses this for now
+    │   ├── SagaConflict                another process changed the saga meanwhile; nothing was stored
+    │   ├── StoreUnavailable            transient: the store refuses the call for now
     │   │   ├── StoreFull               an outage
     │   │   ├── StoreTroubled           an outage, maybe of one row: locked, an internal error, a failing disk
     │   │   └── StoreUnreachable        an outage: no connection, or no answer in time
-    │   │       └── StoreReadOnly       it takes no writes: a replica, or on its way to become one
+    │   │       └── StoreReadOnly       the server accepts no writes: a replica, or about to become one
     │   ├── StoreNotWritable            an outage: permissions or a read-only file system
     │   ├── StoreNotSetUp               an outage: the tables are missing: run `postdate setup`
-    │   ├── StoreFromNewerVersion       an outage: written by a later Postdate
-    │   ├── StoreReplaced               an outage that ends with the process only: its file was replaced or removed
+    │   ├── StoreFromNewerVersion       an outage: written by a later version of Postdate
+    │   ├── StoreReplaced               an outage that only ends with the process: its file was replaced or removed
     │   └── NotADatabase                an outage, maybe of one row: the file is something else, or damaged
     ├── TransportError
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
-    │   │   ├── DestinationUnavailable  an outage of this one queue, which takes nothing now
+    │   │   ├── DestinationUnavailable  an outage of this one queue, which accepts no messages now
     │   │   └── TransportUnreachable    an outage: no connection, or no answer in time
-    │   └── ClaimLost                   another process took the message over; nothing was committed
-    ├── TimeoutConcurrentlyProcessed    somebody else removed the timeout while it was being sent
-    ├── MigrationConflict               another migration is on its way, or this one was begun differently
+    │   └── ClaimLost                   another process has claimed the message; nothing was committed
+    ├── TimeoutConcurrentlyProcessed    another process removed the timeout while it was being sent
+    ├── MigrationConflict               another migration is running, or this one was started with other parameters
     ├── MessageNotFound                 an operator named a message that is not there
     ├── NotSupported                    an operation that this store or these queues do not offer
-    └── PipelineError                   a bulk job was asked for something it cannot do
+    └── PipelineError                   a bulk job cannot do what it was asked for
 
 ``code`` is stable: logs, headers, the command line and exit documents use it. It is the name of the class in small
-letters, as ``store_full``: so names of classes are stable, too. ``transient`` and ``outage`` are the only things retry
-code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in the message
-or the configuration; ``outage``, that store or queues themselves are in trouble, whatever they were asked for: no
-message is to blame, so it is never counted against one; except an error that may be of a single row (`StoreTroubled`,
-`NotADatabase`), once a message has met it again and again while others went well.
+letters, as ``store_full``: so names of classes are stable, too.
+
+Retry code reads only ``transient`` and ``outage``. ``transient`` means that the same call may succeed later without any
+change of the message or the configuration. ``outage`` means that the store or the queues themselves are in trouble,
+whatever the call asked for. An outage is no fault of a message, so it does not count as a failure of any message. There
+is one exception: `StoreTroubled` and `NotADatabase` may come from a single row. They count against a message that has
+met them again and again while other messages had no error.
 
 Source: house-style.md, "Errors".
 """
@@ -66,7 +68,7 @@ class PostdateError(Exception):
     outage: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Give each error of this module its code; one that is defined elsewhere has that of its base."""
+        """Give each error of this module its code; an error that is defined elsewhere has the code of its base."""
         super().__init_subclass__()
         if cls.__module__ == __name__:
             cls.code = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
@@ -89,11 +91,11 @@ class InvalidHeaders(MessageError, ValueError):
 
 
 class MessageTooLarge(MessageError, ValueError):
-    """The body or the headers exceed what the store or transport takes."""
+    """The body or the headers are larger than the store or transport accepts."""
 
 
 class TimeToBeReceivedInTransaction(MessageError):
-    """A message with a time to be received was sent in a transaction of queues that allow none there (as MSMQ)."""
+    """A message with a time to be received was sent in a transaction, and the queues do not allow that (as MSMQ)."""
 
 
 class NotADelayedMessage(MessageError):
@@ -101,7 +103,7 @@ class NotADelayedMessage(MessageError):
 
 
 class UnknownMessageType(MessageError, LookupError):
-    """No handler, message class or route is known for this message."""
+    """There is no handler, message class or route for this message."""
 
 
 class HandlingInterrupted(PostdateError):
@@ -125,7 +127,7 @@ class DelayedDeliveryNotConfigured(ConfigurationError):
 
 
 class ErrorQueueNotConfigured(ConfigurationError):
-    """Delayed delivery on an endpoint that names no error queue (specification row 54)."""
+    """Delayed delivery on an endpoint without an error queue (specification row 54)."""
 
 
 class UnsupportedTransactionMode(ConfigurationError):
@@ -137,14 +139,14 @@ class StoreError(PostdateError):
 
 
 class DuplicateMessage(StoreError):
-    """The message id was used before; nothing was stored, and the first message is as it was (specification row 17).
+    """The message id was used before; nothing was stored, and the first message is unchanged (specification row 17).
 
-    That may have been delivered or cancelled meanwhile: an id is used once.
+    The first message may have been delivered or cancelled meanwhile: an id can be used only once.
     """
 
     @classmethod
     def of(cls, *message_ids: str) -> Self:
-        """Return the error of a store that knows these ids."""
+        """Return the error of a store in which these ids were used before."""
         were = f"message {message_ids[0]!r} was"
         if len(message_ids) > 1:
             were = f"messages {', '.join(map(repr, message_ids))} were"
@@ -152,28 +154,28 @@ class DuplicateMessage(StoreError):
 
 
 class SagaConflict(StoreError):
-    """A saga instance was created, changed or completed by somebody else meanwhile; nothing was kept.
+    """Another process has created, changed or completed a saga instance meanwhile; nothing was stored.
 
-    Its message is handled again at once, which is no failure of it.
+    The message is handled again at once. This does not count as a failure of the message.
     """
 
     transient = True
 
 
 class StoreUnavailable(StoreError):
-    """The store refuses this for now. The call left nothing behind and may be repeated."""
+    """The store refuses the call for now. The call had no effect and may be repeated."""
 
     transient = True
 
 
 class StoreFull(StoreUnavailable):
-    """The disk or database is full. The call left nothing behind; it succeeds once there is room."""
+    """The disk or database is full. The call had no effect; it succeeds once there is space."""
 
     outage = True
 
 
 class StoreTroubled(StoreUnavailable):
-    """The store has trouble with itself, maybe only at some rows: locked, a lost race, an internal error, its disk."""
+    """The store has an internal problem, maybe only with some rows: a lock, a lost race, an error inside, its disk."""
 
     outage = True
 
@@ -185,11 +187,11 @@ class StoreUnreachable(StoreUnavailable):
 
 
 class StoreReadOnly(StoreUnreachable):
-    """The server that the address leads to takes no writes; its connections are dropped: the next may find another."""
+    """The server at the address accepts no writes. Connections to it are dropped: a new one may reach another."""
 
 
 class StoreNotWritable(StoreError):
-    """The store may not be written: permissions, or a read-only file system."""
+    """Writing to the store is not possible: permissions, or a read-only file system."""
 
     outage = True
 
@@ -201,13 +203,13 @@ class StoreNotSetUp(StoreError):
 
 
 class StoreFromNewerVersion(StoreError):
-    """The store was written by a later version of Postdate, which this one must not touch."""
+    """A later version of Postdate wrote the store, and this version must not touch it."""
 
     outage = True
 
 
 class StoreReplaced(StoreError):
-    """The file was replaced, removed or moved away under this process, which has to begin anew; a critical error."""
+    """The file was replaced, removed or moved while in use. The process must restart; a critical error."""
 
     outage = True
 
@@ -227,7 +229,7 @@ class QueueNotFound(TransportError):
 
     @classmethod
     def of(cls, queue: str, message_id: str = "", *, place: str = "") -> Self:
-        """Return the error with the command that creates the queue; ``place`` names the database that has none."""
+        """Return the error with the command that creates the queue; ``place`` names the database without the queue."""
         message = f" for message {message_id!r}" if message_id else ""
         no = f"{place} has no" if place else "there is no"
         return cls(f"{no} queue {queue!r}{message}; create it: postdate setup --queue {queue}")
@@ -240,7 +242,7 @@ class TransportUnavailable(TransportError):
 
 
 class DestinationUnavailable(TransportUnavailable):
-    """One queue takes nothing for now: it is full, or its node is away. Other queues of the server may take theirs."""
+    """One queue accepts no messages now: it is full, or its node is away. Other queues may still accept messages."""
 
     outage = True
 
@@ -248,41 +250,41 @@ class DestinationUnavailable(TransportUnavailable):
 class TransportUnreachable(TransportUnavailable):
     """There is no connection to the server of the queues, or it did not answer in time: memory alarm, frozen, silent.
 
-    What was sent just before the connection was lost may have arrived; it is sent again with the same id.
+    A message that was sent just before the connection was lost may have arrived; it is sent again with the same id.
     """
 
     outage = True
 
 
 class ClaimLost(TransportError):
-    """The claim on a message was taken over by another process; the transaction was rolled back."""
+    """Another process has claimed the message since; the transaction was rolled back."""
 
     @classmethod
     def of(cls, *message_ids: str, queue: str = "", reason: str = "") -> Self:
-        """Return the error for messages of a store or a queue of which one is no longer held here."""
+        """Return the error for messages of a store or a queue; this process has lost the claim on one of them."""
         what = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
         where, why = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
         return cls(f"{what}{where} is no longer held here{why}")
 
 
 class TimeoutConcurrentlyProcessed(PostdateError):
-    """A timeout was removed by somebody else while it was being sent (specification 4.8)."""
+    """Another process removed a timeout while it was being sent (specification 4.8)."""
 
 
 class MigrationConflict(PostdateError):
-    """Another migration is on its way, or the one that is was begun with other parameters; nothing was changed."""
+    """Another migration is running, or the running one was started with other parameters; nothing was changed."""
 
 
 class MessageNotFound(PostdateError, LookupError):
-    """No message with that id waits, is in a queue, or was ever recorded here."""
+    """No message with that id is pending, is in a queue, or has a record here."""
 
 
 class NotSupported(PostdateError):
-    """An operation that the store or the queues in use do not offer; with others it would work. Nothing was done."""
+    """The store or the queues in use do not offer this operation; others do. Nothing was done."""
 
 
 class PipelineError(PostdateError):
-    """A bulk job was asked for something it cannot do; nothing was changed."""
+    """A bulk job cannot do what it was asked for; nothing was changed."""
 
 
 _BROUGHT_BY: Final = {
@@ -297,11 +299,11 @@ _BROUGHT_BY: Final = {
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return the extra of Postdate that brings the package that is missing; ``None``: none does."""
+    """Return the extra of Postdate that installs the missing package; ``None``: no extra does."""
     package = (error.name or "").partition(".")[0]
     return next((extra for extra, packages in _BROUGHT_BY.items() if package in packages), None)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its class."""
+    """Return the first line of an error's text, or the name of its class if the text is empty."""
     return str(error).strip().partition("\n")[0].strip() or type(error).__name__

@@ -1,7 +1,7 @@
-"""A store that is open in an event loop of its own, in a thread that keeps no interpreter alive.
+"""A store that is open in an event loop of its own, in a daemon thread.
 
-So it may be asked from any thread and any event loop. What is open belongs to one process: the child of a fork opens
-its own, and never touches what its parent has.
+So any thread and any event loop may use it. The open store belongs to one process: the child of a fork opens its own,
+and never touches the connections of its parent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _READ_AGAIN_AFTER: Final = timedelta(minutes=10)
 
 @dataclass(slots=True)
 class InUse:
-    """A store that is open in a loop, and the clock by which its messages are due."""
+    """A store that is open in a loop, and the clock that decides when its messages are due."""
 
     store: ClaimingStore
     clock: Clock
@@ -51,16 +51,16 @@ class InUse:
     read_at: float
 
     async def refresh_clock(self) -> None:
-        """See to it that the store's clock was read lately."""
+        """Read the store's clock again if it was not read for ten minutes."""
         own = SystemClock().monotonic()
         if isinstance(self.clock, FollowingClock) and own - self.read_at > _READ_AGAIN_AFTER.total_seconds():
-            self.read_at = own  # one of those who come at this time reads it
-            with suppress(PostdateError):  # the bounds before still hold, and grow
+            self.read_at = own  # before the read, so that only one of several callers at this time reads the clock
+            with suppress(PostdateError):  # the earlier bounds of the clock are still valid, and only grow
                 await self.clock.read()
 
 
 class Background(forks.ForkAware):
-    """Opens the store of ``settings`` at first use in each process; ``create``: its tables, too."""
+    """Opens the store of ``settings`` at first use in each process; with ``create``, also creates its tables."""
 
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
@@ -70,7 +70,7 @@ class Background(forks.ForkAware):
         _all_backgrounds.add(self)
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
-        """Do ``work`` with the open store, in its loop."""
+        """Do ``work`` with the open store, in its loop; return the future of its result."""
         forks.check_process()
         with self._lock:
             if self._running is None:
@@ -78,7 +78,7 @@ class Background(forks.ForkAware):
             return self._running.submit(work)
 
     async def run(self, work: Callable[[InUse], Awaitable[T]]) -> T:
-        """:meth:`submit`, and wait in an event loop. Cancelled, it may have been done."""
+        """Do ``work`` as :meth:`submit` does, and return its result. The work of a cancelled call may be done."""
         future, alarm = self.submit(work), Alarm()
         future.add_done_callback(lambda _: alarm.ring())
         try:
@@ -97,7 +97,7 @@ class Background(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Leave what is open to the parent: the end of its connections would be the end of the parent's."""
+        """Leave the open store to the parent: closing its connections here would close those of the parent, too."""
         if self._running is not None:
             self._running.leave_to_parent()
         self._running = None
@@ -110,17 +110,17 @@ class _Running:
         self._opening: asyncio.Task[InUse] | None = None
         self._tasks = set[asyncio.Task[Any]]()
         self._futures = weakref.WeakSet[Future[Any]]()
-        """What callers wait for."""
+        """Results that callers wait for."""
         self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
 
     def leave_to_parent(self) -> None:
-        """In the child of a fork: have the inherited loop change nothing in what the parent's waits for."""
+        """Prevent the inherited loop from changing the parent's selector; called in the child of a fork."""
         forks.keep_for_ever(self)
         selector: Any = getattr(self._loop, "_selector", None)
-        if hasattr(selector, "fileno"):  # as of epoll: child and parent share what is registered there
+        if hasattr(selector, "fileno"):  # child and parent share the descriptors that are registered with epoll
             forks.blank(selector.fileno())
 
     def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
@@ -149,13 +149,14 @@ class _Running:
             self._tasks.discard(task)
 
     async def _opened(self) -> InUse:
-        """Return the open store; all who wait for it share one attempt, and its error."""
+        """Return the open store; all callers that wait for it share one attempt, and its error."""
         if self._open is not None:
             return self._open
         if self._opening is None:
-            # In a context of its own: what it starts outlives the first caller, and must not keep that one's trace.
+            # In an empty context: the tasks that opening starts live longer than the first caller, so they must not
+            # belong to the trace of that caller.
             self._opening = self._loop.create_task(self._to_open(), context=Context())
-            # Not by those who wait: all of them may have been cancelled when it ends.
+            # A callback sets the result, not a caller that waits: all callers may be cancelled before opening ends.
             self._opening.add_done_callback(self._note_end_of_opening)
         return await asyncio.shield(self._opening)
 
@@ -187,7 +188,7 @@ class _Running:
         return InUse(store, clock or SystemClock(), KeptZones(store), SystemClock().monotonic())
 
     def close(self) -> None:
-        """Let what is being done end, but not for long; then close the store, and end the loop whatever happens."""
+        """Let running calls end, for a limited time; then close the store, and end the loop in any case."""
         closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         try:
             closing.result(2 * _CLOSES_WITHIN)
@@ -198,7 +199,7 @@ class _Running:
             self._thread.join(_ENDS_WITHIN)
             if not self._thread.is_alive():
                 self._loop.close()
-            for each in list(self._futures):  # of calls that do not end: nothing else would wake who waits for them
+            for each in list(self._futures):  # calls that did not end: their callers would wait for ever
                 with suppress(InvalidStateError):
                     each.set_exception(_closed_meanwhile())
 
@@ -224,7 +225,7 @@ _all_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 
 def _at_exit() -> None:
     for each in list(_all_backgrounds):
-        with suppress(Exception):  # nobody is left to be told
+        with suppress(Exception):  # the interpreter is ending, so nobody can handle an error
             each.close()
 
 

@@ -1,4 +1,4 @@
-"""What each method of a client does, alone in the open store or as steps in a transaction of the application.
+"""The work of each method of a client, alone in the open store or as steps in a transaction of the application.
 
 :class:`postdate.Client` and :class:`postdate.BlockingClient` make the same calls, and differ in how they wait for them.
 """
@@ -49,47 +49,50 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ClientCall(Generic[T]):
-    """What a method does: ``alone``, or as the ``joined`` steps in a transaction of the application."""
+    """The work of one method: ``alone``, or as the ``joined`` steps in a transaction of the application."""
 
     alone: Callable[[InUse], Awaitable[T]]
     joined: Callable[[JoiningStore, Clock], Steps[T]]
     zones: frozenset[str | None] = frozenset()
-    """Whose clocks messages follow that it stores."""
+    """Zones whose clocks the stored messages follow."""
     changes: str | None = None
-    """The id of the message that it changes, and that a transaction may be too old to see."""
+    """Id of the message that the call changes. A transaction may be too old to see that message."""
 
     async def ready(self, opened: InUse) -> InUse:
-        """Have the store know the zones."""
+        """Store the zones of the call in the store, before the messages that need them."""
         for zone in filter(None, self.zones):
             await opened.zones.keep(zone, opened.clock.now())
         return opened
 
     async def run(self, opened: InUse) -> T:
-        """Do it alone."""
+        """Run the call alone, without a transaction of the application."""
         return await self.alone(await self.ready(opened))
 
     def may_be_unseen(self, answer: object) -> bool:
-        """Whether to look outside of the transaction for the message that was not found in it."""
+        """Return whether to look outside of the transaction for the message that was not found in it."""
         return answer is Answer.NOT_FOUND and self.changes is not None
 
     async def seen(self, opened: InUse) -> Answer:
-        """Return the answer for a message that a transaction did not see, whose view of the database may be old."""
+        """Return the answer for a message that a transaction did not see.
+
+        The transaction's view of the database may be old. So the message is looked up outside of the transaction.
+        """
         assert self.changes is not None
         outside = await standing(administrable(opened.store), self.changes)
         return Answer.NOT_FOUND if outside is Answer.NOT_FOUND else Answer.UNSEEN
 
 
 class ClientCalls:
-    """The calls of a client, and what both of its kinds have."""
+    """The calls of a client, and the state that the async and the blocking client share."""
 
     def __init__(self, endpoint: str) -> None:
         self._types, self._wanted = MessageTypes(), TimesToBeReceived()
         self._sender = sender_headers(endpoint, None)
         self._looked: int | None = None
-        """The process in which it was looked whether somebody delivers."""
+        """Number of the process that has checked whether a service delivers; the check is done once in each process."""
 
     async def joining(self, call: ClientCall[Any], opened: InUse) -> tuple[JoiningStore, Clock]:
-        """Return the store, if it can be part of a transaction of the application, and its clock."""
+        """Return the store and its clock, if the store can be part of a transaction of the application."""
         await call.ready(opened)
         if not isinstance(opened.store, JoiningStore):
             raise no_transaction_of_yours(opened.store)
@@ -97,14 +100,14 @@ class ClientCalls:
         return opened.store, opened.clock
 
     async def warn(self, opened: InUse) -> None:
-        """Warn, once in each process, where no other delivers what is stored, as far as the store can tell."""
+        """Warn, once in each process, if no other process delivers the messages, as far as the store can tell."""
         if self._looked == os.getpid():
             return
         self._looked = os.getpid()
         view = store_observer(opened.store)
         try:
             seen = () if view is None else await view.processes()
-        except PostdateError as error:  # what was sent is stored
+        except PostdateError as error:  # no error for the caller, because its message is stored already
             log.info("whether somebody delivers cannot be seen: %s", error)
             return
         if view is not None and not any(each.alive and each.delivers for each in seen):
@@ -245,7 +248,7 @@ class ClientCalls:
         dry_run: bool,
         zone: str | None = None,
     ) -> ClientCall[Counter[Answer]]:
-        """Change all that match; or count the answers that are ``expected``."""
+        """Change all messages that match; with ``dry_run``, only count the answers that ``expected`` returns."""
         listing = self.list(where, None)
         where.check_says_something()
 
@@ -284,7 +287,7 @@ class ClientCalls:
             raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
         if later_by is not None and not isinstance(later_by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidMessage(f"later_by must be a timedelta, not {type(later_by).__name__} {later_by!r}")
-        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # refuses what cannot be
+        options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # raises for invalid options
 
         def change(message: DelayedMessage) -> ClientCall[Answer]:
             how = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
@@ -312,6 +315,6 @@ class ClientCalls:
 
 
 def _due(options: SendOptions, clock: Clock) -> datetime:
-    """Return when a message is due by these options; one without any, now."""
+    """Return the due time of a message with these options, UTC; now, if the options set no time."""
     now = clock.now()
     return options.due(now, latest_time(clock)) or now

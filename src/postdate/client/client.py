@@ -1,7 +1,7 @@
-"""A client of a store of delayed messages: what an application does with messages that wait, and nothing else.
+"""The client of a store of delayed messages: an application sends, changes and reads messages with it.
 
-It runs no handlers and delivers nothing: a service does, ``postdate run`` or an endpoint. Each method is there twice,
-for ``await`` and for code that blocks; both make the same call (``calls``) and do it in the open store, or in a
+A client runs no handlers and delivers nothing: a service does that, ``postdate run`` or an endpoint. Each method exists
+twice, for ``await`` and for blocking code. Both make the same call (``calls``), and run it in the open store, or in a
 transaction of the application. Source: ADR 31.
 """
 
@@ -40,21 +40,21 @@ def connect(
     schema: str | None = None,
     create: bool = True,
 ) -> Client:
-    """Return a client of the store at ``url``. It opens the store at first use, in each process anew.
+    """Return a client of the store at ``url``. It opens the store at first use, and again in each child process.
 
-    What is not said here is taken from the file and the environment, as by the command line.
+    Arguments that are ``None`` come from the file and the environment, as for the command line.
 
     Args:
         url: such as ``postgresql://user@host/database`` or ``sqlite:///shop.db``. ``None``: ``store.address``.
-        endpoint: whose messages: the name of the service or endpoint that delivers. ``None``: ``endpoint.name``, which
+        endpoint: name of the service or endpoint that delivers the messages. ``None``: ``endpoint.name``, whose default
             is ``postdate``.
-        transport: where the queues are; only :meth:`Client.explain` looks there. ``None``: in the store's database, or
+        transport: address of the queues; only :meth:`Client.explain` reads them. ``None``: in the store's database, or
             ``transport.address``.
         schema: of the tables. ``None``: ``store.schema``.
-        create: create what is missing of the store's tables.
+        create: create missing tables of the store.
 
     Raises:
-        ConfigurationError: a setting that cannot be; whether the server is there, the first use tells.
+        ConfigurationError: a setting is invalid. The server is not asked; the first use shows whether it answers.
     """
     options = {
         "store.address": url,
@@ -69,13 +69,16 @@ def connect(
 
 
 class Client(AbstractAsyncContextManager["Client"]):
-    """Messages that wait in one store: sent, cancelled, rescheduled, looked at. Made by :func:`postdate.connect`.
+    """Sends, cancels, reschedules and reads messages that wait in one store. Made by :func:`postdate.connect`.
 
-    One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing by
-    itself, and warns once where nobody does. An application's own transaction is handed over as ``transaction``: a
-    connection, or a session, on the store's database; what is done in it is done with its commit, and never was with
-    its roll-back. Every method raises `StoreUnavailable` and `StoreUnreachable`, and `ConfigurationError` for a
-    ``transaction`` of which the store cannot be a part.
+    One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing itself,
+    and warns once in each process if no other process delivers.
+
+    ``transaction`` is an application's own transaction: a connection, or a session, on the store's database. The
+    commit of the transaction makes the changes visible, and its roll-back undoes them.
+
+    Every method raises `StoreUnavailable` and `StoreUnreachable`, and `ConfigurationError` for a ``transaction`` that
+    the store cannot be part of.
     """
 
     def __init__(self, settings: Settings, *, create: bool) -> None:
@@ -84,14 +87,14 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     @property
     def blocking(self) -> BlockingClient:
-        """The same for code without an event loop."""
+        """The same client for code without an event loop."""
         return BlockingClient(self._settings, self._background, self._calls)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Close the store; the next use opens it again. A process that ends without this loses nothing."""
+        """Close the store; the next use opens it again. A process that ends without this call loses nothing."""
         await in_thread(self._background.close)
 
     async def _do(self, call: ClientCall[T], transaction: NativeTransaction | None) -> T:
@@ -108,15 +111,16 @@ class Client(AbstractAsyncContextManager["Client"]):
         transaction: NativeTransaction | None = None,
         **how: Unpack[SendKeywords],
     ) -> str:
-        """Send a message to ``destination``, and return its id; how is said as to :meth:`postdate.Endpoint.send`.
+        """Send a message to ``destination``, and return its id; options are those of :meth:`postdate.Endpoint.send`.
 
-        Without ``delay`` and ``deliver_at`` it is due at once. All go by way of the store, and by the service.
+        Without ``delay`` and ``deliver_at`` the message is due at once. Every message goes into the store, and the
+        service delivers it.
 
         Raises:
             DelayConflict, InvalidMessage, InvalidHeaders, InvalidTimestamp, MessageTooLarge: nothing was sent.
-            DuplicateMessage: ``message_id`` was used before, and nothing was sent. The first message is as it was:
-                waiting, delivered or cancelled. One that is in the error queue is no such: without ``transaction``,
-                what is sent under its id is delivered.
+            DuplicateMessage: ``message_id`` was used before, and nothing was sent. The first message is unchanged:
+                pending, delivered or cancelled. A message in the error queue is an exception: without ``transaction``,
+                a new message is sent under its id and delivered.
         """
         return (await self._do(self._calls.send([(message, SendOptions(**how))]), transaction))[0]
 
@@ -131,7 +135,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         return await self._do(self._calls.send(list(messages)), transaction)
 
     async def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
-        """Remove a waiting message for good."""
+        """Remove a pending message for good; return what became of it."""
         return await self._do(self._calls.cancel(message_id), transaction)
 
     async def reschedule(
@@ -143,10 +147,10 @@ class Client(AbstractAsyncContextManager["Client"]):
         zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
-        """Give a waiting message another due time. Raises `InvalidMessage` if it expires before that.
+        """Give a pending message another due time. Raises `InvalidMessage` if the message expires before that.
 
-        With ``zone``, ``deliver_at`` is what the clocks there show, as in :meth:`send`, and the message follows them
-        from now on. Without, it follows those of no zone any more.
+        With ``zone``, ``deliver_at`` is a local time there, as in :meth:`send`, and the message follows the clocks of
+        that zone from now on. Without ``zone``, the message follows the clocks of no zone any more.
         """
         return await self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
@@ -159,22 +163,23 @@ class Client(AbstractAsyncContextManager["Client"]):
         transaction: NativeTransaction | None = None,
         **how: Unpack[SendKeywords],
     ) -> str:
-        """Send a message in place of the one that waits under ``key``, if one does: the last one wins. Return its id.
+        """Send a message that replaces the one that waits under ``key``, if there is one; return its id.
 
-        For what is wanted once, some time after the last of several events. A message that is being delivered, has
-        left, or is being changed in somebody else's transaction stays as it is, and this one waits beside it.
+        Use it for a message that is wanted once, some time after the last of several events. A message that is being
+        delivered, was delivered, or is being changed in another transaction stays as it is, and the new message waits
+        beside it.
 
-        What is not said here is as in :meth:`send`. ``key`` is of your own; the ids are made of it, ``{key}~00000001``
-        and so on. With ``longest_wait`` it is due no later than this after the first that was sent since the last
-        delivery.
+        Other arguments are as in :meth:`send`. The application chooses ``key``; the ids are made from it,
+        ``{key}~00000001`` and so on. With ``longest_wait`` the message is due at the latest this long after the first
+        message that was sent under the key since the last delivery.
 
         Raises:
-            NotSupported: the store cannot; PostgreSQL, SQLite, MariaDB and memory can.
+            NotSupported: the store cannot do this; PostgreSQL, SQLite, MariaDB and memory can.
         """
         return await self._do(self._calls.replace(message, key, longest_wait, SendOptions(**how)), transaction)
 
     async def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
-        """Return a waiting message, or ``None``."""
+        """Return a pending message, or ``None``."""
         return await self._do(self._calls.get(message_id), transaction)
 
     async def list(
@@ -185,22 +190,26 @@ class Client(AbstractAsyncContextManager["Client"]):
         after: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> list[DelayedMessage]:
-        """Return waiting messages that match, the first due first. Of headers and bodies the client reads all.
+        """Return pending messages that match, the first due first.
 
-        Without ``where`` all that waits is listed, whatever its :attr:`~postdate.DelayedMessage.origin`.
-        ``after``: go on behind the last one of a list before, by its :attr:`~postdate.DelayedMessage.cursor`, also when
-        that message has gone. Raises `InvalidMessage`: it is no cursor.
+        The store compares destinations and due times. For conditions on headers and bodies, the client reads all
+        messages with these destinations and due times.
+
+        Without ``where``, all pending messages are listed, whatever their :attr:`~postdate.DelayedMessage.origin`.
+        ``after`` is the :attr:`~postdate.DelayedMessage.cursor` of the last message of an earlier list; the new list
+        begins behind that message, even if the message is gone. Raises `InvalidMessage` if ``after`` is no cursor.
         """
         return await self._do(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
     async def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
     ) -> Counter[Answer]:
-        """Cancel all that match; return how many there were of each answer. ``dry_run``: only count what would be.
+        """Cancel all messages that match; return the number of messages for each answer.
 
-        Messages that wait to be tried again, and timeouts of sagas, are left alone unless ``where`` names their origin.
-        They are listed first, and then changed by their ids: what begins to match meanwhile may be left out, and what
-        ceases to match is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
+        With ``dry_run``, nothing is changed, and the numbers are those that would result. Retries, and timeouts of
+        sagas, are left alone unless ``where`` names their origin. The messages are listed first, and then changed by
+        their ids. So a message that begins to match meanwhile may be left out, and a message that does not match any
+        more is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
         """
         return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
@@ -215,37 +224,41 @@ class Client(AbstractAsyncContextManager["Client"]):
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
-        """Give all that match another due time, ``later_by`` each its own; see :meth:`cancel_where`."""
+        """Give all messages that match another due time; see :meth:`cancel_where`.
+
+        With ``later_by``, the new due time of each message is its old one plus ``later_by``.
+        """
         call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
         return await self._do(call, transaction)
 
     async def pause(self, destination: str) -> Limits:
-        """Have all services of the store hold what is due for ``destination``, until :meth:`resume`; return its limits.
+        """Make all services of the store hold messages for ``destination`` until :meth:`resume`; return its limits.
 
-        Where queues are in the store's database, nothing moves from now on; elsewhere within a second. What is being
-        sent goes out. Raises `NotSupported`: the store cannot; PostgreSQL, SQLite, MariaDB and memory can.
+        Where the queues are in the store's database, no message moves from now on. Elsewhere the pause begins within a
+        second. Messages that are being sent are still sent. Raises `NotSupported` if the store cannot do this;
+        PostgreSQL, SQLite, MariaDB and memory can.
         """
         return await self._background.run(self._calls.change_limits(destination, paused))
 
     async def resume(self, destination: str) -> Limits:
-        """Take :meth:`pause` back; other limits stay. What was held goes out, the first due first."""
+        """End the effect of :meth:`pause`; other limits stay. Messages that waited are sent, the first due first."""
         return await self._background.run(self._calls.change_limits(destination, resumed))
 
     async def limit(
         self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()
     ) -> Limits:
-        """Have all services of the store together keep these limits of ``destination``, instead of those of before.
+        """Set the limits of ``destination`` for all services of the store together; they replace earlier limits.
 
-        Of delayed messages only: what an endpoint sends without a delay does not come by. Without anything the limits
-        are lifted; what is paused stays so.
+        Limits apply to delayed messages only: a message that an endpoint sends without a delay does not pass through
+        the store. Without ``per_second`` and ``windows`` the limits are lifted. A pause stays in force.
 
         Args:
             destination: queue.
-            per_second: so many messages on average, spread over each second.
-            windows: only then, such as ``"mon-fri 09:00-17:00 Europe/Paris"``.
+            per_second: number of messages a second, on average, spread over each second.
+            windows: times in which messages are sent, such as ``"mon-fri 09:00-17:00 Europe/Paris"``.
 
         Raises:
-            InvalidMessage, InvalidTimestamp: no such rate, window or zone.
+            InvalidMessage, InvalidTimestamp: the rate, a window or a zone is invalid.
             NotSupported: see :meth:`pause`.
         """
         return await self._background.run(self._calls.change_limits(destination, limited(per_second, windows)))
@@ -255,12 +268,12 @@ class Client(AbstractAsyncContextManager["Client"]):
         return await self._background.run(self._calls.limits)
 
     async def explain(self, message_id: str) -> Explanation:
-        """Say where a message is, why, and what to do about it, as ``postdate messages explain`` does."""
+        """Return where a message is, why, and what to do about it, as ``postdate messages explain`` shows it."""
         return await self._background.run(lambda _: self._calls.explain(self._settings, message_id))
 
 
 class BlockingClient(AbstractContextManager["BlockingClient"]):
-    """:class:`Client` for code without an event loop; see there. Use it from any thread."""
+    """:class:`Client` for code without an event loop; see there. It may be used from any thread."""
 
     def __init__(self, settings: Settings, background: Background, calls: ClientCalls) -> None:
         self._settings, self._background, self._calls = settings, background, calls

@@ -1,7 +1,8 @@
-"""Messages, their headers, and the formats in which both travel.
+"""Messages, their headers, and their formats in stores and queues.
 
-Pure values: nothing here does I/O or reads a clock. Header names and formats are those of the specification
-(section 1.5, rows 10-14), so that endpoints on either side of a queue understand each other.
+All are pure values: nothing here does I/O. Only :func:`new_message_id` reads the machine's time, for the order of ids
+in an index. Header names and formats are those of the specification (section 1.5, rows 10-14), so that endpoints on
+either side of a queue understand each other.
 """
 
 from postdate.messages.headers import (

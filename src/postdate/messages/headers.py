@@ -1,6 +1,7 @@
 """Headers of messages: their names, and the form in which stores and queues keep them.
 
-Source: specification 1.5, rows 10-14, so that endpoints on either side of a queue understand each other.
+Names and forms are those of specification 1.5, rows 10-14, so that endpoints on either side of a queue understand each
+other.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Headers:
     TIMEOUT_DELAY = TIMEOUT_PROPERTIES_PREFIX + "DelayDeliveryFor"
     TIMEOUT_DELIVER_AT = TIMEOUT_PROPERTIES_PREFIX + "DeliverAt"
 
-    # Of timeout managers (specification 4.3). Of these, the first two stay on a message when it is delivered.
+    # Headers of timeout managers (specification 4.3). The first two stay on a message when it is delivered.
     EXPIRE = "NServiceBus.Timeout.Expire"
     ROUTE_EXPIRED_TIMEOUT_TO = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
     RELATED_TO_TIMEOUT_ID = "NServiceBus.RelatedToTimeoutId"
@@ -81,13 +82,13 @@ class Origin(enum.Enum):
     """Why a message waits in a store."""
 
     APPLICATION = "application"
-    """An application scheduled it."""
+    """An application scheduled the message."""
 
     RETRY = "retry"
-    """It arrived, and its handler failed: it waits to be tried again."""
+    """The message arrived, and its handler failed: it waits for another attempt."""
 
     SAGA_TIMEOUT = "saga-timeout"
-    """A saga asked for it."""
+    """A saga asked for the message."""
 
 
 def origin_of(headers: Mapping[str, str]) -> Origin:
@@ -119,12 +120,12 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def encode_headers(headers: Mapping[str, str]) -> str:
-    """Return the headers as a compact JSON object: the form in which our stores and queues keep them."""
+    """Return the headers as a compact JSON object: the form in which Postdate's stores and queues keep them."""
     return msgspec.json.encode(dict(headers)).decode()
 
 
 def size_in_bytes(headers: str, body: bytes) -> int:
-    """Return how much a message counts against a limit: its encoded headers, in UTF-8, and its body."""
+    """Return the size of a message that limits refer to: its encoded headers, in UTF-8, plus its body."""
     return len(body) + (len(headers) if headers.isascii() else len(headers.encode()))
 
 
@@ -132,10 +133,10 @@ _DECODE_HEADERS = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def decode_headers(text: str | bytes) -> dict[str, str]:
-    """Return the headers of a JSON object of texts.
+    """Return the headers from the text of a JSON object.
 
     Raises:
-        InvalidHeaders: not JSON, not an object, a value that is no text, or an empty name.
+        InvalidHeaders: the text is no JSON object, a value is no text, or a name is empty.
     """
     try:
         found = _DECODE_HEADERS(text)

@@ -1,4 +1,4 @@
-"""Messages as values: the delayed one in a store, the envelope on its way to a queue, and what no message may have."""
+"""Messages as values: the delayed message in a store, the envelope for a queue, and values that no message may have."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from postdate.messages.headers import (
 from postdate.messages.times import aware_utc, format_timestamp
 
 MESSAGE_ID_LIMIT = 250
-"""Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
+"""Characters in a message id: the limit of the narrowest supported store (specification 1.3)."""
 
 DESTINATION_LIMIT = 200
-"""Characters in a destination: what the narrowest supported store holds (specification 1.3)."""
+"""Characters in a destination: the limit of the narrowest supported store (specification 1.3)."""
 
 _COPY_BYTES = 256 * 1024
-"""What copies for the error and the audit queue may have above the limit, for the headers that are added to them."""
+"""Extra bytes that copies for the error and the audit queue may have, for the headers that are added to them."""
 
 
 def new_message_id() -> str:
     """Return a new id: a UUID whose leading 48 bits are the time in milliseconds (version 7).
 
-    Ids made one after the other are neighbours in an index, which is what makes storing with a unique id cheap.
+    Ids that are made one after the other are neighbours in an index. So storing with a unique id is cheap.
     """
     milliseconds = time.time_ns() // 1_000_000  # noqa: TID251 - for order in an index; nothing reads it as a time
     value = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
@@ -46,10 +46,10 @@ def new_message_id() -> str:
 
 
 def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
-    """Return the headers of a message as a store keeps them.
+    """Return the headers of a message in the form in which a store keeps them.
 
     Raises:
-        MessageTooLarge: headers and body have more bytes together than the store takes.
+        MessageTooLarge: headers and body together have more bytes than the store accepts.
     """
     headers = encode_headers(message.headers)
     if (size := size_in_bytes(headers, message.body)) > largest_message_bytes:
@@ -79,7 +79,7 @@ def check_text(value: str, what: str, limit: int) -> None:
     """Refuse an id or address that is not text, is blank, or is longer than ``limit`` characters.
 
     Raises:
-        InvalidMessage: with the value and the limit.
+        InvalidMessage: shows the value and the limit.
     """
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidMessage(f"{what} must be str, not {type(value).__name__}")
@@ -97,24 +97,24 @@ def check_text(value: str, what: str, limit: int) -> None:
 
 
 OWN_PREFIX: Final = "postdate~"
-"""How the ids of messages begin that a store keeps for itself, such as the rules of time zones (ADR 33)."""
+"""Prefix of the ids of messages that a store keeps for itself, such as the rules of time zones (ADR 33)."""
 
 
 MARKERS: Final = "postdate.zones"
-"""The destination of the messages by which a store keeps time zones: no queue, for nothing delivers them. ADR 33."""
+"""Destination of the messages in which a store keeps time zones. It is no queue: nothing delivers them. ADR 33."""
 
 INTENTS: Final = "postdate.migration"
-"""Likewise of the batches that a move between stores of earlier versions has on their way. ADR 44."""
+"""Destination of the batches that a move between stores of earlier versions is moving. It is no queue. ADR 44."""
 
 OF_THE_STORE: Final = frozenset({MARKERS, INTENTS})
-"""The destinations of messages that are nobody's: no list has them, and no filter matches them."""
+"""Destinations of the messages that belong to the store: no list contains them, and no filter matches them."""
 
 
 def check_destination(value: str) -> None:
-    """Refuse a destination that no application's message can have: as :func:`check_text`, and one of the store's own.
+    """Refuse a destination that :func:`check_text` refuses, or that the store uses for its own messages.
 
     Raises:
-        InvalidMessage: with the value.
+        InvalidMessage: shows the value.
     """
     check_text(value, "destination", DESTINATION_LIMIT)
     if value in OF_THE_STORE:
@@ -122,10 +122,10 @@ def check_destination(value: str) -> None:
 
 
 def check_id(value: str, what: str = "message id", limit: int = MESSAGE_ID_LIMIT) -> None:
-    """Refuse an id, or a key, that an application may not have: as :func:`check_text`, and one of the store's own.
+    """Refuse an id, or a key, that :func:`check_text` refuses, or that the store uses for its own messages.
 
     Raises:
-        InvalidMessage: with the value.
+        InvalidMessage: shows the value.
     """
     check_text(value, what, limit)
     if value.startswith(OWN_PREFIX):
@@ -142,15 +142,15 @@ class DelayedMessage:
     Args:
         message_id: key of this delayed send, unique in a store; 1 to 250 characters. It is the id of the message in
             its queue, not the ``NServiceBus.MessageId`` header, which a retried message keeps.
-        due: instant from which it may be delivered; aware, stored in UTC to the microsecond.
-        destination: address of the queue it is meant for; 1 to 200 characters.
+        due: instant from which the message may be delivered; aware, stored in UTC to the microsecond.
+        destination: address of the queue for the message; 1 to 200 characters.
         headers: text to text; delivered unchanged.
         body: bytes, delivered unchanged.
-        expires_at: instant after which it is no longer wanted: then it is recorded as expired and not delivered;
+        expires_at: instant after which the message is useless: then it is recorded as expired and not delivered;
             ``None`` means never. Not before ``due``.
         number_of_failures: failed dispatch attempts so far; written by stores only.
-        cursor: where a list goes on behind this message: ``client.list(…, after=message.cursor)``. It stays right when
-            the message has gone. Written by stores only, for lists; no part of what makes two messages equal.
+        cursor: place in a list directly behind this message: ``client.list(…, after=message.cursor)``. The cursor stays
+            valid when the message is gone. Only stores set it, for lists. It is ignored when messages are compared.
 
     Raises:
         InvalidMessage, InvalidTimestamp, InvalidHeaders: when built from wrong values.
@@ -190,7 +190,7 @@ class DelayedMessage:
 
     @property
     def origin(self) -> Origin:
-        """Why it waits: scheduled by an application, to be tried again, or for a saga."""
+        """Why the message waits: an application scheduled it, it is a retry, or a saga asked for it."""
         return origin_of(self.headers)
 
     @classmethod
@@ -204,9 +204,12 @@ class DelayedMessage:
         expires_at: datetime | None,
         number_of_failures: int,
     ) -> Self:
-        """Return a message that was checked before a store kept it; times are aware and UTC. For stores only.
+        """Return a message that was checked before it was stored; times are aware and UTC. For stores only.
 
-        Only a blank id or destination is refused, as a row may have after it was changed by hand.
+        Only a blank id or destination is refused. A row may have one after it was changed by hand.
+
+        Raises:
+            InvalidMessage: the id or the destination is blank.
         """
         if not (message_id.strip() and destination.strip()):
             raise InvalidMessage(f"message id {message_id!r} or destination {destination!r} is blank")
@@ -223,27 +226,27 @@ class DelayedMessage:
         return message
 
     def listed(self, cursor: str) -> Self:
-        """Note where a list goes on behind this message, and return it. For stores only, of what they have restored."""
+        """Set the cursor and return this message. For stores only, on messages that they have just restored."""
         object.__setattr__(self, "cursor", cursor)
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message on its way to a queue.
+    """A message as it is sent to a queue.
 
     Args:
         destination: address of the queue.
         message_id: id of this message in the queue (its native id); 1 to 250 characters.
         headers: text to text.
         body: bytes.
-        expires_at: discard it if not received by then; ``None`` means never.
-        due: of a delayed message that has become due; its lateness is measured against it.
-        time_to_be_received: to be discarded by the queue itself when it was not received this long after it was handed
-            to the transport, so that no clock but the queue's counts; ``None`` means never. The header of the same name
-            is for the receiver.
-        use_dead_letter_queue: whether the queue keeps it, when it expires, among its dead letters; ``None``: as the
-            transport is set. Only transports that have dead letters look at it.
+        expires_at: the message is discarded if it is not received by then; ``None`` means never.
+        due: due time of a delayed message; its lateness is measured from it.
+        time_to_be_received: the queue itself discards the message if it is not received so long after the transport got
+            it, so only the clock of the queue counts; ``None`` means never. The header of the same name is for the
+            receiver.
+        use_dead_letter_queue: whether the queue keeps the message among its dead letters when it expires; ``None``: the
+            setting of the transport. Only transports with dead letters use it.
     """
 
     destination: str
@@ -263,7 +266,10 @@ class Envelope:
         return hash((self.message_id, self.destination, self.body))
 
     def time_left(self, now: datetime) -> timedelta | None:
-        """Return how long it may wait in its queue from ``now`` on, by the earlier of its ends; ``None``: for ever."""
+        """Return how long the message may wait in its queue from ``now`` on; ``None``: for ever.
+
+        The earlier of ``expires_at`` and ``time_to_be_received`` counts.
+        """
         if self.expires_at is None:
             return self.time_to_be_received
         left, span = self.expires_at - now, self.time_to_be_received
@@ -279,7 +285,7 @@ class Envelope:
         expires_at: datetime | None,
         due: datetime | None,
     ) -> Self:
-        """Do the same as :meth:`DelayedMessage.restored` for a queue. For transports only."""
+        """Return an envelope that was checked before, as :meth:`DelayedMessage.restored` does. For transports only."""
         if not message_id.strip():
             raise InvalidMessage("message id is blank")
         envelope = object.__new__(cls)
@@ -303,7 +309,7 @@ class Envelope:
 
 
 def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None) -> None:
-    """Refuse another due time that lies after the expiry. Raises `InvalidMessage`."""
+    """Refuse another due time that is later than the expiry. Raises `InvalidMessage`."""
     if expires_at is not None and due > expires_at:
         raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
 
@@ -313,14 +319,15 @@ def rescheduled_headers(
 ) -> Mapping[str, str]:
     """Return the headers of a message with another due time.
 
-    The header that says when it is due follows; one of the sender's own stays. The header of a wall time is there
-    exactly while the message follows the clocks of a zone: without ``wall_time``, it goes.
+    The header with the due time changes, if it has the old due time; a header that the sender set to another time
+    stays. The header of a wall time exists exactly while the message follows the clocks of a zone: without
+    ``wall_time``, it is removed.
 
     Args:
         headers: of the message.
-        before: when it was due; ``None``: outside the calendar, so that no header says it.
-        due: when it is due now.
-        wall_time: what clocks show then, as the header says it.
+        before: the old due time; ``None``: outside the calendar, so that no header can have it.
+        due: the new due time.
+        wall_time: the wall time at ``due``, as the header has it.
     """
     changed = {name: value for name, value in headers.items() if name != Headers.WALL_TIME}
     if before is not None and headers.get(Headers.DELIVER_AT) == format_timestamp(before):
@@ -329,7 +336,7 @@ def rescheduled_headers(
 
 
 def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, wall_time: str | None) -> str | None:
-    """Do :func:`rescheduled_headers` with encoded headers; return ``None`` for headers that cannot be read."""
+    """Return :func:`rescheduled_headers` of encoded headers, encoded; ``None`` for unreadable headers."""
     try:
         headers = decode_headers(text)
     except InvalidHeaders:
@@ -340,10 +347,10 @@ def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, 
 def rescheduled(message: DelayedMessage, due: datetime, wall_time: str | None = None) -> DelayedMessage:
     """Return the message with another due time: see :func:`rescheduled_headers`.
 
-    It begins anew: attempts to deliver it that failed before count no more, so it has all its retries.
+    Its failure count starts again at zero, so the message has all its retries.
 
     Raises:
-        InvalidMessage: the message expires before that.
+        InvalidMessage: the message expires before the new due time.
     """
     check_reschedule(message.message_id, due, message.expires_at)
     headers = rescheduled_headers(message.headers, message.due, due, wall_time)
@@ -356,7 +363,7 @@ def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMe
 
 
 def _changed(message: DelayedMessage, **changes: object) -> DelayedMessage:
-    """Return a changed copy; what was checked once is not checked again."""
+    """Return a changed copy without checking its fields again."""
     changed = copy(message)
     for name, value in changes.items():
         object.__setattr__(changed, name, value)

@@ -1,4 +1,4 @@
-"""Times and time spans in headers: how they are written and read. Source: specification 1.5, row 14; 2.4."""
+"""Formats of times and time spans in headers. Source: specification 1.5, row 14; 2.4."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LONGEST_SPAN_DAYS = 10_675_198
 """Days in the longest time span of the wire format (64 bits of 100 ns)."""
 
 LONGEST_TIME_TO_BE_RECEIVED = timedelta(days=1_000_000)
-"""So that it ends before the year 9999, which no receiver's calendar goes beyond."""
+"""Longest time to be received: it ends before the year 9999, where the calendar of every receiver ends."""
 
 
 def aware_utc(instant: datetime, what: str = "the time") -> datetime:
     """Return ``instant`` in UTC.
 
     Raises:
-        InvalidTimestamp: it is not a date-time or has no time zone.
+        InvalidTimestamp: ``instant`` is not a date-time or has no time zone, or is outside the years 1 to 9999 in UTC.
     """
     if not isinstance(instant, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
         raise InvalidTimestamp(f"{what} must be a datetime with a time zone, not {type(instant).__name__} {instant!r}")
@@ -59,8 +59,8 @@ def parse_timestamp(text: str) -> datetime:
     As specified, the length and the digits are checked and the separators are not.
 
     Raises:
-        InvalidTimestamp: the text is blank, not 28 characters long, has no digit where one must be, or names no
-            existing date.
+        InvalidTimestamp: the text is blank, not 28 characters long, has another character in place of a digit, or names
+            no existing date.
     """
     if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTimestamp("a timestamp is blank; expected 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
@@ -83,7 +83,7 @@ def format_time_span(span: timedelta) -> str:
 
 
 def parse_time_span(text: str) -> timedelta | None:
-    """Return the duration of a time-span text, or ``None`` when it is not one.
+    """Return the duration of a time-span text, or ``None`` if the text is no time span.
 
     A bare whole number counts days; hours, minutes and seconds must be in their ranges; digits below a
     microsecond are dropped. Source: specification 2.4.

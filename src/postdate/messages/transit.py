@@ -1,4 +1,4 @@
-"""Delayed messages on their way: their headers in a timeouts queue, and what is sent when they are due."""
+"""Conversions of delayed messages: to and from the headers in a timeouts queue, and to an envelope when due."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from postdate.messages.times import format_timestamp, parse_timestamp
 
 
 def to_envelope(message: DelayedMessage) -> Envelope:
-    """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
+    """Return the envelope to send when ``message`` is due: same id, and the headers without delay headers (row 11)."""
     headers = headers_with_expiry(message)
-    if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # seldom, and one search is quicker than a look at each
+    if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # rare, and one search is faster than a test of each
         headers = without_delay_headers(headers)
     return Envelope.of(message, headers)
 
 
 def headers_with_expiry(message: DelayedMessage | Envelope) -> Mapping[str, str]:
-    """Return the headers with the absolute expiry, which so survives queues that have no place for it."""
+    """Return the headers with the absolute expiry, so that it survives queues that have no field for it."""
     if message.expires_at is None or Headers.EXPIRES_AT in message.headers:
         return message.headers
     return {**message.headers, Headers.EXPIRES_AT: format_timestamp(message.expires_at)}
 
 
 def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers without those that only steer delayed delivery."""
+    """Return the headers without those that only control delayed delivery."""
     prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
     return {key: value for key, value in headers.items() if not key.startswith(prefix)}
 
 
 def check_not_reserved(headers: Mapping[str, str]) -> None:
-    """Refuse headers with the prefix of those that only steer delayed delivery, on whatever way a message goes.
+    """Refuse headers with the prefix that is reserved for delayed delivery, however the message is sent.
 
     Raises:
         InvalidHeaders: names the header.
@@ -66,9 +66,10 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     """Return the delayed message that arrived at a timeouts queue.
 
     Raises:
-        InvalidMessage: its id or destination is one of the store's own, so that it would pass for one of those.
+        InvalidMessage: its id or destination is one that the store uses for its own messages. The store would take the
+            message for one of these.
         NotADelayedMessage: destination or due time is missing from the headers.
-        InvalidTimestamp: the due time is malformed.
+        InvalidTimestamp: the due time or the expiry is malformed.
     """
     destination, due = headers.get(Headers.TIMEOUT_DESTINATION), headers.get(Headers.TIMEOUT_EXPIRE)
     if not destination or not due:
@@ -78,7 +79,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     check_destination(destination)
     due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
     if expires_at is not None and expires_at < due_at:
-        expires_at = None  # the header stays: whoever receives it decides
+        expires_at = None  # the header stays, so the receiver decides
     return DelayedMessage(message_id, due_at, destination, without_delay_headers(headers), body, expires_at)
 
 

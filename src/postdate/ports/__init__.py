@@ -1,7 +1,7 @@
-"""What the core needs from the outside: stores, transports, and what each of them can do.
+"""Interfaces between the core and the outside: stores, transports, and their capabilities.
 
-Ports are small. A store of one's own is the class :class:`DelayedMessageStore`; everything else is a capability that
-an adapter declares as a value and that is checked at start-up, never silently assumed.
+Ports are small. A user's own store is a :class:`DelayedMessageStore`. Everything else is a capability: an adapter
+declares it as a value, and it is checked at start-up, never silently assumed.
 
 Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
 """

@@ -1,4 +1,6 @@
-"""What an operator asks of a store, and changes in it: counts, the list of pending messages and its cursors, records.
+"""The questions that an operator asks of a store, and the changes that an operator makes there.
+
+These are counts, the list of pending messages with its cursors, records, cancelling and rescheduling.
 
 Source: specification, row 119.
 """
@@ -24,12 +26,13 @@ class StoreStatistics:
     """Counts of one store, consistent with each other.
 
     Args:
-        pending: messages that wait.
-        overdue: of these, due strictly before ``now`` and not claimed; what limits of a queue hold, too.
-        claimed: of these, held by a process at the moment.
-        failing: of these, with at least one failed attempt.
+        pending: number of pending messages.
+        overdue: number of pending messages that are due strictly before ``now`` and not claimed. Messages that wait
+            because of the limits of a destination count, too.
+        claimed: number of pending messages that a process has claimed.
+        failing: number of pending messages with at least one failed attempt.
         next_due: earliest due time, UTC.
-        unreadable: rows that cannot be read; not among those pending.
+        unreadable: number of unreadable rows; they do not count as pending.
     """
 
     pending: int
@@ -42,12 +45,12 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive.
+    """Conditions on pending messages; a message must fulfil all of them. Due bounds: from inclusive, to exclusive.
 
     Args:
-        among: no others need be found than those among so many that are due first within the bounds; ``None``: all.
-        after: only those behind this place in the list of all pending messages: see :attr:`DelayedMessage.cursor` and
-            :attr:`PendingPage.after`.
+        among: only the first so many messages within the due bounds, by due time, need to be searched; ``None``: all.
+        after: only messages behind this place in the list of all pending messages: see :attr:`DelayedMessage.cursor`
+            and :attr:`PendingPage.after`.
     """
 
     destination: str | None = None
@@ -57,7 +60,7 @@ class MessageFilter:
     after: str | None = None
 
     def matches(self, message: DelayedMessage) -> bool:
-        """Return whether ``message`` fulfils the conditions, but for its place."""
+        """Return whether ``message`` fulfils the conditions, apart from its place in the list."""
         return (
             (self.destination is None or message.destination == self.destination)
             and (self.due_from is None or message.due >= self.due_from)
@@ -70,9 +73,9 @@ class PendingPage:
     """Some pending messages in the order of the list, each with its cursor.
 
     Args:
-        messages: those that can be read.
-        after: where the next page begins; ``None``: there is none. It does not depend on what is in the rows, so rows
-            that cannot be read do not end a list.
+        messages: the readable messages of the page.
+        after: cursor where the next page begins; ``None``: there is no next page. The cursor does not depend on the
+            content of the rows, so unreadable rows do not end a list.
     """
 
     messages: Sequence[DelayedMessage]
@@ -80,7 +83,7 @@ class PendingPage:
 
     @classmethod
     def of(cls, messages: Sequence[DelayedMessage], limit: int) -> Self:
-        """Return the page of a store that passes over unreadable messages until it has read ``limit`` others."""
+        """Return the page of a store that skips unreadable messages until it has read ``limit`` readable ones."""
         return cls(messages, messages[-1].cursor if messages and len(messages) >= limit else None)
 
 
@@ -90,7 +93,7 @@ def place_text(due: int, number: int) -> str:
 
 
 def read_place(cursor: str) -> tuple[int, int]:
-    """Return due time and number of :func:`place_text`. Raises `InvalidMessage`."""
+    """Return due time and number from a cursor of :func:`place_text`. Raises `InvalidMessage`."""
     match = _PLACE.fullmatch(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     place = (0, 0) if match is None else (int(match[1]), int(match[2]))
     if match is None or max(map(abs, place)) >= _END_OF_NUMBERS:
@@ -102,11 +105,11 @@ _PLACE: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
 
 
 _END_OF_NUMBERS: Final = 2**63
-"""Databases keep both in 64 bits with a sign."""
+"""Databases store the due time and the number in signed 64-bit integers."""
 
 
 def no_cursor(cursor: object) -> InvalidMessage:
-    """Return the error of a text that is no cursor of the store."""
+    """Return the error for a text that is no cursor of the store."""
     return InvalidMessage(f"{_shown(cursor)} is no cursor of a message, as a list of this store gave it")
 
 
@@ -115,7 +118,12 @@ def _shown(value: object) -> str:
 
 
 def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
-    """Return how many lie in each interval of :meth:`AdministrableStore.due_counts`; of instants and how many there."""
+    """Return the number of messages in each interval of :meth:`AdministrableStore.due_counts`.
+
+    Args:
+        edges: bounds of the intervals, ascending.
+        dues: pairs of an instant and the number of messages that are due at it, in any order.
+    """
     counts = [0] * (len(edges) - 1)
     for due, count in dues:
         if edges[0] <= due < edges[-1]:
@@ -126,7 +134,7 @@ def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, in
 class AdministrableStore(ABC):
     """A store that answers an operator's questions, and whose pending messages can be changed (row 119).
 
-    Every built-in store is one.
+    Every built-in store is administrable.
     """
 
     def observer(self) -> Observer | None:
@@ -138,23 +146,23 @@ class AdministrableStore(ABC):
         return None
 
     async def server_facts(self) -> ServerFacts | None:
-        """Ask the server about itself; changes nothing, and needs no tables. ``None``: there is no server.
+        """Return what the server says of itself, or ``None`` without a server; changes nothing, needs no tables.
 
         Raises:
-            StoreUnavailable: it does not answer, or refuses; the message says which.
+            StoreUnavailable: the server does not answer, or refuses; the message says which.
         """
         return None
 
     async def old_snapshots(self) -> Sequence[OldSnapshot] | None:
         """Return the sessions that hold an old snapshot of the database, the oldest first.
 
-        Only those old enough to matter; ``None`` for a database without snapshots.
+        Only snapshots that are old enough to matter are listed; ``None`` for a database without snapshots.
         """
         return None
 
     @abstractmethod
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """Count what is there; reads an index, not the messages.
+        """Return the counts of the store; reads an index, not the messages.
 
         Guarantees:
             administration.statistics_agree_with_the_messages.
@@ -164,13 +172,13 @@ class AdministrableStore(ABC):
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
         """Count the pending messages that are due in each interval; reads an index, not the messages.
 
-        What an outage keeps back may count at its next attempt.
+        A message that waits because of an outage may count at its next attempt.
 
         Args:
             edges: instants, UTC, ascending, on whole seconds; at least two.
 
         Returns:
-            One count an interval, from ``edges[i]`` (inclusive) to ``edges[i + 1]`` (exclusive), in their order.
+            One count for each interval, from ``edges[i]`` (inclusive) to ``edges[i + 1]`` (exclusive), in their order.
 
         Guarantees:
             administration.what_is_due_is_counted_by_interval.
@@ -178,7 +186,7 @@ class AdministrableStore(ABC):
 
     @abstractmethod
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """Count the records of each kind; reads them all.
+        """Count the records of each kind; reads all records.
 
         Guarantees:
             recording.a_record_says_what_when_and_why.
@@ -186,13 +194,13 @@ class AdministrableStore(ABC):
 
     @abstractmethod
     async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
-        """Return a page of the list of pending messages, which goes by due time, then by order of storing.
+        """Return a page of the list of pending messages, ordered by due time, then by order of storing.
 
-        It touches the messages of the page and, where few match ``where``, those between them; never those that were
-        passed before, however many are due at one instant.
+        The call reads the messages of the page. Where few messages match ``where``, it also reads those between them.
+        It never reads messages of earlier pages, however many are due at one instant.
 
         Args:
-            where: which messages, and behind which place in the list.
+            where: conditions on the messages, and the place in the list behind which the page begins.
             limit: messages at most; at least 1.
 
         Raises:
@@ -237,7 +245,7 @@ class AdministrableStore(ABC):
 
     @abstractmethod
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched.
+        """Remove a pending message for good and record this; ``False`` if it is not there or is being dispatched.
 
         Guarantees:
             administration.a_cancelled_message_is_gone, what_is_being_dispatched_is_left_alone.
@@ -247,14 +255,14 @@ class AdministrableStore(ABC):
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
 
-        It begins anew: failures of before count no more.
+        The failure count of the message starts again at zero.
 
         Args:
             message_id: of the message.
             due: aware, UTC; may be past.
             now: for the record; aware, UTC.
-            wall_time: set its header of a wall time to this; ``None``: take that header off, as the message does not
-                follow the clocks of a zone any more.
+            wall_time: set the header of the message with its wall time to this. ``None``: remove that header, as the
+                message does not follow the clocks of a zone any more.
 
         Raises:
             InvalidMessage: the message expires before ``due``.

@@ -1,4 +1,4 @@
-"""What a backend says of itself: the value ``BACKEND`` of its package; the base of its database object.
+"""The description of a backend: the value ``BACKEND`` of its package; and the base class of its database object.
 
 Source: ADR 0020, 0021.
 """
@@ -29,11 +29,11 @@ _announced: Final = set[str]()
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _REFERENCE: Final = re.compile(r"[\w.]+:\w+")
 _REFERENCES: Final = frozenset({"env", "file"})
-"""Prefixes of addresses that refer to a variable or a file: no schemes."""
+"""Prefixes of addresses that refer to a variable or a file; a scheme must not have these names."""
 
 
 class Place(enum.Enum):
-    """The kind of thing that an address of a backend names, from which its adapters are made."""
+    """The kind of thing that an address of a backend names."""
 
     FILE = enum.auto()
     """A path after three slashes; adapters get it as a :class:`pathlib.Path`."""
@@ -45,18 +45,18 @@ class Place(enum.Enum):
     """This machine, or another after two slashes; adapters get the whole address."""
 
     MEMORY = enum.auto()
-    """This process, which alone can see it; adapters get settings only."""
+    """The memory of this process, which no other process can see; adapters get settings only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """How addresses are written.
+    """The form of addresses.
 
     Args:
-        schemes: an address begins with one of them, in lower case; adapters are given these only.
-        example: of an address with the first scheme.
+        schemes: an address begins with one of them, in lower case; adapters get only addresses with these.
+        example: an address with the first scheme.
         aliases: other names of the first scheme.
-        product: usual name of what is at the address; empty: that of the backend.
+        product: usual name of the product at the address; empty: the name of the backend.
         found_by: address that ``bench`` measures when only the kind is named; it refers to an environment variable.
 
     Raises:
@@ -87,12 +87,13 @@ class Adapter:
     """The class or function for one role of a backend.
 
     Args:
-        reference: ``module:name`` of a class or function, imported at first use, for it may need the driver. It is
-            called with what the address names (see :class:`Place`) and with settings by name.
-        settings: a dataclass with what can be set besides the address (:mod:`postdate.ports.settings`): these are
-            settings of its section in the file, and arguments of what is called. Those that are ``None`` are not given.
-        from_store: names of settings of the section ``store`` that it takes, too: of what is in the store's database.
-        arguments: names of arguments that only programs give it, such as ``create``.
+        reference: ``module:name`` of a class or function. It is imported at first use, because it may need the driver.
+            It is called with the part of the address that :class:`Place` describes, and with settings by name.
+        settings: a dataclass of the settings besides the address (:mod:`postdate.ports.settings`). They are settings of
+            its section in the file, and arguments of ``reference``. Settings that are ``None`` are not passed.
+        from_store: names of settings of the section ``store`` that it accepts, too. This is for adapters in the
+            database of the store.
+        arguments: names of arguments that only programs pass, such as ``create``.
 
     Raises:
         ConfigurationError: the reference is malformed, or ``settings`` is no dataclass of settings.
@@ -117,23 +118,23 @@ class Adapter:
 
     @property
     def own(self) -> Mapping[str, Setting]:
-        """Its settings by name: those of its section in the file."""
+        """The settings of the adapter's own section in the file, by name."""
         return {} if self.settings is None else settings_of(self.settings)
 
     @property
     def takes(self) -> frozenset[str]:
-        """Names of all arguments that it can be given; others are refused."""
+        """Names of all arguments that the adapter accepts; others are refused."""
         return frozenset(self.own) | self.from_store | self.arguments
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """A backend that is a library, as found in this process.
+    """A backend that is a library, as installed in this process.
 
     Args:
-        name: of the library, in lower case.
-        version: of it.
-        schema: newest version of the tables that this Postdate makes there.
+        name: name of the library, in lower case.
+        version: version of the library.
+        schema: newest version of the tables that this version of Postdate makes there.
     """
 
     name: str
@@ -143,11 +144,11 @@ class LibraryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A place on a server that exists for one run of ``postdate bench``: nothing else is in it, nothing stays of it.
+    """A place on a server that exists for one run of ``postdate bench``. It has no other content, and is removed.
 
     Args:
         address: of the place. The adapters of all roles open it, each by a scheme of its own.
-        settings: by which adapters work inside the place; each adapter gets those that it takes.
+        settings: make adapters work inside the place; each adapter gets the settings that it accepts.
     """
 
     address: str
@@ -161,37 +162,40 @@ class Backend:
     Another package is found by an entry point of the group ``postdate.backends`` that refers to such a value.
 
     Args:
-        product: as people call it, and as :attr:`postdate.ports.ServerFacts.product` has it.
+        product: usual name of the product, the same as :attr:`postdate.ports.ServerFacts.product`.
         place: the kind of thing that its addresses name.
         addresses: of databases, or of everything in this backend.
-        queue_addresses: of queues, where they are written in another way.
-        extra: of the installation of Postdate, which brings the driver; empty: none is needed, or another package
-            brings it.
-        oldest_version: of the server that can be used; empty: any, or it is not known.
-        awaits: where it was tested against a stand-in only, what it still has to meet: ``its first production server``.
-            Its adapters say so once a process, when they first open (:meth:`announce`).
-        compares_loosely: its server's filters treat some different texts as equal, such as ``A`` and ``a``.
-        database: one object for all of the following on one server, which its adapters take in place of an address. It
-            is made like an adapter, and has a method ``expect``, called with how many messages an endpoint handles at
-            once.
+        queue_addresses: of queues, where they have another form.
+        extra: extra of the installation of Postdate that installs the driver. Empty: no extra is needed, or another
+            package installs the driver.
+        oldest_version: oldest version of the server that can be used; empty: any version, or it is not known.
+        awaits: for a backend that was tested against a stand-in only, the test that it still has to pass:
+            ``its first production server``. Its adapters log this once in each process, when they first open
+            (:meth:`announce`).
+        compares_loosely: filters of the server treat some different texts as equal, such as ``A`` and ``a``.
+        database: one object for all of the following on one server, which its adapters accept instead of an address.
+            It is made like an adapter, and has a method ``expect``, called with the number of messages that an endpoint
+            handles at once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
         transport: has queues: :class:`postdate.ports.Transport`.
         sagas: keeps saga instances: :class:`postdate.ports.SagaStore`.
         outbox: keeps outboxes: :class:`postdate.ports.OutboxStore`.
         timeouts: keeps a timeout manager's timeouts: :class:`postdate.ports.timeouts.TimeoutPersister`.
-        records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
-        timeouts_source: the SQL by which a migration reads and hides timeouts:
+        records: yields the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
+        timeouts_source: the SQL with which a migration reads and hides timeouts:
             :class:`postdate.backends.sql.timeouts_migration.dialect.Dialect`, called with the place and ``schema``.
-        scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
-            with nothing; adapters of servers have theirs, as :class:`postdate.ports.Scripted`.
-        file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
-            in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
-        scratch: of a backend with servers, makes a place for one run of ``postdate bench`` and removes it with all that
-            is in it: called with the address, the name of the run (twelve hexadecimal digits) and the names of its
-            queues; returns a context manager of :class:`Scratch`. ``None``: ``bench`` refuses to measure a store there,
-            because it would deliver the messages that wait in it, and leaves the queues of its run behind.
-        library: of a backend without a server, its version in this process: called without arguments, returns
+        scripts: for a backend of files, the SQL that makes the tables of a file: :class:`postdate.ports.FileScripts`,
+            called without arguments. Adapters of servers have their SQL themselves, as
+            :class:`postdate.ports.Scripted`.
+        file_facts: for a backend of files, inspects a file without opening it for use. It is called with the path and
+            the time in microseconds since 1970 UTC, blocks, changes nothing, and returns
+            :class:`postdate.ports.FileFacts`.
+        scratch: for a backend with servers, makes a place for one run of ``postdate bench`` and removes it with all its
+            content. It is called with the address, the name of the run (twelve hexadecimal digits) and the names of its
+            queues, and returns a context manager of :class:`Scratch`. ``None``: ``bench`` refuses to measure a store
+            there, because it would deliver the messages that wait in it; and it does not remove the queues of its run.
+        library: for a backend without a server, its version in this process: called without arguments, returns
             :class:`LibraryFacts`.
     """
 
@@ -217,7 +221,7 @@ class Backend:
     library: Adapter | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values of wrong types: other packages make them, which no type checker may have seen."""
+        """Refuse values of wrong types: other packages make them, possibly without a type checker."""
         wrong = [
             name
             for name, kind in (("place", Place), ("addresses", Addresses), ("queue_addresses", Addresses | None))
@@ -229,7 +233,7 @@ class Backend:
             raise ConfigurationError(f"the backend {self.product!r} has {named}")
 
     def announce(self) -> None:
-        """Log a warning if it ``awaits`` something: once a process, however often it is opened."""
+        """Log a warning if the backend ``awaits`` something: once in a process, however often it is opened."""
         with _announcing:
             is_first = bool(self.awaits) and self.product not in _announced
             _announced.add(self.product)
@@ -265,7 +269,7 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
 Made = ClaimingStore | Transport | SagaStore | OutboxStore | TimeoutPersister
-"""What an endpoint takes of a database, and what is closed with it."""
+"""The adapters that an endpoint gets from a database object. The object closes them."""
 
 M = TypeVar("M", bound=Made)
 
@@ -274,27 +278,28 @@ class DatabaseObject:
     """The adapters of one database. Close it, or use it as a context manager."""
 
     has_a_table_for_each_endpoint: ClassVar[bool] = False
-    """Whether its store serves one endpoint only, as each endpoint has a table of its own."""
+    """Whether a store of this database serves one endpoint only, because each endpoint has a table of its own."""
 
     def __init__(self) -> None:
         self._made: list[Made] = []
         self._stores_for: str | None = None
 
     def made(self, adapter: M) -> M:
-        """Register an adapter to be closed with this database; return it."""
+        """Register an adapter, which is closed with this database; return the adapter."""
         self._made.append(adapter)
         return adapter
 
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
-        """Note an endpoint that uses this database.
+        """Register an endpoint that uses this database.
 
         Args:
             endpoint: its name.
-            concurrency: messages that it handles at once.
+            concurrency: number of messages that it handles at once.
             stores: whether its delayed messages wait in the store of this object.
 
         Raises:
-            ConfigurationError: another endpoint's delayed messages wait in that store, which has a table for each.
+            ConfigurationError: delayed messages of another endpoint wait in that store, and the store has a table for
+                each endpoint.
         """
         if not stores or not self.has_a_table_for_each_endpoint:
             return
@@ -308,7 +313,7 @@ class DatabaseObject:
         self._stores_for = endpoint
 
     async def close(self) -> None:
-        """Close the adapters, and with the last one the database; a second time without effect."""
+        """Close the adapters in reverse order; the last one closes the database. A second call has no effect."""
         made, self._made = self._made, []
         for adapter in reversed(made):
             await adapter.close()

@@ -1,4 +1,7 @@
-"""Changes of messages that wait: what became of each, under a key, and in a transaction of the application. ADR 31."""
+"""Changes of pending messages: the result for each, messages under a key, changes in an application's transaction.
+
+Source: ADR 31.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,34 @@ from postdate.ports.observation import UNREADABLE
 
 
 class Answer(enum.Enum):
-    """What became of the change of one waiting message. True only for ``DONE``: otherwise nothing was changed."""
+    """The result of changing one pending message. It is true only for ``DONE``: otherwise nothing was changed."""
 
     DONE = "done"
     BEING_DELIVERED = "being delivered"
-    """Or being changed by somebody else, whose transaction is open."""
+    """Or another transaction is changing the message, and is still open."""
     DELIVERED = "already delivered"
-    """It is in its queue, or was handled."""
+    """The message is in its queue, or was handled."""
     CANCELLED = "already cancelled"
     EXPIRED = "expired"
     FAILED = "in the error queue"
     RETURNED = "returned from the error queue"
-    """To a queue: it is on its way there, or was handled since."""
+    """The message returned to a queue. It is still there, or was handled since."""
     DISCARDED = "discarded"
-    """From the error queue, or from its own queue: it was purged there, or nobody wanted it any more."""
+    """From the error queue, or from its own queue: the queue was purged, or the message was not wanted any more."""
     UNREADABLE = "cannot be read"
-    """Its row stays in the store or in its queue, marked, until it is mended or discarded."""
+    """The row stays in the store or in its queue, marked, until an operator mends or discards it."""
     WOULD_EXPIRE = "would expire before it is due"
-    """Of many that are rescheduled; of one it is an error."""
+    """For one of many messages that are rescheduled together; rescheduling a single message raises an error."""
     NOT_FOUND = "not found"
     UNSEEN = "not seen by this transaction"
-    """It is in the store, but was stored after the transaction's view of the database began (REPEATABLE READ)."""
+    """The message was stored after the transaction's view of the database began (REPEATABLE READ)."""
 
     def __bool__(self) -> bool:
         return self is Answer.DONE
 
 
 def answer_of(last: tuple[RecordKind, str] | None) -> Answer:
-    """Return what became of a message that does not wait any more; ``last``: kind and detail of its last record."""
+    """Return the answer for a message that is not pending any more; ``last``: kind and detail of its last record."""
     match last:
         case (RecordKind.CANCELLED, detail) if detail.startswith(MOVED_AWAY):  # to another store
             return Answer.NOT_FOUND
@@ -73,16 +76,16 @@ _ANSWERS: Final = {
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[tuple[Any, Mapping[str, Any]], Sequence[Sequence[Any]] | None, T]
-"""A change as statements, each with its values, that is given the rows of each, and returns what became of it."""
+"""A change as statements with their values. It receives the rows of each statement, and returns its result."""
 
 
 Making: TypeAlias = Callable[[str, datetime | None], DelayedMessage]
-"""Makes the message that waits under a key, of its id, and when the one that it replaces was stored, if any."""
+"""Makes the message for a key from its id and from the time when the message that it replaces was stored, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedIds:
-    """The ids of the messages that wait under a key one after the other: the key, and a number that rises."""
+    """The ids of the messages that wait under a key one after the other: the key, and a rising number."""
 
     key: str
 
@@ -93,14 +96,15 @@ class KeyedIds:
 
     @property
     def last(self) -> str:
-        """The last id that there can be."""
+        """The last possible id."""
         return f"{self.key}~{_LAST_NUMBER:08d}"
 
     def after(self, message_id: str, refused: int = 0) -> str:
-        """Return an id after another; empty: there is none yet.
+        """Return an id after ``message_id``; an empty ``message_id`` means that there is none yet.
 
-        ``refused``: how many ids were tried after it and are those of other messages, which an application sent under
-        them by itself. Each step is twice as long as the one before, so that few are needed, whatever is in the way.
+        ``refused`` is the number of ids after ``message_id`` that were tried in vain: they belong to other messages,
+        which the application sent under these ids itself. Each step is twice as long as the one before, so a few
+        attempts are enough, however many ids are in use.
 
         Raises:
             InvalidMessage: the numbers are used up.
@@ -114,25 +118,26 @@ class KeyedIds:
 _LAST_NUMBER: Final = 99_999_999
 
 KEYED_ID: Final = re.compile(r"~[0-9]{8}\Z")
-"""How the ids of messages under a key end; others may end so, too."""
+"""The end of the ids of messages under a key; ids of other messages may end in the same way."""
 
 KEYED: Final = "under a key"
-"""Detail of the *scheduled* record of a message that waits under a key: what was sent under a like id does not."""
+"""Detail of the *scheduled* record of a message under a key. It tells that message from one with a similar id."""
 
 
 class ReplacingStore(ABC):
-    """A store that keeps one waiting message for each key: the last one stored takes the place of the one before."""
+    """A store that keeps one pending message for each key: a later message replaces the one before."""
 
     @abstractmethod
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        """Store the message that ``make`` makes in place of the one that waits under ``key``; return its id.
+        """Replace the message that waits under ``key`` with the message that ``make`` makes; return its id.
 
-        A message that is being delivered, or has left, is not touched: the new one waits beside it, under another id.
-        So does one that was stored without a key, whatever its id. The new one has all its retries.
+        A message that is being delivered, or was delivered, is not touched: the new one waits beside it, under another
+        id. The same is true of a message that was stored without a key, whatever its id. The new message has all its
+        retries.
 
         Args:
-            key: of the application's own; the ids are made of it.
-            make: called in the caller's own turn and context, again where others were faster.
+            key: chosen by the application; the ids are made from it.
+            make: called in the task and context of the caller, and again if another caller was faster.
             now: recorded as the time of storing; aware.
 
         Raises:
@@ -147,7 +152,7 @@ class ReplacingStore(ABC):
 
     @abstractmethod
     async def keep_keys(self, message_ids: Sequence[str]) -> None:
-        """Have messages, stored by a migration under their ids, wait under the keys that they had where they come from.
+        """Make messages, stored by a migration under their ids, wait under the keys that they had in their source.
 
         Guarantees:
             administration.keys_are_kept_by_a_migration.
@@ -157,40 +162,42 @@ class ReplacingStore(ABC):
 class JoiningStore(ABC):
     """A store whose changes can be part of a transaction that an application has open on a connection of its own.
 
-    Changes are :data:`Steps`, whoever runs them. Services are woken by the commit, if it comes. Errors of the driver
-    are not translated: the transaction, and the decision to repeat it, are the application's. Source: ADR 31.
+    Changes are :data:`Steps`, so a blocking and an async connection run the same ones. The commit wakes services.
+    Errors of the driver are not translated: the application owns the transaction, and decides whether to repeat it.
+    Source: ADR 31.
     """
 
     @abstractmethod
     async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        """Do ``steps`` in the transaction that ``connection`` is in, or begins with its first statement.
+        """Do ``steps`` in the transaction of ``connection``, or in one that their first statement begins.
 
         Args:
-            connection: to the database of the store, of a driver that the store knows. One that blocks is used in
-                another thread; the caller does not use it meanwhile.
+            connection: a connection to the database of the store, of a driver that the store knows. A blocking
+                connection is used in another thread; the caller does not use it meanwhile.
             steps: of this store.
 
         Raises:
-            ConfigurationError: not such a connection, or one that commits every statement by itself; nothing was done.
+            ConfigurationError: the connection is of another kind, or commits every statement by itself; nothing was
+                done.
         """
 
     @abstractmethod
     def join_blocking(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        """Do the same with a connection that blocks, in the calling thread."""
+        """Do what :meth:`join` does with a connection that blocks, in the calling thread."""
 
     @abstractmethod
     def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
-        """Store ``messages``, one round trip each; ``now`` is recorded as the time of scheduling.
+        """Store ``messages``, with one round trip for each; ``now`` is recorded as the time of scheduling.
 
         Raises:
-            DuplicateMessage: some ids were stored before; their first messages are unchanged, all others are stored,
-                and the transaction can go on.
+            DuplicateMessage: some ids were stored before; their first messages are unchanged. All other messages are
+                stored, and the transaction can go on.
             MessageTooLarge: nothing was done.
         """
 
     @abstractmethod
     def cancelling_steps(self, message_id: str, now: datetime) -> Steps[Answer]:
-        """Cancel a pending message, one that was stored in the same transaction, too."""
+        """Cancel a pending message; the same transaction may have stored it."""
 
     @abstractmethod
     def rescheduling_steps(
@@ -217,7 +224,7 @@ class JoiningStore(ABC):
     def enqueue_blocking(
         self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
     ) -> None:
-        """Do the same with a connection that blocks, in the calling thread."""
+        """Do what :meth:`enqueue` does with a connection that blocks, in the calling thread."""
         self.join_blocking(connection, self.storing_steps(messages, now))
 
 

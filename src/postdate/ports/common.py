@@ -1,4 +1,4 @@
-"""What stores and transports have in common: modes, outcomes, records, work in a transaction, wake-ups."""
+"""Types that stores and transports share: modes, outcomes, records, work in a transaction, wake-ups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 class TransactionMode(enum.Enum):
-    """Which of receiving, handling and sending are undone together when something fails (specification 6)."""
+    """Says which of receiving, handling and sending are undone together when something fails (specification 6)."""
 
     NONE = "none"
     RECEIVE_ONLY = "receive_only"
@@ -32,7 +32,7 @@ class Outcome(enum.Enum):
 
 
 class RecordKind(enum.IntEnum):
-    """What a record says happened. The numbers are stored; they never change."""
+    """The kind of event that a record describes. The numbers are stored; they never change."""
 
     SCHEDULED = 1
     DELIVERED = 2
@@ -45,7 +45,7 @@ class RecordKind(enum.IntEnum):
     DISCARDED = 9
     RETURNED = 10
     PRUNED = 11
-    """Of no message: how many records are gone by now; see :class:`postdate.ports.scanning.Pruned`."""
+    """About no single message: the number of records that were pruned; see :class:`postdate.ports.scanning.Pruned`."""
 
 
 OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
@@ -57,9 +57,9 @@ OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
 
 
 class Recording(enum.Enum):
-    """How much of what happens to delayed messages is kept for audits.
+    """How many events of delayed messages a store records for audits.
 
-    ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES``
+    ``ALL`` records scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES``
     leaves out retried and handled.
     """
 
@@ -69,14 +69,14 @@ class Recording(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of what happened to a delayed message; written in the transaction in which it happened.
+    """One line about what happened to a delayed message; written in the transaction in which it happened.
 
     Args:
         kind: what happened.
         message_id: of the delayed message.
-        at: when, on the clock of the process that did it; UTC.
-        due: the due time then; UTC.
-        destination: where it was meant to go.
+        at: when it happened, by the clock of the process that did it; UTC.
+        due: the due time of the message at that moment; UTC.
+        destination: the destination of the message.
         detail: reason of a retry, failure, or discard; empty otherwise.
     """
 
@@ -89,31 +89,31 @@ class Record:
 
 
 NativeTransaction = Any
-"""An open database transaction, of the driver's type. Only adapters of that database look inside."""
+"""An open database transaction, of the driver's type. Only adapters of that database use it directly."""
 
 Work = Callable[[NativeTransaction], None]
-"""Something to be done inside another adapter's native transaction. Raising rolls the whole transaction back."""
+"""Work to be done inside another adapter's native transaction. If it raises, the whole transaction is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedWork(Generic[C]):
-    """A :data:`Work` of which many are done in one go, where a transaction has those of several messages.
+    """A :data:`Work` that is done together with similar works, when one transaction contains those of several messages.
 
     Args:
-        do: does the items of many works, or raises; equal in works that belong together.
-        item: what is to be done.
+        do: does the items of many works, or raises; works with an equal ``do`` are done together.
+        item: what this work adds to the batch.
     """
 
     do: Callable[[NativeTransaction, Sequence[C]], object]
     item: C
 
     def __call__(self, transaction: NativeTransaction) -> None:
-        """Do it alone."""
+        """Do this work alone."""
         self.do(transaction, [self.item])
 
 
 def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
-    """Do works of one or several messages in a transaction; batched ones come last, each batch in one go."""
+    """Do works of one or several messages in a transaction. Batched works come last, with one call for each batch."""
     together = dict[Callable[[NativeTransaction, Sequence[Any]], object], list[Any]]()
     for work in works:
         if isinstance(work, BatchedWork):
@@ -126,20 +126,20 @@ def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
 
 
 Wake = Callable[[], None]
-"""Called from any thread to say: look again now. Never blocks."""
+"""Ends the sleep of a poller. It is called from any thread and never blocks."""
 
 
 class Capable(Generic[C]):
-    """A store or a transport that says what it can do."""
+    """A store or a transport that declares its capabilities."""
 
     _capabilities: C
 
     @property
     def capabilities(self) -> C:
-        """What it can do; constant. The field ``_capabilities``, unless this is overridden.
+        """The capabilities; constant. They are the field ``_capabilities``, unless this property is overridden.
 
         Raises:
-            ConfigurationError: there is neither.
+            ConfigurationError: the field is not set, and the property is not overridden.
         """
         try:
             return self._capabilities

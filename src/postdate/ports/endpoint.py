@@ -1,4 +1,7 @@
-"""What an endpoint keeps beside its messages: saga instances, its outbox. Source: specification 4.10, 5; ADR 0016."""
+"""The data that an endpoint keeps beside its messages: saga instances, its outbox.
+
+Source: specification 4.10, 5; ADR 0016.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from postdate.messages import DelayedMessage, Envelope
 from postdate.ports.common import Capable, NativeTransaction, Work
 
 CORRELATION_LIMIT: Final = 200
-"""Characters of a correlation value: what every index holds."""
+"""Characters of a correlation value; an index of every database can hold a value of this length."""
 
 
 SET_UP: Final = (
     "run `postdate setup --sagas`, await the setup() of its saga store once, or start an endpoint that creates queues"
 )
-"""What to do about missing tables; for errors."""
+"""The advice about missing tables, for error texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SagaStoreCapabilities:
-    """What a saga store can do.
+    """The capabilities of a saga store.
 
     Args:
         durable: instances survive the process.
-        shared: several processes may use it at once.
-        database: identity of the database; a transport with an equal identity can share a transaction with it.
+        shared: several processes may use the store at once.
+        database: identity of the database; a transport with an equal identity can share a transaction with the store.
     """
 
     durable: bool
@@ -40,11 +43,11 @@ class SagaStoreCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """The value by which a message finds its instance.
+    """The value by which a message finds its saga instance.
 
     Args:
         property: name of the property of the state.
-        value: of it, as text; 1 to 200 characters.
+        value: value of the property, as text; 1 to 200 characters.
     """
 
     property: str
@@ -56,12 +59,12 @@ class SagaRecord:
     """One saga instance in its store.
 
     Args:
-        saga_id: a UUID as text; new for every instance, also for one with the correlation of an earlier one.
+        saga_id: a UUID as text. Every instance has a new one, even if an earlier instance had the same correlation.
         saga_type: name of the saga on the wire.
         correlation: unique among the instances of a saga type.
-        state: of the application, JSON.
-        details: of Postdate's own, JSON; stores keep it unchanged and do not look inside.
-        version: how often the instance was kept; 0 for one that was not yet.
+        state: state of the application, JSON.
+        details: data of Postdate, JSON; stores keep it unchanged and never read it.
+        version: how often the instance was stored; 0 for an instance that was never stored.
     """
 
     saga_id: str
@@ -73,7 +76,7 @@ class SagaRecord:
 
 
 class SagaFate(enum.Enum):
-    """What becomes of an instance."""
+    """What a change does to an instance."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -83,14 +86,14 @@ class SagaFate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SagaChange:
-    """What one message does to one instance.
+    """The change that one message makes to one instance.
 
     Args:
-        fate: created: the record must not be there, nor another with its correlation; all others: it must be there in
-            the version of the record. The instance gets the next version; a completed one is removed. One that is set
-            aside keeps state and details, and gets its id as the property of its correlation: its value is free for
-            another, and :meth:`SagaStore.load` finds it still.
-        record: with the version that was loaded.
+        fate: For ``CREATED``, neither this instance nor another one with its correlation may be in the store. For all
+            others, the instance must be there in the version of the record, and gets the next version. A completed one
+            is removed. One that is set aside keeps its state and details, and its id becomes the property of its
+            correlation: the value is free for another instance, and :meth:`SagaStore.load` still finds this one.
+        record: the new record, with the version that was loaded.
     """
 
     fate: SagaFate
@@ -98,17 +101,17 @@ class SagaChange:
 
 
 class SagaStore(Capable[SagaStoreCapabilities], ABC):
-    """Where saga instances are kept. Every method may be called by several processes at once.
+    """A store of saga instances. Several processes may call every method at once.
 
-    Nothing is locked between loading and applying: a change of a version that is no longer there is a conflict.
+    Nothing is locked between loading and applying: a change is a conflict if the store has another version by then.
     """
 
     @abstractmethod
     async def setup(self) -> None:
-        """Create what is missing; idempotent, and safe when several processes do it at once.
+        """Create missing tables; idempotent, and safe when several processes do it at once.
 
         Raises:
-            StoreFromNewerVersion: a later Postdate was here; nothing was changed.
+            StoreFromNewerVersion: a later version of Postdate has set the store up; nothing was changed.
 
         Guarantees:
             sagas.setting_up_again_keeps_what_is_there.
@@ -126,12 +129,12 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """
 
     async def find_all(self, saga_type: str, correlations: Sequence[Correlation]) -> Sequence[SagaRecord | None] | None:
-        """:meth:`find` for several correlations, in one query; ``None``: to find each by itself is as quick."""
+        """Return :meth:`find` for several correlations, in one query; ``None``: one call for each is as fast."""
         return None
 
     @abstractmethod
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        """Return the instance with that id if it is of that type, or ``None``.
+        """Return the instance with that id, or ``None`` if there is none or it has another type.
 
         Guarantees:
             sagas.an_instance_is_loaded_by_type_and_id.
@@ -139,7 +142,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
     @abstractmethod
     async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
-        """Return up to ``limit`` instances by type and id, those after a type and an id; by an index.
+        """Return up to ``limit`` instances after a type and an id, ordered by type and id; uses an index.
 
         Guarantees:
             sagas.instances_are_listed_page_by_page.
@@ -147,10 +150,10 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
     @abstractmethod
     async def apply(self, changes: Sequence[SagaChange]) -> None:
-        """Apply ``changes`` in order, all in one transaction; returns after the commit.
+        """Apply ``changes`` in order, all in one transaction; return after the commit.
 
         Raises:
-            SagaConflict: an instance was created, changed or completed meanwhile; nothing was applied.
+            SagaConflict: another process has created, changed or completed an instance meanwhile; nothing was applied.
             StoreUnavailable: transient; nothing was applied.
 
         Guarantees:
@@ -162,13 +165,13 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release connections; a second time without effect."""
+        """Release the connections; a second call has no effect."""
 
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """Return the work that applies ``changes``; it raises :class:`~postdate.errors.SagaConflict`.
+        """Return the work that applies ``changes``; the work raises :class:`~postdate.errors.SagaConflict`.
 
-        The work may be done again when its transaction is. Only of a store whose capabilities name a database, where
-        its changes can be part of a transaction of the queues, or of the commit of an outbox.
+        The work may be done again when its transaction is repeated. Call this only for a store whose capabilities name
+        a database. There the changes can be part of a transaction of the queues, or of the commit of an outbox.
 
         Guarantees:
             sagas.applying_is_part_of_a_transaction_of_the_queues, applying_is_part_of_the_commit_of_an_outbox.
@@ -180,7 +183,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
 
 
 Operation: TypeAlias = Envelope | DelayedMessage
-"""What a handler sends: at once, or at an instant that was settled when it was sent."""
+"""A message that a handler sends: an envelope, sent at once, or a delayed message. Sending fixes its due time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +191,8 @@ class OutboxRecord:
     """The record of a message that was handled.
 
     Args:
-        operations: what its handlers sent, in order, with their ids; empty once dispatched.
-        dispatched: the operations have left, so handling is complete.
+        operations: the messages that its handlers sent, in order, with their ids; empty once they are dispatched.
+        dispatched: the operations were sent, so handling is complete.
     """
 
     operations: Sequence[Operation]
@@ -197,7 +200,7 @@ class OutboxRecord:
 
 
 class OutboxTransaction(ABC):
-    """The business transaction of one message. Its owner calls :meth:`commit` or :meth:`roll_back` in the end.
+    """The business transaction of one message. The owner ends it with :meth:`commit` or :meth:`roll_back`.
 
     Every method may be called from any task of one event loop.
     """
@@ -209,12 +212,12 @@ class OutboxTransaction(ABC):
 
     @abstractmethod
     async def begin(self) -> NativeTransaction:
-        """Return a connection of the driver with a transaction open on it; called again, the same one.
+        """Return a connection of the driver with an open transaction; a second call returns the same connection.
 
         The connection refuses to commit or roll back by itself. It may be used until the transaction ends.
 
         Raises:
-            StoreUnavailable: transient; it may be called again.
+            StoreUnavailable: transient; this method may be called again.
 
         Guarantees:
             integration/test_outbox_storage.py::test_business_data_and_record_are_one_commit;
@@ -223,19 +226,19 @@ class OutboxTransaction(ABC):
 
     @abstractmethod
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        """Write the record of the message into the transaction and commit; begin it first if that was not done.
+        """Write the record of the message into the transaction and commit. Begin the transaction first if necessary.
 
         Args:
-            operations: what the handlers sent; may be empty, and is dispatched then.
+            operations: messages that the handlers sent. If there are none, the record counts as dispatched.
             now: aware UTC.
-            work: of other adapters on the same database; done in the transaction.
+            work: work of other adapters on the same database; done in the transaction.
 
         Returns:
             ``False`` when another process has handled the message meanwhile: everything was rolled back.
 
         Raises:
-            StoreError: nothing was committed. After :class:`~postdate.errors.StoreUnreachable` it may have been:
-                :meth:`OutboxStore.find` tells.
+            StoreError: nothing was committed, with one exception. After :class:`~postdate.errors.StoreUnreachable` the
+                transaction may have been committed; :meth:`OutboxStore.find` tells.
 
         Guarantees:
             integration/test_outbox_storage.py::test_of_two_transactions_of_one_message_one_commits;
@@ -245,16 +248,16 @@ class OutboxTransaction(ABC):
 
     @abstractmethod
     async def roll_back(self) -> None:
-        """Undo everything; without effect before :meth:`begin` and after the end.
+        """Undo everything; no effect before :meth:`begin` and after the end of the transaction.
 
         Raises:
-            StoreUnreachable: the connection was lost, which undid everything, too, and may be why the transaction
-                failed.
+            StoreUnreachable: the connection was lost. That has undone everything, too. It may also be the reason why
+                the transaction failed.
         """
 
 
 class OutboxStore(ABC):
-    """Where outboxes are kept: of several endpoints, each used by several processes at once."""
+    """A store of the outboxes of several endpoints. Several processes of each endpoint use it at once."""
 
     @property
     @abstractmethod
@@ -268,14 +271,14 @@ class OutboxStore(ABC):
 
     @abstractmethod
     async def setup(self) -> None:
-        """Create what is missing; idempotent, and safe when several processes do it at once."""
+        """Create missing tables; idempotent, and safe when several processes do it at once."""
 
     @abstractmethod
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        """Return the record of a message, or ``None``: no handling of it was committed, or too long ago.
+        """Return the record of a message, or ``None``: no handling of it was committed, or its record was pruned.
 
         Args:
-            endpoint: which handled it; the same message may be handled by several.
+            endpoint: endpoint that handled the message; several endpoints may handle the same message.
             message_id: ``NServiceBus.MessageId``; any text.
 
         Raises:
@@ -284,14 +287,14 @@ class OutboxStore(ABC):
         """
 
     async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
-        """:meth:`find` for several messages, in one query; ``None``: to find each by itself is as quick."""
+        """Return :meth:`find` for several messages, in one query; ``None``: one call for each is as fast."""
         return None
 
     def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work | None:
-        """Return work that writes the record of a message that sent nothing, and does ``work``; ``None``: it cannot.
+        """Return work that records a message whose handlers sent nothing, and does ``work``; ``None``: not possible.
 
-        It is done in a transaction of queues in :attr:`database`. It raises :class:`~postdate.errors.SagaConflict`
-        where the record is there already.
+        The work is done in a transaction of queues in :attr:`database`. It raises
+        :class:`~postdate.errors.SagaConflict` if the record is there already.
         """
         return None
 
@@ -305,11 +308,11 @@ class OutboxStore(ABC):
 
     @abstractmethod
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:
-        """Return a transaction that is not begun yet, for handling one message."""
+        """Return a transaction for handling one message; it is not begun yet."""
 
     @abstractmethod
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        """Note that the operations of a message have left, and drop them; once more without effect.
+        """Record that the operations of a message were sent, and delete them; a second call has no effect.
 
         Raises:
             StoreUnavailable: transient.
@@ -317,14 +320,14 @@ class OutboxStore(ABC):
 
     @abstractmethod
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        """Forget messages whose operations left before an instant, oldest first; return how many.
+        """Remove the records of messages whose operations were sent before an instant, oldest first; return how many.
 
-        Those whose operations have not left stay, however old they are.
+        Records whose operations were not sent stay, however old they are.
 
         Args:
-            endpoint: whose.
+            endpoint: endpoint whose records are removed.
             before: aware UTC, exclusive.
-            limit: at most so many, in one short transaction.
+            limit: maximum number of records, removed in one short transaction.
 
         Raises:
             StoreUnavailable: transient.
@@ -335,4 +338,4 @@ class OutboxStore(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release connections; a second time without effect."""
+        """Release the connections; a second call has no effect."""

@@ -11,21 +11,21 @@ from typing import Final
 from postdate.ports.stores import Claim
 
 LANES: Final = datetime(9000, 1, 1, tzinfo=UTC)
-"""The attempt times of what is held are later."""
+"""Messages that wait because of limits have attempt times later than this."""
 
 LANE_WIDTH: Final = timedelta(seconds=1_000)
-"""The attempt times of one lane."""
+"""The length of the interval of attempt times of one lane."""
 
 _FIRST_DUE: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = timedelta(days=365 * 500)
-"""What is due later than so long after the first, has its place at the end of the lane."""
+"""A due time that is later than 1970 plus this has its place at the end of the lane."""
 
 _PLACES: Final = 1_000_000
-"""In a lane: messages that are due within four hours of each other are held in one place, in the order of storing."""
+"""In a lane: messages that are due within four hours of each other have one place, and wait in the order of storing."""
 
 
 def in_a_lane(attempt_at: datetime | None, due: datetime) -> bool:
-    """Return whether a message is held, by its attempt time."""
+    """Return whether a message waits in a lane, to judge by its attempt time."""
     return attempt_at is not None and attempt_at > LANES > due
 
 
@@ -33,14 +33,15 @@ def in_a_lane(attempt_at: datetime | None, due: datetime) -> bool:
 class KeptLimits:
     """The limits of one destination, as a store keeps them.
 
-    Held messages wait in a *lane*: an interval of attempt times of its own, far beyond all that are due, by which they
-    are found again, the first due first.
+    Limited messages wait in a *lane*: an interval of attempt times for one destination, far later than all due times.
+    A claim finds the messages by this interval, in the order of their due times.
 
     Args:
         destination: queue.
         lane: number of the destination in this store, from 1.
-        limits: as text, which only the core reads; empty: they were lifted.
-        free_at: when the next message may go, UTC, as far as a rate is limited; at first, when the limits were set.
+        limits: as text, which only the core reads; empty: the limits were lifted.
+        free_at: when the next message may be sent, UTC, as far as a rate is limited. At first, the time when the limits
+            were set.
     """
 
     destination: str
@@ -59,14 +60,14 @@ class KeptLimits:
         return self.begin + LANE_WIDTH
 
     def place(self, due: datetime) -> datetime:
-        """Return the attempt time with which a message is held."""
+        """Return the attempt time with which a message waits in the lane."""
         part = min(max((due - _FIRST_DUE) / _LONGEST, 0.0), 1.0)
         return self.begin + int(part * (_PLACES - 1)) * (LANE_WIDTH / _PLACES)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsInUse:
-    """What a service has to know of limits, however many destinations have some.
+    """The facts about limits that a service needs, however many destinations have limits.
 
     Args:
         any: limits are in force for at least one destination.
@@ -81,10 +82,10 @@ NONE_IN_USE: Final = LimitsInUse(any=False)
 
 
 class LimitingStore(ABC):
-    """A store that keeps limits of destinations, and holds messages because of them.
+    """A store that keeps limits of destinations, and lets messages wait because of them.
 
-    What is due for a destination with limits is claimed like any other message, and given back with an attempt time in
-    the lane (:meth:`postdate.ports.ClaimingStore.release`). No move takes messages for it.
+    A due message for a destination with limits is claimed like any other message, and then released with an attempt
+    time in the lane (:meth:`postdate.ports.ClaimingStore.release`). A move never takes messages for such a destination.
     """
 
     @abstractmethod
@@ -100,10 +101,10 @@ class LimitingStore(ABC):
 
     @abstractmethod
     async def limits_in_use(self) -> LimitsInUse:
-        """Return whether limits are in force, and those of destinations whose lanes have messages.
+        """Return whether limits are in force, and the limits of destinations whose lanes have messages.
 
-        A claimed message may count or not. Services ask once a second. The cost grows with the lanes
-        that have messages, not with those that are empty.
+        A claimed message may count or not. Services ask once a second. The cost grows with the lanes that have
+        messages, not with the empty lanes.
 
         Guarantees:
             limiting.lanes_with_messages_are_in_use.
@@ -111,13 +112,19 @@ class LimitingStore(ABC):
 
     @abstractmethod
     async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        """Keep limits of a destination; empty: lift them. From now on moves leave it alone, or take it again.
+        """Set the limits of a destination; an empty text lifts them.
+
+        From now on, moves leave out messages for this destination. After limits were lifted, moves include them again.
 
         Args:
             destination: queue.
-            limits: from now on.
+            limits: the new limits.
             free_at: see :class:`KeptLimits`.
-            before: what it had; empty: none. ``False`` if it has others by now: nothing was changed.
+            before: the limits that the caller has read; empty: none. If the destination has other limits by now,
+                nothing is changed.
+
+        Returns:
+            ``False`` if the destination has other limits than ``before``.
 
         Guarantees:
             limiting.limits_are_kept, lifted_limits_are_kept_as_lifted, no_move_takes_what_is_limited,
@@ -126,7 +133,7 @@ class LimitingStore(ABC):
 
     @abstractmethod
     async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
-        """Set ``free_at``; ``False``: the limits are not those any more, or somebody else has done so.
+        """Set ``free_at``; ``False`` if the limits have changed, or another process has set ``free_at`` meanwhile.
 
         Guarantees:
             limiting.one_of_many_takes_a_turn.
@@ -134,9 +141,9 @@ class LimitingStore(ABC):
 
     @abstractmethod
     async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        """Claim up to ``limit`` messages that are held in a lane, as :meth:`postdate.ports.ClaimingStore.claim_due`.
+        """Claim up to ``limit`` messages that wait in a lane, as :meth:`postdate.ports.ClaimingStore.claim_due` does.
 
-        ``now`` is recorded where a row cannot be read.
+        ``now`` is the time in the record of an unreadable row.
 
         Guarantees:
             limiting.what_is_held_is_claimed_by_its_lane_alone, what_is_held_and_cannot_be_read_keeps_its_due_time.

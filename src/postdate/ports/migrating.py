@@ -1,6 +1,6 @@
-"""What a migration needs from where delayed messages wait today. Source: specification 4.12; ADR 0015.
+"""Types for a migration from the system where delayed messages wait today. Source: specification 4.12; ADR 0015.
 
-Everything here blocks: a source is used by the driver and by the tasks of a Spark job, each with one of its own.
+Everything here blocks. The driver of a Spark job and each of its tasks use a source of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from datetime import datetime
 from typing import Final
 
 MOVED_AWAY: Final = "moved to another store"
-"""How the detail of the *cancelled* record begins of a message that has left its store for another one."""
+"""First words of the detail of the *cancelled* record of a message that has left its store for another one."""
 
 GIVEN_BACK: Final = "given back by migration "
-"""How the detail of the *rescheduled* record begins of a message that came back; written by older versions only."""
+"""First words of the detail of the *rescheduled* record of a message that came back; only older versions wrote it."""
 
 
 class MigrationStatus(enum.IntEnum):
-    """How far a run is. The numbers are stored, and are upstream's."""
+    """The progress of a run. The numbers are stored, and are the same as upstream's."""
 
     PREPARING = 0
     PREPARED = 1
@@ -28,32 +28,32 @@ class MigrationStatus(enum.IntEnum):
 
 
 class BatchStatus(enum.IntEnum):
-    """How far a batch is. The numbers are stored, and are upstream's."""
+    """The progress of a batch. The numbers are stored, and are the same as upstream's."""
 
     PENDING = 0
-    """Hidden from the old manager; the target knows nothing of it."""
+    """The messages are hidden from the old manager, and the target does not have any of them."""
     STAGED = 1
-    """The target may have it, in part or whole; it can only go forward."""
+    """The target may have the messages, in part or whole; the batch can only go forward."""
     COMPLETED = 2
-    """The target has it."""
+    """The target has the messages."""
     RETURNED = 3
-    """It went back to where it came from, by an abort."""
+    """An abort has returned the messages to their source."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationPreview:
-    """What waits for one endpoint.
+    """The timeouts that wait for one endpoint.
 
     Args:
-        endpoint: the one that owns the timeouts.
-        count: of those that a migration would move.
-        left: of those before the cut-off, which it would leave.
-        earliest: due time, UTC, of what it would move; ``None`` when there is nothing.
-        latest: the same.
-        destinations: how many for each.
-        problems: what keeps it from being migrated, with the ids of some; empty when nothing does.
-        largest_bytes: size of the largest that it would move, headers and body together, as a store counts it.
-        largest_id: of that one.
+        endpoint: the endpoint that owns the timeouts.
+        count: number of timeouts that a migration would move.
+        left: number of timeouts before the cut-off, which a migration would not move.
+        earliest: earliest due time that it would move, UTC; ``None`` when there is nothing to move.
+        latest: latest due time that it would move; otherwise as ``earliest``.
+        destinations: number of timeouts by destination.
+        problems: reasons why a migration is not possible, with the ids of some timeouts; empty without problems.
+        largest_bytes: size of the largest timeout to be moved, headers and body together, as a store counts it.
+        largest_id: id of that timeout.
     """
 
     endpoint: str
@@ -73,14 +73,14 @@ class MigrationRun:
 
     Args:
         run_id: a UUID's 32 hexadecimal digits.
-        endpoint: whose messages.
-        status: how far it is.
-        parameters: what it was begun with, for whoever resumes it: equal ones only.
-        cutoff: aware UTC; what is due earlier stays.
+        endpoint: endpoint that owns the messages.
+        status: progress of the run.
+        parameters: parameters of the run; it can only be resumed with equal ones.
+        cutoff: aware UTC; messages that are due earlier stay.
         started_at: UTC.
-        completed_at: UTC; ``None`` while it is on its way.
-        batches: how many there are.
-        messages: how many were hidden in these batches.
+        completed_at: UTC; ``None`` while the run is not complete.
+        batches: number of batches.
+        messages: number of messages that were hidden in these batches.
     """
 
     run_id: str
@@ -100,9 +100,9 @@ class MigrationBatch:
 
     Args:
         number: from 1.
-        status: how far it is.
-        count: how many messages it has.
-        earliest: due time of the first, UTC.
+        status: progress of the batch.
+        count: number of messages in the batch.
+        earliest: due time of the first message, UTC.
     """
 
     number: int

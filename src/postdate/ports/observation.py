@@ -1,10 +1,10 @@
-"""What an operator can ask about a store and its queues without changing their contents; and unreadable rows.
+"""Questions that an operator can ask about a store and its queues without changing their contents; unreadable rows.
 
-A row that is damaged (headers that are no JSON, a due time outside the calendar, a blank destination, content that is
-gone) stays in its table. The first call of a store or a queue that meets it marks it, so that nothing claims it and it
-holds up nothing else. Its raw bytes are kept. An operator sees them, and discards the row, or mends it with the tools
-of the database. A message that no queue takes, and whose copy the error queue refuses, is marked in the same way: see
-:meth:`postdate.ports.ClaimingStore.mark_unreadable`.
+An unreadable row has headers that are no JSON, a due time outside the calendar, a blank destination, or content that is
+missing. It stays in its table. The first call of a store or a queue that meets the row marks it. Then nothing claims
+the row, and it does not delay anything else. Its raw bytes are kept. An operator sees the row and discards it, or mends
+it with the tools of the database. A message that no queue accepts, and whose copy the error queue refuses, is marked in
+the same way: see :meth:`postdate.ports.ClaimingStore.mark_unreadable`.
 
 Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0043.
 """
@@ -27,8 +27,8 @@ class Standing:
 
     Args:
         message: the pending message.
-        attempt_at: instant after which the next attempt may be made, UTC; ``None`` while a process holds it.
-        held_by: system's number of the process that holds it.
+        attempt_at: instant after which the next attempt may be made, UTC; ``None`` while a process has a claim on it.
+        held_by: the operating system's number of the process with the claim.
     """
 
     message: DelayedMessage
@@ -38,14 +38,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A message in a queue, looked at without taking it.
+    """A message that was read from a queue and left there.
 
     Args:
-        queue: where it is.
+        queue: the queue.
         envelope: the message.
-        failures: how often handling it failed in this queue.
-        held_by: system's number of the process that handles it at the moment.
-        number: its place in the queue: of two messages, the older one has the smaller number.
+        failures: how often handling the message failed in this queue.
+        held_by: the operating system's number of the process that handles the message at the moment.
+        number: position in the queue: of two messages, the older one has the smaller number.
     """
 
     queue: str
@@ -60,12 +60,12 @@ class Process:
     """A process that uses a store or queues.
 
     Args:
-        pid: the system's number of it.
-        host: the machine on which it runs, by its name; empty where only its session is known.
-        started_at: UTC, on the machine's clock.
-        alive: whether it still runs; claims of a dead one are free again as soon as another process looks.
-        delivers: whether it delivers due messages.
-        receives: queues it receives from.
+        pid: the operating system's number of the process.
+        host: name of the machine on which the process runs; empty where only its session is known.
+        started_at: UTC, by the clock of that machine.
+        alive: whether the process still runs. The claims of a dead process end as soon as another process notices.
+        delivers: whether the process delivers due messages.
+        receives: queues that the process receives from.
     """
 
     pid: int
@@ -76,42 +76,45 @@ class Process:
     receives: tuple[str, ...]
 
     def joined(self, other: Process) -> Process:
-        """Return what both say of one process, which has a part for its store and another for its queues."""
+        """Return this and ``other`` as one process: one part is about its store, the other about its queues."""
         receives, delivers = tuple(sorted({*self.receives, *other.receives})), self.delivers or other.delivers
         return Process(self.pid, self.host, min(self.started_at, other.started_at), self.alive, delivers, receives)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """That a message was delivered: when, and when it was due; ``None`` where the store does not keep that. UTC."""
+    """The delivery of a message: when it was delivered, and its due time, both UTC.
+
+    ``due`` is ``None`` where the store does not keep the due time.
+    """
 
     at: datetime
     due: datetime | None
 
 
 class Observer(ABC):
-    """Looks at a store, or queues, or both where they live in one database, without changing their contents.
+    """Answers questions about a store, queues, or both in one database, without changing their contents.
 
     An observer of queues alone returns ``None`` or nothing for questions about a store, and the other way round.
     """
 
     @abstractmethod
     async def processes(self) -> Sequence[Process]:
-        """Return every other process that uses them, dead ones included that were not noticed yet."""
+        """Return every other process that uses the store or queues, including dead ones that were not noticed yet."""
 
     async def standing(self, message_id: str) -> Standing | None:
-        """Return the state of a pending message, or ``None`` when it does not wait here."""
+        """Return the state of a pending message, or ``None`` when it is not pending here."""
         return None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         """Return pending messages that carry ``message_id`` as their header, but have another id of their own.
 
-        These are delayed retries of the message; reads every pending message.
+        These are delayed retries of the message. The call reads every pending message.
         """
         return ()
 
     async def last_delivered(self, limit: int) -> Sequence[Delivered]:
-        """Return up to ``limit`` of the latest deliveries, newest first, of those that the latest 100,000 records tell.
+        """Return up to ``limit`` of the latest deliveries, newest first, from the latest 100,000 records.
 
         Guarantees:
             conformance/test_deliveries.py::test_the_latest_deliveries_are_told.
@@ -119,20 +122,20 @@ class Observer(ABC):
         return ()
 
     async def next_destinations(self, messages: int) -> Mapping[str, int] | None:
-        """Return how many of the next ``messages`` messages each destination gets, without reading the messages.
+        """Return the number of messages for each destination among the next ``messages``; reads no message.
 
         ``None``: this observer cannot tell.
         """
         return None
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return how many messages each queue holds, by name, those being handled included."""
+        """Return the number of messages in each queue, by name, including messages that are being handled."""
         return {}
 
     async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
         """Return up to ``limit`` messages of a queue whose number is greater than ``after``, oldest first.
 
-        Without one there are no more. Messages that cannot be read are left out.
+        An empty result means that there are no more messages. Unreadable messages are left out.
 
         Raises:
             QueueNotFound: there is no such queue.
@@ -140,9 +143,9 @@ class Observer(ABC):
         raise QueueNotFound(queue)
 
     async def last_number(self, queue: str) -> int:
-        """Return the number of the newest message of a queue, 0 if it is empty.
+        """Return the number of the newest message of a queue, 0 if the queue is empty.
 
-        What comes later has a greater number for as long as that message is there.
+        Later messages have a greater number for as long as that message is there.
 
         Raises:
             QueueNotFound: there is no such queue.
@@ -150,7 +153,7 @@ class Observer(ABC):
         raise QueueNotFound(queue)
 
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        """Return where a message is, by its own id or by its ``NServiceBus.MessageId`` header; reads every queue."""
+        """Find a message by its own id or by its ``NServiceBus.MessageId`` header; reads every queue."""
         return ()
 
 
@@ -163,12 +166,12 @@ class ServerFacts:
 
     Args:
         product: ``PostgreSQL``, ``MariaDB``, ``SQL Server`` or ``RabbitMQ``.
-        version: as the server writes it; numbers parted by dots come first.
-        now: the server's clock, UTC, read while it answered; ``None`` where it does not tell.
-        schema_version: number of the last migration there; 0 without tables; ``None`` where none are needed.
-        newest_schema_version: number of the last migration that this version of Postdate has for it.
-        settings: the server's names and values that decide what survives what, in lower case, as its driver shows them
-            as text: ``fsync``, ``synchronous_commit``, ``innodb_flush_log_at_trx_commit`` …
+        version: version as the server writes it; it begins with numbers that are separated by dots.
+        now: the server's clock, UTC, read while it answered; ``None`` where the server does not tell.
+        schema_version: number of the last migration there; 0 without tables; ``None`` where no tables are needed.
+        newest_schema_version: number of the last migration that this version of Postdate has for the server.
+        settings: settings of the server that decide which data survives which failure. Names and values are in lower
+            case, as texts from the driver: ``fsync``, ``synchronous_commit``, ``innodb_flush_log_at_trx_commit`` …
     """
 
     product: str
@@ -181,14 +184,14 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class OldSnapshot:
-    """A session of a server that keeps it from cleaning up after deliveries.
+    """A session of a server that prevents the server from cleaning up after deliveries.
 
     Args:
         pid: number of the session, as the server calls it.
-        application: what the session says it is; empty when it says nothing.
+        application: the application that the session names; empty when it names none.
         user: of the session.
-        age: how long it has held its snapshot.
-        state: what it does, in the server's words, such as ``idle in transaction``.
+        age: how long the session has held its snapshot.
+        state: what the session does, in the server's words, such as ``idle in transaction``.
         mend: statement that ends the snapshot, where ending a session does not; ``pid`` is 0 then.
     """
 
@@ -201,33 +204,33 @@ class OldSnapshot:
 
 
 class Scripted(ABC):
-    """A store, transport, or storage of timeouts, sagas or an outbox, whose tables can be made by hand."""
+    """A store, transport, or storage of timeouts, sagas or an outbox, with tables that an administrator can make."""
 
     @abstractmethod
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that creates everything ``endpoint`` needs here, as one script; connects to nothing.
 
-        Where a store's database can hold queues, it creates their tables, too.
+        The script of a store whose database can have queues also creates the tables of queues.
 
         Args:
-            endpoint: its name; only stores and storage of timeouts have tables of an endpoint.
+            endpoint: its name; only stores and storage of timeouts have tables for each endpoint.
         """
 
     def queue_statements(self, names: Sequence[str]) -> str:
-        """Return the SQL that creates queues in those tables; connects to nothing. It may be run again."""
+        """Return the SQL that creates queues in those tables; connects to nothing. The SQL may be run again."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTraffic:
-    """Messages that wait in a store, and who delivers them.
+    """The messages that wait in a store, and the processes that deliver them.
 
     Args:
-        pending: messages that wait.
-        overdue: of these, past their due time.
-        oldest: when the first of them is due; ``None``: none waits.
-        processes: that use the store; ``None`` where they cannot be seen.
-        destinations: of the messages that are due next, as far as was looked.
+        pending: number of pending messages.
+        overdue: number of pending messages that are past their due time.
+        oldest: earliest due time; ``None``: no message is pending.
+        processes: processes that use the store; ``None`` where they cannot be seen.
+        destinations: destinations of the messages that are due next, as far as these were read.
         zones: headers of the messages by which the store keeps time zones (:mod:`postdate.core.upkeep.wall_times`).
     """
 
@@ -241,13 +244,13 @@ class StoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts(StoreTraffic):
-    """What a look at a file found, without writing to it.
+    """The state of a file, read without writing to it.
 
     Args:
         schema_version: of its tables.
         journal_mode: of SQLite; ``wal`` is what Postdate sets.
         queues: lengths by name.
-        unreadable: rows of the store and of queues that cannot be read.
+        unreadable: number of unreadable rows of the store and of queues.
     """
 
     schema_version: int
@@ -258,7 +261,7 @@ class FileFacts(StoreTraffic):
 
 @dataclass(frozen=True, slots=True)
 class FileScripts:
-    """The SQL by which an administrator makes the tables of a file; nothing is opened.
+    """Functions that return the SQL with which an administrator makes the tables of a file; they open nothing.
 
     Args:
         database: makes the tables of store and queues in a new file.
@@ -278,7 +281,7 @@ class FileScripts:
 
 
 UNREADABLE: Final = "unreadable: "
-"""How the details of records about unreadable rows begin; the reason follows."""
+"""First words of the details of records about unreadable rows; the reason follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +289,12 @@ class UnreadableRow:
     """A row that is marked as unreadable.
 
     Args:
-        number: names it for the operator, within this store or these queues.
-        queue: the queue it is in; empty for the store.
+        number: identifies the row within this store or these queues.
+        queue: the queue of the row; empty for the store.
         message_id: of the message, as far as it can be read.
-        reason: why it cannot be read.
-        at: when it was marked, UTC.
-        raw: what the row holds, by column, byte for byte; text is in UTF-8, numbers in decimal digits.
+        reason: why the row cannot be read.
+        at: when the row was marked, UTC.
+        raw: content of the row by column, byte for byte; text is in UTF-8, numbers in decimal digits.
     """
 
     number: int
@@ -303,12 +306,12 @@ class UnreadableRow:
 
 
 class UnreadableRows(ABC):
-    """A store, or queues, that mark rows that they cannot read. Every built-in store that has rows is one.
+    """A store, or queues, that mark unreadable rows. Every built-in store that has rows is one.
 
-    Rows are marked inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot be is
-    marked in the same transaction, with a *failed* record of the store where its id can be read. It is logged once, as
-    the mark survives restarts. If reading fails otherwise, messages claimed by then are given back. Stored rows are not
-    held against limits that were tightened since.
+    Rows are marked inside claims, moves, receives and lists. Each row is decoded by itself. An unreadable row is marked
+    in the same transaction. A *failed* record of the store is written where the id of the message can be read. The row
+    is logged once, because the mark survives restarts. If reading fails for another reason, the messages that were
+    claimed by then are released. Limits that became tighter later do not make stored rows unreadable.
 
     A marked row is not pending: it is neither claimed, listed, found by its id, cancelled, rescheduled nor replaced. No
     other message can be stored with its id.
@@ -330,8 +333,8 @@ class UnreadableRows(ABC):
 
     @abstractmethod
     async def discard_unreadable(self, number: int, now: datetime) -> None:
-        """Delete a marked row, for good; recorded as discarded where its id can be read.
+        """Delete a marked row for good; the message is recorded as discarded where its id can be read.
 
         Raises:
-            MessageNotFound: no row of that number is marked.
+            MessageNotFound: no marked row has that number.
         """

@@ -1,4 +1,4 @@
-"""Reading and writing a store in bulk, for the pipeline. Everything here blocks. Source: ADR 0011."""
+"""Bulk reads and writes of a store, for the pipeline. Everything here blocks. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from postdate.ports.common import Record, RecordKind
 from postdate.ports.stores import StoreReport
 
 ArrowBatch = Any
-"""A ``pyarrow.RecordBatch``. Named so because only the pipeline and what serves it there import pyarrow."""
+"""A ``pyarrow.RecordBatch``. The type is ``Any`` because only the pipeline and its adapter code import pyarrow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPart:
-    """One share of a scan: rows whose place is at least ``first`` and below ``end``; a store knows what a place is."""
+    """One share of a scan: rows with a place of at least ``first`` and below ``end``. The store defines the places."""
 
     first: int
     end: int
@@ -30,13 +30,13 @@ class ScanPart:
 
 @dataclass(frozen=True, slots=True)
 class ScanFilter:
-    """Which rows; every given condition must hold, and a row without a value never fulfils a condition on it.
+    """Conditions on rows; a row must fulfil all of them. A row without a value does not fulfil a condition on it.
 
     Args:
-        message_ids: one of these; ``None``: any.
-        destinations: one of these (of ``queued``: its queue); ``None``: any.
-        due_from: due then or later; aware.
-        due_to: due before then; aware.
+        message_ids: the row has one of these ids; ``None``: any id.
+        destinations: the row has one of these destinations (for ``queued``: one of these queues); ``None``: any.
+        due_from: due at this instant or later; aware.
+        due_to: due before this instant; aware.
     """
 
     message_ids: tuple[str, ...] | None = None
@@ -47,12 +47,12 @@ class ScanFilter:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What to read.
+    """The rows and columns to read.
 
     Args:
         what: ``pending``, ``records`` or ``queued``.
-        columns: of :data:`SCANNED`, in the order in which they are wanted; none at all: rows are counted.
-        where: which rows.
+        columns: of :data:`SCANNED`, in the order in which the caller wants them. Without columns, rows are counted.
+        where: conditions on the rows.
         snapshot: from :meth:`ScannableStore.snapshot`; ``None``: each part is a snapshot of its own.
     """
 
@@ -75,7 +75,7 @@ SCANNED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "queued": ("message_id", "queue", "due"),
     }
 )
-"""What there is to read, with its columns.
+"""The kinds of rows that can be scanned, with their columns.
 
 ``headers``: JSON text as it is stored; older versions left white space behind it. ``kind``: number of
 :class:`RecordKind`. ``queued``: messages that are in a queue of the same database and not yet handled.
@@ -91,21 +91,21 @@ def check_scanned(what: str, columns: Sequence[str] = ()) -> None:
 
 
 def shares(first: int, end: int, parts: int) -> list[ScanPart]:
-    """Split the places from ``first`` on and below ``end`` into at most ``parts`` shares of about equal width."""
+    """Split the places from ``first`` to below ``end`` into at most ``parts`` shares of about equal width."""
     step = max(-(-(end - first) // max(parts, 1)), 1)
     return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 
 
 class ScannableStore(ABC):
-    """Pages through everything a store holds (:data:`SCANNED`), in shares that several processes can read."""
+    """A store whose rows (:data:`SCANNED`) several processes can read, page by page, in shares."""
 
     def snapshot(self) -> AbstractContextManager[str | None]:
-        """Hold a snapshot of the store for the length of the block; its value names it to other processes.
+        """Hold a snapshot of the store during the block; the value of the block is a name for other processes.
 
-        Scans with this name, by any process, see the store at one instant, all three kinds of rows alike. ``None``
-        where the store cannot be held: then each part is a snapshot of its own, and rows written later may have lower
-        places than rows seen before. Plan the shares while the snapshot is held: rows may move beyond shares that were
-        planned before.
+        Scans with this name, by any process, read all three kinds of rows as of one instant. The name is ``None`` where
+        the store has no snapshots. Then each part is a snapshot of its own, and rows that are written later may have
+        lower places than rows that were read before. Plan the shares while the snapshot is held: rows may move outside
+        shares that were planned before.
 
         Guarantees:
             scanning.a_snapshot_is_one_instant.
@@ -125,7 +125,7 @@ class ScannableStore(ABC):
         """Yield pages of at most ``page`` plain rows of one share; times are whole microseconds since 1970 UTC.
 
         Raises:
-            PipelineError: there is no such thing or column to read, or the snapshot is not held any more.
+            PipelineError: there are no such rows or columns, or the snapshot has ended.
 
         Guarantees:
             scanning.columns_come_as_asked_for, parts_cover_every_row_once, only_what_is_asked_for_is_read.
@@ -133,15 +133,15 @@ class ScannableStore(ABC):
 
     @property
     def gives_columns(self) -> bool:
-        """Whether it gives and takes whole Arrow batches, so that no row becomes a Python object on the way; constant.
+        """Whether the store reads and writes whole Arrow batches; constant.
 
-        Columns are those of :data:`SCANNED`; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
-        ``number_of_failures`` whole numbers of any width.
+        Then no row becomes a Python object on the way. Columns are those of :data:`SCANNED`. Times are
+        ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and ``number_of_failures`` whole numbers of any width.
         """
         return False
 
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """Do what :meth:`scan` does; only where :attr:`gives_columns`.
+        """Yield the rows of :meth:`scan` as Arrow batches; only where :attr:`gives_columns`.
 
         Guarantees:
             scanning.columns_hold_what_rows_hold.
@@ -149,10 +149,10 @@ class ScannableStore(ABC):
         raise _no_columns(self)
 
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
-        """Do what :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by message id.
+        """Store a batch as :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by id.
 
         Args:
-            batch: with the columns :data:`WRITTEN`; valid messages: the caller has checked them.
+            batch: has the columns :data:`WRITTEN`. Its messages are valid: the caller has checked them.
             now: recorded as the time of scheduling.
 
         Guarantees:
@@ -169,18 +169,18 @@ def _no_columns(store: object) -> NotSupported:
 
 
 ARCHIVED: Final = "archived"
-"""Detail of a *scheduled* record whose message's other records are in an archive."""
+"""Detail of a *scheduled* record. It says that the other records of the message are in an archive."""
 
 
 class StoredRecord(NamedTuple):
-    """A record as it stands in a store.
+    """A record with its number, as a store keeps it.
 
     Args:
         number: of the record; unique in its database, and never used again.
         kind: number of :class:`postdate.ports.RecordKind`.
         message_id: of the message.
         at: microseconds since 1970 UTC.
-        due: likewise.
+        due: microseconds since 1970 UTC.
         destination: queue.
         detail: reason, or ``None``.
     """
@@ -195,16 +195,17 @@ class StoredRecord(NamedTuple):
 
 
 PRUNED_ID: Final = "postdate~pruned"
-"""What stands for a message's id in *pruned* records."""
+"""The message id of *pruned* records; they belong to no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What :meth:`ArchivableStore.prune_before` has removed from a store so far. Source: ADR 32.
+    """The number of records that :meth:`ArchivableStore.prune_before` has removed from a store so far. Source: ADR 32.
 
     Args:
-        before: of messages that were due before it some or all records may be gone; UTC. ``None``: none are.
-        counts: how many records of each kind.
+        before: some or all records of messages that were due before this instant may be removed; UTC. ``None``: no
+            record was removed.
+        counts: number of removed records by kind.
     """
 
     before: datetime | None = None
@@ -212,7 +213,7 @@ class Pruned:
 
     @classmethod
     def of(cls, records: Iterable[tuple[datetime | None, str]]) -> Self:
-        """Add up *pruned* records, each its ``before`` and its detail; one that was damaged counts nothing."""
+        """Add up *pruned* records, each as its ``before`` and its detail; a damaged detail counts nothing."""
         before, counts = None, Counter[RecordKind]()
         for at, detail in records:
             before = max(filter(None, (before, at)), default=None)
@@ -221,110 +222,111 @@ class Pruned:
         return cls(before, counts)
 
     def and_now(self, before: datetime, kinds: Iterable[int]) -> Self:
-        """Return this and records of ``kinds``, which are being removed."""
+        """Return these counts plus the records of ``kinds``, which the caller is removing."""
         counts = Counter(self.counts) + Counter(map(RecordKind, kinds))
         return type(self)(before if self.before is None else max(before, self.before), counts)
 
     @property
     def detail(self) -> str:
-        """The detail of the record that says so."""
+        """The detail of the *pruned* record with these counts, JSON."""
         return json.dumps({kind.name.lower(): count for kind, count in sorted(self.counts.items())})
 
 
 def pruned_details(history: Iterable[Record]) -> list[tuple[datetime | None, str]]:
-    """Return what the records under :data:`PRUNED_ID` say, for :meth:`Pruned.of`."""
+    """Return due time and detail of the *pruned* records in ``history``, for :meth:`Pruned.of`."""
     return [(each.due, each.detail) for each in history if each.kind is RecordKind.PRUNED]
 
 
 class ArchivableStore(ScannableStore):
-    """A store whose records can be audited, and moved elsewhere and back, while others work with it.
+    """A store whose records can be audited, and moved elsewhere and back, while other processes work with it.
 
-    Records are found by their place: ``part`` is a share of a scan of ``records`` in which they were seen. A record
-    that is there no longer is not counted. Each call is one short transaction, so callers come in batches.
+    The store finds records by their place: ``part`` is a share of a scan of ``records`` in which the caller saw them. A
+    record that is not there any more does not count. Each call is one short transaction, so callers pass batches.
 
-    Callers mark before they prune: at any moment a record that is missing belongs to a marked message, and no audit
-    takes it for lost.
+    Callers mark before they prune. So at any moment a missing record belongs to a marked message, and no audit reports
+    the message as lost.
     """
 
     @property
     @abstractmethod
     def records_in_commit_order(self) -> bool:
-        """Whether a record that is not yet committed has a higher number than every one that is; constant.
+        """Whether an uncommitted record always has a higher number than every committed one; constant.
 
-        Then the records up to a number are all there once one of them was seen. A database that hands out numbers
-        before the commit cannot say so.
+        Then all records up to a number are there once one of them was seen. A database that assigns numbers before the
+        commit cannot promise this.
         """
 
     @abstractmethod
     def tables_of_stores(self) -> Sequence[str]:
-        """Return the names of the tables of all stores that share this one's records, in order; none for a file.
+        """Return the names of the tables of all stores that share this store's records, in order; none for a file.
 
-        Each is what ``table=`` takes; the table of an endpoint is called ``{endpoint}.timeouts``.
+        Each name is a value for ``table=``; the table of an endpoint is called ``{endpoint}.timeouts``.
         """
 
     @property
     @abstractmethod
     def pruned_at_once(self) -> int:
-        """Width of a share whose records can be pruned in one transaction without making others wait; constant."""
+        """Width of a share whose records one transaction can prune without making others wait; constant."""
 
     @abstractmethod
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """Mark *scheduled* records with :data:`ARCHIVED`; their ids stay known, and refused when they come again.
+        """Mark *scheduled* records with :data:`ARCHIVED`. The store still knows their ids, and refuses them.
 
         Args:
-            part: where they were seen. Marking may move them to another place.
+            part: share in which the records were seen. Marking may move them to another place.
             numbers: of records in that share; records of other kinds than *scheduled* are left as they are.
 
         Returns:
-            How many were marked by this call.
+            How many records this call has marked.
         """
 
     @abstractmethod
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """Remove records for good, whatever their kind.
 
-        A store that takes its numbers from the last record keeps that one.
+        A store that derives new numbers from the last record keeps the last record.
 
         Args:
-            part: where they were seen.
+            part: share in which the records were seen.
             numbers: of records in that share.
 
         Returns:
-            How many were removed.
+            How many records were removed.
         """
 
     @abstractmethod
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
-        """Remove records from before an instant, of messages that are over, for good: one short transaction.
+        """Remove records from before an instant, of messages that have ended, for good: one short transaction.
 
-        Left are those of messages that wait, that may be returned from the error queue, that moved to another store, or
-        whose due time is or once was ``before`` or later; and *scheduled* ones that were marked as archived, or are the
-        last under their key. What is removed is counted in the store's *pruned* record (:class:`Pruned`).
+        These records stay: those of messages that are pending, that may be returned from the error queue, or that moved
+        to another store; those of messages whose due time is or once was ``before`` or later; and *scheduled* records
+        that are marked as archived or are the last under their key. The store's *pruned* record (:class:`Pruned`)
+        counts the removed records.
 
         Args:
             part: a share of a scan of ``records``, not much wider than :attr:`pruned_at_once`.
             before: UTC.
-            now: of the *pruned* record.
+            now: time of the *pruned* record.
 
         Returns:
-            How many were removed.
+            How many records were removed.
         """
 
     @abstractmethod
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """Put records back under their numbers, message by message, and take the marks away: one transaction.
+        """Put records back under their numbers, message by message, and remove the marks: one transaction.
 
-        The *scheduled* record is the claim: a message comes back if its record is marked, or if its id is unknown. The
-        records of all others are left out, so a repeated call adds nothing.
+        The *scheduled* record decides: a message comes back if its *scheduled* record is marked, or if its id is
+        unknown. The records of all other messages are ignored, so a repeated call adds nothing.
 
-        A store that counts its numbers by itself gives none to a new record, from the beginning of the call on, that is
-        as high as the highest of ``records`` or lower, whether anything comes back or not; no call ever sets its count
-        back. A store that takes its numbers from the last record does so once the message with the highest is back. A
-        number that another record has by then is an error, and nothing is changed.
+        A store that counts its numbers itself gives new records only numbers above the highest of ``records``. It does
+        so from the beginning of the call, whether any message comes back or not, and no call ever sets its count back.
+        A store that derives its numbers from the last record does so once the message with the highest number is back.
+        If another record has one of the numbers by then, the call fails and changes nothing.
 
         Args:
-            records: of whole messages, each with its *scheduled* record; none of its other records is in the store.
-                Without its *scheduled* record, nothing of a message comes back.
+            records: of whole messages, each with its *scheduled* record. The store has none of the other records of
+                these messages. Without its *scheduled* record, nothing of a message comes back.
 
         Returns:
             How many messages came back.
@@ -335,36 +337,36 @@ class ArchivableStore(ScannableStore):
 
 
 class RecordStreamStore(ABC):
-    """Gives the records of one store by their numbers: each once, none left out, while others write.
+    """Reads the records of one store by their numbers while others write: each record once, and none is left out.
 
-    Numbers grow, with gaps. They need not be in the order of commits; :meth:`safe_end` says up to where no gap will be
-    filled any more.
+    Numbers grow, with gaps. They need not be in the order of commits. :meth:`safe_end` returns the number below which
+    no gap will be filled any more.
     """
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What tells this store from others, the same in every process; without secrets."""
+        """A text that differs between stores and is the same in every process; without secrets."""
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """Where the store is, for people; without secrets."""
+        """The place of the store, for people; without secrets."""
 
     @abstractmethod
     def next_number(self) -> int:
-        """Return a number above every number in use; transactions that run may still write lower ones."""
+        """Return a number above every number in use; open transactions may still write lower numbers."""
 
     @abstractmethod
     def safe_end(self) -> int:
-        """Return, without waiting for writers, a number below which nothing will be written any more.
+        """Return a number below which no record will be written any more; do not wait for writers.
 
-        Each call checks whether the transactions that were writing at an earlier call have ended: call again until it
-        is high enough. The answer never shrinks; the first may be 0.
+        Each call checks whether the transactions that were writing at an earlier call have ended. Call again until the
+        number is high enough. The number never falls; the first one may be 0.
 
         Raises:
-            StoreNotSetUp: the store is a file, and there is none.
-            StoreUnavailable: transient; the next call goes on from the last answer.
+            StoreNotSetUp: the store is a file, and the file does not exist.
+            StoreUnavailable: transient; the next call continues from the last number.
 
         Guarantees:
             integration/test_record_streams.py::test_nothing_below_the_safe_end_is_written_later;
@@ -373,15 +375,15 @@ class RecordStreamStore(ABC):
 
     @abstractmethod
     def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield the records with numbers from ``first`` on and below ``end``, in no order, from one snapshot.
+        """Yield the records with numbers from ``first`` to below ``end``, in no order, from one snapshot.
 
         Args:
             first: lowest number.
             end: at most :meth:`safe_end`; above that, records may still be missing.
             columns: of ``records``, see :class:`postdate.ports.ScannableStore`; rows are plain as there.
-            page: rows at a time, at most.
+            page: maximum number of rows in each page.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections; a second time without effect."""
+        """Release the connections; a second call has no effect."""

@@ -1,8 +1,8 @@
-"""Settings: fields of frozen dataclasses whose annotations say what they mean. Source: ADR 0023.
+"""Settings: fields of frozen dataclasses with annotations that define them. Source: ADR 0023.
 
-``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. From it
-follow how it is read from the file and the environment, the error for a wrong value, ``config show``, the table of the
-documentation, and the check in the constructor. A field without a description is no setting.
+``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. It
+defines how the setting is read from the file and the environment, the error for a wrong value, ``config show``, the
+table of the documentation, and the check in the constructor. A field without a description is no setting.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _SECOND: Final = timedelta(seconds=1)
 
 
 class Wrong(ValueError):
-    """Says what a value must be; the caller adds which setting it is and where it stands."""
+    """The error for a wrong value. It says what the value must be; the caller adds name and place of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How values with a form of their own are checked and converted; stands in an annotation.
+    """A check and conversion for values with a form of their own; part of an annotation.
 
     Args:
         read: converts a value, or raises :class:`Wrong`.
-        many: what a list of them is called.
+        many: the word for several such values, for error texts.
     """
 
     read: Callable[[Any], Any]
@@ -47,11 +47,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bounds of a duration; stands in an annotation. Without bounds it is above zero.
+    """The bounds of a duration; part of an annotation. Without bounds, the duration must be above zero.
 
     Args:
-        least, most: the bounds, both allowed; ``most`` is ``None``: there is no upper one.
-        step: it is a multiple of that.
+        least, most: the bounds, both allowed; ``most`` is ``None``: there is no upper bound.
+        step: the duration must be a multiple of this.
     """
 
     least: timedelta | None = None
@@ -67,10 +67,10 @@ class Span:
         )
 
     def expected(self, kind: str) -> str:
-        """Return what a value must be.
+        """Return a description of the allowed values, for error texts.
 
         Args:
-            kind: ``duration`` where it is written as a text, ``timedelta`` where it is given by a program.
+            kind: ``duration`` for a value that is written as a text, ``timedelta`` for one that a program sets.
         """
         example = " such as {} or 1m30s" if kind == "duration" else ""
         if self.least is None:
@@ -94,7 +94,7 @@ _UNITS: Final = (
 
 
 def format_duration(duration: timedelta) -> str:
-    """Return the shortest text that ``postdate.config.parse_duration`` reads back as ``duration``, not negative."""
+    """Return the shortest text that ``postdate.config.parse_duration`` reads back as ``duration``; not negative."""
     remaining, text = duration // timedelta(microseconds=1), ""
     for unit, size in _UNITS:
         if remaining >= size:
@@ -113,9 +113,9 @@ class Secret(str):
 
 
 def referred(reference: str, environment: Mapping[str, str], mend: str) -> str | None:
-    """Return what ``env:NAME``, or the first line of ``file:PATH``, holds; ``None``: this is no reference.
+    """Return the value of ``env:NAME``, or the first line of ``file:PATH``; ``None`` if the text is no reference.
 
-    Raises `ConfigurationError` when that is nothing, or cannot be read; ``mend`` says what to do about it.
+    Raises `ConfigurationError` when the value is blank or cannot be read; ``mend`` says what to do about that.
     """
     kind, _, place = reference.partition(":")
     match kind:
@@ -141,11 +141,11 @@ class Setting:
     """One setting, as its field defines it.
 
     Args:
-        name: of the field.
-        kind: type of its values; ``None`` beside it is only a default.
-        meta: what else its annotation says.
+        name: name of the field.
+        kind: type of its values, without ``None``.
+        meta: the other parts of its annotation.
         default: value where nothing is set.
-        optional: ``None`` may be given, and means the default of the adapter that takes the setting.
+        optional: the value may be ``None``, which means the default of the adapter with this setting.
     """
 
     name: str
@@ -156,27 +156,27 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """Its description, in a line."""
+        """The description of the setting, in one line."""
         return next(each.description for each in self.meta if isinstance(each, Meta) and each.description)
 
     @property
     def is_list(self) -> bool:
-        """Whether it has many values."""
+        """Whether the setting is a list of values."""
         return get_origin(self.kind) is tuple
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that it can have as value, if these are few."""
+        """The allowed values as texts, if the type lists them; otherwise empty."""
         if isinstance(self.kind, enum.EnumType):
             return tuple(str(each.value) for each in cast("type[enum.Enum]", self.kind))
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: object, duration: str = "timedelta") -> Any:
-        """Return a value converted to the right type.
+        """Return a value converted to the type of the setting.
 
         Args:
-            value: of the setting's type, or of one that TOML has in its place.
-            duration: how durations are called, see :meth:`Span.expected`.
+            value: of the setting's type, or of the type that TOML has instead.
+            duration: the word for a duration in error texts, see :meth:`Span.expected`.
 
         Raises:
             Wrong: says what the value must be.
@@ -199,7 +199,7 @@ class Setting:
         return converted
 
     def expected(self, duration: str = "duration") -> str:
-        """Return what a value must be."""
+        """Return a description of the allowed values, for error texts."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind is bool:
@@ -240,11 +240,11 @@ _EXAMPLE: Final = '["orders", "invoices"]'
 
 @lru_cache(maxsize=256)
 def settings_of(kind: type) -> Mapping[str, Setting]:
-    """Return the settings of a dataclass by name: those of its fields that have a description.
+    """Return the settings of a dataclass by name: its fields with a description.
 
     Raises:
-        TypeError: it is no dataclass.
-        NameError: an annotation names a type that is not imported where the dataclass is.
+        TypeError: ``kind`` is no dataclass.
+        NameError: an annotation names a type that is not imported in the module of the dataclass.
     """
     hints = get_type_hints(kind, include_extras=True)
     settings = {each.name: setting(each.name, hints[each.name], each.default) for each in fields(kind)}
@@ -252,7 +252,7 @@ def settings_of(kind: type) -> Mapping[str, Setting]:
 
 
 def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
-    """Return the setting that a field with this annotation is, or ``None``."""
+    """Return the setting that a field with this annotation defines, or ``None`` if it defines no setting."""
     kind, *meta = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     kinds = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
     possible = [each for each in kinds if each is not types.NoneType]
@@ -270,7 +270,7 @@ def check_settings(chosen: object) -> None:
     """Refuse wrong values of a dataclass of settings; for its ``__post_init__``.
 
     Raises:
-        ConfigurationError: says which setting, what it must be, and what it is.
+        ConfigurationError: names the setting, and says what the value must be and what it is.
     """
     for name, each in settings_of(type(chosen)).items():
         value: object = getattr(chosen, name)
@@ -303,7 +303,7 @@ def _secret(raw: Any) -> Secret:
 
 
 QueueName = Annotated[str, _queue_name(DESTINATION_LIMIT - _LONGEST_SUFFIX)]
-"""The name of a queue, short enough for the names that are made from it."""
+"""The name of a queue, with space left for the suffixes of names that are made from it, such as ``.timeouts``."""
 
 Destination = Annotated[str, _queue_name(DESTINATION_LIMIT)]
 """The name of a queue."""

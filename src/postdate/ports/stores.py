@@ -17,19 +17,19 @@ from postdate.ports.common import Capable, Outcome, TransactionMode, Wake, Work
 
 @dataclass(frozen=True, slots=True)
 class StoreCapabilities:
-    """What a store can do.
+    """The capabilities of a store.
 
     Args:
         durable: stored messages survive the process.
-        shared: several processes may use it at once.
-        time_precision: due times are kept to this; never rounded to an earlier instant.
+        shared: several processes may use the store at once.
+        time_precision: due times are kept to this precision; the store never rounds to an earlier instant.
         transaction_modes: modes in which the store can keep its part of the promise.
-        database: identity of the database; a transport with an equal identity can share a transaction with it.
-        largest_message_bytes: headers and body together.
-        holds_at_most: a process that shows no life for so long loses its claims to others, and is fenced off; ``None``:
-            a frozen process keeps its claims until it ends or wakes.
-        has_clock: it is on a server with a clock of its own (PostgreSQL, MariaDB, SQL Server, Azure), by which all
-            services that share it can go: see :meth:`ClaimingStore.server_now`.
+        database: identity of the database; a transport with an equal identity can share a transaction with the store.
+        largest_message_bytes: limit for headers and body together.
+        holds_at_most: a process that shows no sign of life for so long loses its claims to other processes, and its
+            tokens become void. ``None``: a frozen process keeps its claims until it ends or wakes.
+        has_clock: the store is on a server with a clock of its own (PostgreSQL, MariaDB, SQL Server, Azure). All
+            services that share the store can follow that clock: see :meth:`ClaimingStore.server_now`.
     """
 
     durable: bool
@@ -53,16 +53,17 @@ SIMPLE_STORE = StoreCapabilities(
 
 @runtime_checkable
 class DelayedMessageStore(Protocol):
-    """Keeps messages until they are due. These methods are all that a user's store must have (specification 1.1).
+    """A store that keeps messages until they are due, with the methods that a user's store must have.
 
-    There is nothing to inherit from: a class with these methods is one. It may have more: ``async setup()``, which
-    creates missing tables; ``close()``; and a property ``capabilities`` (:class:`StoreCapabilities`), without which the
-    store is taken for :data:`SIMPLE_STORE`. Every other role is declared by inheriting its class.
+    There is no base class to inherit from: every class with these methods is a store (specification 1.1). It may have
+    more: ``async setup()``, which creates missing tables; ``close()``; and a property ``capabilities``
+    (:class:`StoreCapabilities`). A store without that property has the capabilities :data:`SIMPLE_STORE`. A store
+    declares every other role by inheriting from the class of the role.
     """
 
     @abstractmethod
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Prepare for use by ``endpoint``; called once, before ``setup()`` and any other call.
+        """Prepare the store for ``endpoint``; called once, before ``setup()`` and any other call.
 
         Raises:
             UnsupportedTransactionMode: the store cannot keep its part of ``mode``; the endpoint does not start.
@@ -73,9 +74,10 @@ class DelayedMessageStore(Protocol):
 
     @abstractmethod
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """Keep one message durably; returns after the commit.
+        """Store one message durably; return after the commit.
 
-        A message that went to the error queue may be stored again under its id: so it comes back when it is returned.
+        A message that went to the error queue may be stored again under its id. This happens when an operator returns
+        the message from the error queue.
 
         Raises:
             DuplicateMessage: the id was stored before; the first message is unchanged.
@@ -102,7 +104,7 @@ class DelayedMessageStore(Protocol):
 
     @abstractmethod
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """Remove a message that was delivered; ``False`` when it is not there (any more).
+        """Remove a message that was delivered; return ``False`` when the store does not have the message (any more).
 
         Guarantees:
             contract.remove_says_whether_it_was_there, remove_is_a_delivery.
@@ -110,7 +112,7 @@ class DelayedMessageStore(Protocol):
 
     @abstractmethod
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more).
+        """Count one failed attempt and release the claim; return ``False`` when the message is not there (any more).
 
         Guarantees:
             contract.increment_says_whether_it_was_there, a_failed_message_is_fetched_again_unchanged.
@@ -133,11 +135,11 @@ def capabilities_of(store: DelayedMessageStore) -> StoreCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """How many messages of a batch were stored.
+    """The number of messages of a batch that were stored, and the ids of the others.
 
     Args:
-        stored: how many are new in the store.
-        already_there: ids that were stored before, in the order given; the first messages are unchanged.
+        stored: number of messages that are new in the store.
+        already_there: ids that were stored before, in the order of the batch; the first messages are unchanged.
     """
 
     stored: int
@@ -145,7 +147,7 @@ class StoreReport:
 
     @classmethod
     def of(cls, message_ids: Iterable[str], fresh: Iterable[str]) -> Self:
-        """Return the report of a batch of which the ``fresh`` ids are new; one that stands a second time is not."""
+        """Return the report of a batch in which the ``fresh`` ids are new; an id is new only once."""
         new = set(fresh)
         stored, there = len(new), list[str]()
         for message_id in message_ids:
@@ -158,11 +160,12 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A due message held by one process until it is finished, released, or the process dies.
+    """A due message that is reserved for one process until it is finished, released, or the process dies.
 
     Args:
-        message: the message that is held.
-        token: fences the claim: finishing or releasing with a token that was taken over has no effect and says so.
+        message: the claimed message.
+        token: proves that the claim is still the one that was made. When another process has claimed the message
+            since, finishing or releasing with the old token has no effect, and the result says so.
     """
 
     message: DelayedMessage
@@ -170,7 +173,7 @@ class Claim:
 
 
 class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
-    """A store that works in batches. Every built-in store is one."""
+    """A store that works in batches. Every built-in store is a claiming store."""
 
     @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
@@ -178,21 +181,21 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         return claims[0].message if claims else None
 
     async def setup(self) -> None:
-        """Create what is missing (tables, indexes); idempotent, and safe when several processes do it at once."""
+        """Create missing tables and indexes; idempotent, and safe when several processes do it at once."""
 
     async def close(self) -> None:
-        """Release connections; a second time without effect."""
+        """Release the connections; a second call has no effect."""
 
     @abstractmethod
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Keep a batch in one transaction, idempotent by message id.
+        """Store a batch in one transaction, idempotent by message id.
 
         Args:
-            messages: any number; an id that stands twice counts once as already there.
+            messages: any number; the second occurrence of an id counts as already there.
             now: recorded as the time of scheduling.
 
         Raises:
-            MessageTooLarge, StoreUnavailable: nothing of the batch was stored.
+            MessageTooLarge, StoreUnavailable: no message of the batch was stored.
 
         Guarantees:
             storing.a_batch_is_idempotent, an_id_twice_in_a_batch_counts_once,
@@ -203,8 +206,8 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first.
 
-        Cancelled, it leaves nothing claimed. What a server claims for it later is given back, and that wakes whoever
-        listens, unless :meth:`next_attempt` has counted it meanwhile.
+        A cancelled call leaves nothing claimed. If the server makes the claims after the cancellation, the store
+        releases them. The release wakes listeners, unless :meth:`next_attempt` has counted these messages meanwhile.
 
         Guarantees:
             claims.oldest_first_up_to_the_limit, due_is_compared_strictly, a_claimed_message_is_hidden,
@@ -213,7 +216,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
     @abstractmethod
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Remove claimed messages and record how they ended, in one transaction; return how many were still held.
+        """Remove claimed messages and record their outcome, in one transaction; return how many claims were in force.
 
         Guarantees:
             claims.finish_removes, a_claim_given_back_is_void, a_claim_from_before_a_comeback_is_void;
@@ -222,7 +225,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
     @abstractmethod
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """Count a failure and give the claim back; not eligible again before ``attempt_at``.
+        """Count a failure and release the claim; the message is not claimed again before ``attempt_at``.
 
         Guarantees:
             claims.retry_later_waits, failures_add_up, a_finished_claim_cannot_be_given_back,
@@ -233,7 +236,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     async def next_attempt(self) -> datetime | None:
         """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
 
-        A message that is stored during the call is in the answer, or wakes listeners.
+        For a message that is stored during the call, either the answer counts the message or listeners are woken.
 
         Guarantees:
             claims.next_attempt_is_the_earliest, what_is_stored_during_a_look_is_not_slept_over.
@@ -241,7 +244,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
     @abstractmethod
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` after the commit of a message due before all others; returns a function that stops it.
+        """Call ``wake`` after the commit of a message that is due before all others; return a function that stops this.
 
         Guarantees:
             claims.what_is_due_earlier_wakes, a_wake_up_follows_the_commit, other_processes_are_woken.
@@ -249,36 +252,38 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
 
     @abstractmethod
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """Give claims back, in one transaction: no failure is counted and no record is written.
+        """Release claims in one transaction; the store counts no failure and writes no record.
 
-        For messages that an outage kept from being sent, and for those that a stopping process has not begun to send.
+        A dispatcher calls this for messages that it could not send because of an outage, and for messages that it has
+        not begun to send when its process stops.
 
         Args:
-            claims: any number; those that are not held any more are passed over.
-            attempt_at: not eligible again before it, UTC; ``None``: as before the claim, that is at once.
+            claims: any number; the call ignores claims that are not in force any more.
+            attempt_at: the messages are not claimed again before this instant, UTC. ``None``: they can be claimed
+                again at once, as before the claim.
 
         Returns:
-            How many were still held.
+            How many claims were in force.
 
         Raises:
-            StoreUnavailable: transient; the claims are still held, or are free because their connection was lost.
+            StoreUnavailable: transient; the claims are still in force, or have ended because their connection was lost.
 
         Guarantees:
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
 
     async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
-        """Mark a held message that neither its queue nor the error queue takes; see :class:`UnreadableRows`.
+        """Mark a claimed message that neither its queue nor the error queue accepts; see :class:`UnreadableRows`.
 
-        Its claim ends with that, and it is recorded as failed.
+        The mark ends the claim, and the message is recorded as failed.
 
         Args:
-            claim: held by this process; another one is passed over.
+            claim: of this process; the call ignores a claim that is not in force.
             reason: shown to the operator, and recorded.
             now: UTC.
 
         Returns:
-            Whether it is marked now; never with a store that is no :class:`UnreadableRows`.
+            Whether the message is marked now; always ``False`` for a store that is no :class:`UnreadableRows`.
 
         Guarantees:
             unreadable.what_no_queue_takes_is_marked.
@@ -286,11 +291,11 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         return False
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """Call ``lost`` with the ids of messages whose claims are void from now on; returns a function that stops it.
+        """Call ``lost`` with the ids of messages whose claims are void from now on; return a function that stops this.
 
-        For stores whose claims end with a lease, or a bound on holding, while the process lives; others never call it.
-        Called in the event loop of the store, as soon as the loss is known. Others may be sending these messages, so
-        the caller stops sending them.
+        Only stores call it whose claims can end while the process lives: by a lease, or by ``holds_at_most``.
+        The store calls ``lost`` in its event loop as soon as it knows of the loss. Another process may be sending these
+        messages already, so the caller stops sending them.
 
         Guarantees:
             integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
@@ -299,10 +304,10 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         return lambda: None
 
     def still_holds(self, claim: Claim) -> bool:
-        """Return whether a claim is in force as far as is known here; costs nothing, as no server is asked.
+        """Return whether a claim is in force as far as this process knows; cheap, because it asks no server.
 
-        To be looked at right before anything leaves because of a claim, such as an error copy: in a process that was
-        frozen the lease may be over before ``lost`` is called, and row locks end with the transaction of their batch.
+        Call it immediately before anything is sent because of a claim, such as an error copy. In a process that was
+        frozen, the lease may have ended before ``lost`` is called. Row locks end with the transaction of their batch.
 
         Guarantees:
             integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock;
@@ -311,10 +316,11 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         return True
 
     async def server_now(self) -> datetime:
-        """Return the time of the server, UTC, to its precision, or a little before it, never after; one round trip.
+        """Return the time of the server, UTC, to its precision, or a little before that time, never after.
 
-        The time since the answer arrived may be added, and is: the caller may go on much later than that. Only of a
-        store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0048.
+        It takes one round trip. The store may add the time since the answer arrived, and does so, because the caller
+        may run again much later than that. Call this method and the next two only if the capabilities of the store say
+        ``has_clock``. Source: ADR 0048.
 
         Raises:
             StoreUnavailable: transient.
@@ -322,11 +328,11 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         raise _no_clock(self)
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """Note for others how far this process' clock is ahead of the server's; negative: behind."""
+        """Tell other processes how far this process' clock is ahead of the server's; negative: behind."""
         raise _no_clock(self)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """Return what live processes have reported, by ``machine:pid``."""
+        """Return the clock differences that live processes have reported, by ``machine:pid``."""
         raise _no_clock(self)
 
 
@@ -336,13 +342,13 @@ def _no_clock(store: object) -> NotSupported:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The messages that one move took, in the same order in every list.
+    """The messages of one move, in the same order in every list.
 
     Args:
-        message_ids: of each.
+        message_ids: ids of the messages.
         dues: due times, UTC.
-        destinations: of each.
-        expired: whether it was past its expiry and was recorded instead of delivered.
+        destinations: destinations of the messages.
+        expired: whether the message was past its expiry and was therefore recorded as expired, not delivered.
     """
 
     message_ids: Sequence[str]
@@ -359,13 +365,14 @@ class MoveReport:
     """The result of one move.
 
     Args:
-        delivered: how many went to their queue.
-        expired: how many were past their expiry and were recorded instead.
+        delivered: number of messages that went to their queues.
+        expired: number of messages that were past their expiry and were recorded as expired.
         left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
         next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
-        to: how many went where.
-        first_due: when the first of them was due: the one that waited longest, but for retries; ``None`` without any.
-        moved: the messages; ``None`` when that was not asked for.
+        to: number of messages by destination.
+        first_due: earliest due time of the moved messages, UTC. That message waited longest, except for messages with
+            retries. ``None``: no message was moved.
+        moved: the messages; ``None`` when the caller did not ask for them.
     """
 
     delivered: int
@@ -380,15 +387,15 @@ class MoveReport:
 class MovingStore(ClaimingStore):
     """A store that can share its database with the queues (``capabilities.database``).
 
-    Its writes can be part of a transaction there, and due messages move without leaving the database.
+    The writes of the store can be part of a transaction there, and due messages move without leaving the database.
     """
 
     @abstractmethod
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """Return the work that stores ``messages``.
 
-        Its transaction fails with ``DuplicateMessage`` when an id is there already: then nothing of it is kept. A
-        message that went to the error queue may come back, as in :meth:`store`.
+        The transaction fails with ``DuplicateMessage`` when an id is stored already; then it stores nothing. A
+        message that went to the error queue may be stored again, as in :meth:`store`.
 
         Guarantees:
             capabilities.storing_is_part_of_the_transaction, storing_refuses_an_id_that_was_used,
@@ -397,9 +404,9 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """Return the work that removes ``claims`` and records how they ended, as :meth:`finish` does.
+        """Return the work that removes ``claims`` and records their outcome, as :meth:`finish` does.
 
-        Its transaction fails with ``ClaimLost`` when one is no longer held.
+        The transaction fails with ``ClaimLost`` when one claim is not in force any more.
 
         Guarantees:
             capabilities.finishing_is_part_of_the_transaction.
@@ -407,12 +414,12 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
+        """Move up to ``limit`` due messages to their queues, oldest first, and record them, in one transaction.
 
         Args:
-            now: messages due strictly before it move; recorded as the time of the move.
+            now: messages that are due strictly before this instant move; recorded as the time of the move.
             limit: messages at most.
-            listing: say which messages they were.
+            listing: list the messages in the report.
 
         Guarantees:
             capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
@@ -422,4 +429,4 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     async def pause(self) -> None:
-        """Give other writers their turn between two moves; returns at once when there are none."""
+        """Let other writers work between two moves; return at once when there are none."""

@@ -16,12 +16,13 @@ class Timeout:
     """One stored timeout.
 
     Args:
-        timeout_id: a UUID as text, lower case with hyphens. Whoever stores it chooses it, so that storing twice is
-            noticed; upstream lets its storage choose, and stores a message twice that is received twice.
-        due: aware, UTC. Storage with coarser times rounds it up, so that nothing fires early.
-        destination: where it is sent; 1 to 200 characters.
-        saga_id: a UUID as text; ``None``: it belongs to no saga.
-        owner: the endpoint whose timeout manager keeps it.
+        timeout_id: a UUID as text, lower case with hyphens. The caller chooses it before storing, so that a second
+            attempt to store is noticed. Upstream lets its storage choose the id, and stores a message twice that is
+            received twice.
+        due: aware, UTC. Storage with coarser times rounds up, so that no timeout is sent early.
+        destination: the queue to send to; 1 to 200 characters.
+        saga_id: a UUID as text; ``None``: the timeout belongs to no saga.
+        owner: the endpoint whose timeout manager keeps the timeout.
         headers: of the message, unchanged.
         body: of the message, unchanged.
     """
@@ -48,9 +49,9 @@ class DueChunk:
     """The result of one query for due timeouts.
 
     Args:
-        due: by due time; among equal ones by id.
-        next_query: when there may be more: ``now`` when the chunk was cut by its limit, else the earliest due time
-            after ``now``; ``None`` when nothing else is stored.
+        due: ordered by due time, and by id among equal due times.
+        next_query: time of the next query. ``now`` when the limit cut the chunk, else the earliest due time after
+            ``now``; ``None`` when nothing else is stored.
     """
 
     due: Sequence[DueTimeout]
@@ -59,13 +60,13 @@ class DueChunk:
 
 @dataclass(frozen=True, slots=True)
 class TimeoutClaim:
-    """One timeout held by one caller, until it is removed or released; the end of its process ends it, too.
+    """A claim of one caller on one timeout. It ends when the timeout is removed or released, or its process ends.
 
     Args:
         timeout: as it is stored.
-        remove: removes the timeout, which ends the claim; ``False`` when it is gone. Raises ``StoreError``: it may be
-            stored still, and the claim has ended.
-        release: ends the claim; without effect when it has ended. Never raises.
+        remove: removes the timeout, which ends the claim; ``False`` when the timeout is gone. It may raise
+            ``StoreError``: then the timeout may still be stored, and the claim has ended.
+        release: ends the claim; no effect when the claim has ended. Never raises.
     """
 
     timeout: Timeout
@@ -74,14 +75,16 @@ class TimeoutClaim:
 
 
 class TimeoutPersister(ABC):
-    """Where a timeout manager keeps its timeouts. Every method may be called by several processes at once."""
+    """The storage of a timeout manager's timeouts. Several processes may call every method at once."""
 
     @abstractmethod
     async def initialize(self, endpoint: str) -> None:
-        """Name the endpoint whose timeouts these are. Asks no server: an endpoint starts while that is down (row 102).
+        """Set the endpoint whose timeouts these are.
+
+        This asks no server, because an endpoint starts also while the server is down (row 102).
 
         Raises:
-            ConfigurationError: the endpoint's name makes no name of a table there.
+            ConfigurationError: no table name there can be made from the endpoint's name.
 
         Guarantees:
             timeouts.each_endpoint_has_its_own.
@@ -89,7 +92,7 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def setup(self) -> None:
-        """Create what is missing; idempotent, and safe when several processes do it at once.
+        """Create missing tables; idempotent, and safe when several processes do it at once.
 
         Guarantees:
             timeouts.setting_up_may_be_done_at_once_and_again, without_its_table_it_says_so.
@@ -97,11 +100,12 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def add(self, timeout: Timeout) -> bool:
-        """Keep a timeout; ``False`` when its id is stored already, which changes nothing.
+        """Store a timeout; ``False`` when its id is stored already: then nothing changes.
 
         Raises:
-            MessageError: the timeout cannot be kept: an id that is no UUID, say, or a destination that is too long.
-            StoreError: nothing was kept, but for a connection that was lost: then it may be there, and is added again.
+            MessageError: the timeout cannot be stored: for example, its id is no UUID, or its destination is too long.
+            StoreError: nothing was stored, with one exception. If a connection was lost, the timeout may be stored; the
+                caller adds it again.
 
         Guarantees:
             timeouts.a_timeout_is_unchanged, what_is_left_out_stays_out, a_due_time_is_never_earlier,
@@ -111,13 +115,13 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """Return a timeout, or ``None`` when it is gone; takes no lock and waits for none.
+        """Return a timeout, or ``None`` when it is gone; needs no lock and waits for none.
 
-        While it is being removed, it is seen as it was, or, in SQL Server, not at all: if the removal fails, a later
-        query for due timeouts finds it again.
+        While another caller removes the timeout, this method returns the timeout as it was. In SQL Server it returns
+        ``None`` then: if the removal fails, a later query for due timeouts returns the timeout again.
 
         Raises:
-            InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
+            InvalidHeaders, InvalidTimestamp: the row cannot be read; the text names the id.
 
         Guarantees:
             timeouts.looking_waits_for_nobody.
@@ -125,7 +129,7 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def try_remove(self, timeout_id: str) -> bool:
-        """Remove a timeout; ``False`` when it is gone. Of several callers, one is told ``True``.
+        """Remove a timeout; ``False`` when it is gone. Only one of several callers gets ``True``.
 
         Guarantees:
             timeouts.what_is_removed_is_gone, of_several_who_remove_one_is_told_so.
@@ -133,7 +137,7 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def remove_by_saga(self, saga_id: str) -> int:
-        """Remove all timeouts of a saga; return how many there were. The empty UUID names no saga.
+        """Remove all timeouts of a saga; return how many there were. The empty UUID belongs to no saga.
 
         Guarantees:
             timeouts.a_saga_takes_all_its_timeouts_along.
@@ -146,8 +150,8 @@ class TimeoutPersister(ABC):
         Args:
             start: aware UTC, exclusive.
             now: aware UTC, inclusive.
-            limit: about how many at most; 1 or more. A chunk never ends between timeouts of one due time, so that the
-                next may start after the last one's.
+            limit: approximate maximum, 1 or more. A chunk never ends between timeouts with one due time, so the next
+                chunk may start after the last due time.
 
         Guarantees:
             due.the_start_is_exclusive_and_now_inclusive, the_next_query_is_the_earliest_to_come,
@@ -157,16 +161,16 @@ class TimeoutPersister(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release connections; a second time without effect."""
+        """Release the connections; a second call has no effect."""
 
     @abstractmethod
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """Claim a timeout, or return ``None``: it is gone, or another caller holds it. Never waits.
+        """Claim a timeout; return ``None`` if it is gone, or another caller has claimed it. Never waits.
 
-        A claim keeps off other claims only: .NET endpoints peek and remove as ever.
+        A claim only prevents other claims: .NET endpoints can still peek and remove.
 
         Raises:
-            InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
+            InvalidHeaders, InvalidTimestamp: the row cannot be read; the text names the id.
 
         Guarantees:
             claiming.of_several_who_claim_one_has_it, what_was_let_go_is_as_it_was, looking_sees_what_is_claimed.
@@ -176,7 +180,8 @@ class TimeoutPersister(ABC):
     def database(self) -> object | None:
         """Identity of the database; see :class:`postdate.ports.TransportCapabilities`.
 
-        Where it is that of the queues, the writes below can be part of their transactions. ``None``: of none.
+        If the queues have the same identity, the writes below can be part of their transactions. ``None``: the timeouts
+        are in no database.
 
         Guarantees:
             enlisting.it_names_the_database_of_the_queues.
@@ -184,7 +189,7 @@ class TimeoutPersister(ABC):
         return None
 
     def adding(self, timeout: Timeout) -> Work:
-        """Return the work that keeps ``timeout``; nothing when its id is stored already.
+        """Return the work that stores ``timeout``; the work does nothing when its id is stored already.
 
         Guarantees:
             enlisting.a_timeout_is_added_with_the_transaction.

@@ -1,4 +1,4 @@
-"""Queues: transports, receivers of one, and what some queues can do besides. Source: specification 6; ADR 0003."""
+"""Transports, receivers, and the roles that only some queues have. Source: specification 6; ADR 0003."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from postdate.ports.observation import Observer, ServerFacts
 
 @dataclass(frozen=True, slots=True)
 class TransportCapabilities:
-    """What a transport can do.
+    """The capabilities of a transport.
 
     Args:
         durable: messages in queues survive the process.
-        transaction_modes: modes whose promise it keeps.
+        transaction_modes: modes whose promise the transport keeps.
         database: identity of the database of its queues, if any; see :class:`StoreCapabilities`.
-        largest_message_bytes: headers and body together.
-        largest_headers_bytes: headers alone, as :func:`postdate.messages.encode_headers` has them, in UTF-8: with more,
-            no queue takes the message, or none takes its brief error copy, so it is refused before it is stored.
-            ``None``: the limit of the whole message is the only one.
-        expires_messages: a message past its expiry is discarded by the queue itself: it is never received.
-        time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own;
-            without it, sends with one are refused in a transaction (specification 2.2).
-        time_to_be_received_precision: a time to be received counts as the next multiple of this.
+        largest_message_bytes: limit for headers and body together.
+        largest_headers_bytes: limit for the headers alone, as :func:`postdate.messages.encode_headers` encodes them, in
+            UTF-8. With larger headers, no queue accepts the message, or none accepts its brief error copy, so the
+            message is refused before it is stored. ``None``: the limit of the whole message is the only one.
+        expires_messages: the queue itself discards a message that is past its expiry: no receiver gets it.
+        time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own.
+            Without this, a send with a time to be received is refused in a transaction (specification 2.2).
+        time_to_be_received_precision: a time to be received is rounded up to a multiple of this.
         dead_letters: expired messages can be kept in a dead-letter queue.
-        pipelines: one ``send`` takes messages for any mixture of destinations, and a destination that does not answer
-            holds up none of the others; without it, each destination gets calls of its own.
-        queue_names_fold_case: names of queues that differ in the case of letters only are one queue.
-        queue_name_separator: stands in the names of a timeout manager's queues, after that of its endpoint
-            (specification 4.2).
-        prefetches: received messages are held without a lease that runs out or a count that grows when they are given
-            back: so more may be received than are handled at once.
-        takes_by_id: a receiver can pick one message out of its queue: :meth:`Receiver.take`.
+        pipelines: one ``send`` accepts messages for any mixture of destinations, and a destination that does not answer
+            does not delay the others. Without this, each destination gets calls of its own.
+        queue_names_fold_case: queue names that differ only in the case of letters name one queue.
+        queue_name_separator: text between the name of an endpoint and the rest of the name of a queue of its timeout
+            manager (specification 4.2).
+        prefetches: a received message has no lease that runs out, and no count grows when it returns to the queue. So
+            a receiver may have more messages than are handled at once.
+        takes_by_id: a receiver can receive one message that is chosen by its id: :meth:`Receiver.take`.
     """
 
     durable: bool
@@ -73,18 +73,20 @@ SUSPECT_AFTER: Final = 3
 
 
 class Received(NamedTuple):
-    """A message taken from a queue and held by this process.
+    """A message that this process has received and not yet acknowledged or rejected.
 
     Args:
-        envelope: the message; ``destination`` is the queue it was in.
-        failures: how often handling it failed before, as far as the transport knows.
-        token: fences the hold.
-        unanswered: of these, how often it came back without an answer: its receiver ended, or lost connection or claim.
-            Rollbacks of other processes are included where the queue cannot tell them apart; 0 where it does not count.
-        is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
-        tries: how often its step was asked about it while it has been held; not set by transports.
-        is_suspect: several processes died while they held it: it is handled while this process holds no other message
-            of its queue. Set by queues that count such deaths exactly, in ``unanswered``; see :data:`SUSPECT_AFTER`.
+        envelope: the message; ``destination`` is its queue.
+        failures: how often handling the message failed before, as far as the transport knows.
+        token: proves that this process still has the message.
+        unanswered: how many of ``failures`` ended without an answer: the receiver ended, or lost its connection or its
+            claim. The number includes rollbacks of other processes where the queue cannot tell them apart. It is 0
+            where the queue does not count.
+        is_last: the queue drops the message when it comes back, or comes back twice: so the message is not handled.
+        tries: how often its step was asked about the message since it was received; not set by transports.
+        is_suspect: several processes died while they held the message. It is handled while this process holds no other
+            message of its queue. Queues set it that count such deaths exactly, in ``unanswered``; see
+            :data:`SUSPECT_AFTER`.
     """
 
     envelope: Envelope
@@ -106,13 +108,13 @@ def count_received_together(messages: Sequence[Received]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How handling of a received message ended.
+    """How the handling of a received message ended.
 
     Args:
-        record: kind of the record of a message that had been delayed; ``None``: none is written.
+        record: kind of the record for a message that had been delayed; ``None``: no record is written.
         detail: reason, for the record.
         outgoing: messages to send.
-        work: to be done in the same transaction; only with a transport in the database of the work.
+        work: work for the same transaction; only with a transport in the database of the work.
     """
 
     record: RecordKind | None = RecordKind.HANDLED
@@ -125,12 +127,12 @@ HANDLED = End()
 
 
 class Ending(NamedTuple):
-    """A message that ends, and how.
+    """A message whose handling ended, and how it ended.
 
     Args:
-        received: the message, held by the receiver that is to end it.
-        at: when it ended, UTC.
-        end: how.
+        received: the message, of the receiver that settles it.
+        at: when its handling ended, UTC.
+        end: how its handling ended.
     """
 
     received: Received
@@ -139,16 +141,16 @@ class Ending(NamedTuple):
 
 
 class Receiver(ABC):
-    """One queue being received from."""
+    """A receiver of one queue."""
 
     @abstractmethod
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        """Wait until there is a message, then hold up to ``limit``, oldest first; a suspect alone.
+        """Wait until there is a message, then receive up to ``limit``, oldest first; a suspect alone.
 
-        Without ``wait``: return as soon as the server has answered, maybe with nothing. So a pump learns that an outage
-        is over, and need not take it for a lasting one until the next message comes.
+        With ``wait=False``, return as soon as the server has answered, possibly without messages. A pump learns in this
+        way that an outage is over. Otherwise the pump would report a lasting outage until the next message comes.
 
-        The wait may be cancelled; nothing is held then.
+        A caller may cancel the wait; then no message is received.
 
         Guarantees:
             receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, an_empty_queue_need_not_be_waited_for,
@@ -157,14 +159,14 @@ class Receiver(ABC):
 
     @abstractmethod
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """Take the message off the queue for good, with everything in ``end``: one transaction where it can be.
+        """Acknowledge the message and do everything in ``end``, in one transaction where the transport can.
 
         Raises:
-            ClaimLost: another process took the message over; nothing was sent or done.
+            ClaimLost: another process has received the message meanwhile; nothing was sent or done.
             QueueNotFound: an outgoing message has no queue; nothing was sent or done.
-            TimeToBeReceivedInTransaction: an outgoing message has a time to be received, and the transport cannot have
-                that in a transaction; nothing was sent or done.
-            TransportUnavailable: transient; the message is still held.
+            TimeToBeReceivedInTransaction: an outgoing message has a time to be received, which the transport cannot
+                send in a transaction; nothing was sent or done.
+            TransportUnavailable: transient; the message is not acknowledged, and still belongs to this receiver.
 
         Guarantees:
             receiving.a_committed_message_is_gone, a_lost_hold_is_noticed;
@@ -175,12 +177,12 @@ class Receiver(ABC):
         """
 
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        """End several messages, each as :meth:`commit` does, in as few transactions as can be.
+        """Acknowledge several messages, each as :meth:`commit` does, in as few transactions as possible.
 
-        A message that cannot end does not keep others from it. Nothing is raised.
+        A message that cannot be acknowledged does not prevent the others. This method raises no error of a message.
 
         Returns:
-            An entry a message, in order: ``None``, or what :meth:`commit` would have raised.
+            One entry for each message, in order: ``None``, or the error that :meth:`commit` would have raised.
 
         Guarantees:
             receiving.several_end_at_once, one_that_cannot_end_keeps_no_other_from_it.
@@ -193,8 +195,10 @@ class Receiver(ABC):
             except Exception as error:  # noqa: BLE001 - returned
                 errors[position] = error
             except anyio.get_cancelled_exc_class():
-                if anyio.current_effective_deadline() == -math.inf:
+                if anyio.current_effective_deadline() == -math.inf:  # a scope around this call is cancelled
                     raise
+                # Otherwise the adapter has a fault. If this were raised, the task group would cancel the other endings
+                # and raise nothing, so all messages would seem to be acknowledged.
                 text = f"{type(self).__name__} was cancelled by nobody while it ended a message"
                 errors[position] = TransportUnreachable(text)
 
@@ -205,16 +209,16 @@ class Receiver(ABC):
 
     @abstractmethod
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """Give the message back to its queue; with ``failed`` its failure count grows by one.
+        """Reject the message: it returns to its queue. With ``failed``, its failure count grows by one.
 
         Guarantees:
             receiving.a_message_rolled_back_is_received_again, a_message_rolled_back_wakes_others.
         """
 
     def stop(self) -> None:  # noqa: B027 - most receivers have nothing to do
-        """Take no more messages: from now on this receiver only ends those that it holds. Returns at once.
+        """Receive no more messages: from now on this receiver only settles the messages that it has. Returns at once.
 
-        By default it does nothing, for receivers to which a server sends only messages that were asked for.
+        By default it does nothing. That is right for receivers to which a server sends only requested messages.
 
         Guarantees:
             receiving.nothing_more_comes_to_a_stopped_receiver.
@@ -222,16 +226,16 @@ class Receiver(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give back all messages still held.
+        """Reject all messages that are not settled yet; they return to the queue.
 
         Guarantees:
             receiving.closing_gives_back_what_is_held.
         """
 
     async def take(self, message_id: str) -> Received | None:
-        """Hold one message, chosen by its id, or return ``None``: it is not in the queue, or held already.
+        """Receive one message, chosen by its id; return ``None`` if it is not in the queue, or is received already.
 
-        Only of a transport whose capabilities say ``takes_by_id``.
+        Call it only if the capabilities of the transport say ``takes_by_id``.
 
         Raises:
             QueueNotFound: there is no such queue.
@@ -243,7 +247,7 @@ class Receiver(ABC):
 
 
 class Transport(Capable[TransportCapabilities], ABC):
-    """Queues, to create, to send to, and to receive from."""
+    """A transport: it creates queues, sends to them, and makes receivers."""
 
     @abstractmethod
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -257,17 +261,17 @@ class Transport(Capable[TransportCapabilities], ABC):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """Send each message durably, or say why not.
+        """Send each message durably, or return why it was not sent.
 
         Args:
             envelopes: in the order in which they are to arrive.
             now: time of sending.
-            work: only with a transport that lives in the database of the work: one transaction with all the sends, in
-                which any failure rolls back everything and is raised.
+            work: only with a transport in the database of the work. The work and all sends are one transaction: any
+                failure rolls everything back and is raised.
 
         Returns:
-            One entry an envelope, in order: ``None`` when it was sent, else ``QueueNotFound``, ``MessageTooLarge``,
-            ``TimeToBeReceivedInTransaction`` or ``TransportUnavailable``.
+            One entry for each envelope, in order: ``None`` when it was sent, else ``QueueNotFound``,
+            ``MessageTooLarge``, ``TimeToBeReceivedInTransaction`` or ``TransportUnavailable``.
 
         Guarantees:
             sending.order_is_kept, headers_and_body_are_unchanged, unicode_survives,
@@ -280,7 +284,7 @@ class Transport(Capable[TransportCapabilities], ABC):
 
     @abstractmethod
     def receiver(self, queue: str) -> Receiver:
-        """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called.
+        """Return a receiver of ``queue``. The queue must exist when :meth:`Receiver.receive` is called.
 
         Guarantees:
             receiving.a_missing_queue_raises.
@@ -288,12 +292,12 @@ class Transport(Capable[TransportCapabilities], ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release connections."""
+        """Release the connections."""
 
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int] | None:
-        """Return how many messages each of the named queues holds, at least those that no receiver has in hand.
+        """Return the number of messages in each of the named queues; it may leave out messages that are received.
 
-        Queues that do not exist are left out. ``None``: this transport cannot tell.
+        The result has no entry for a queue that does not exist. ``None``: this transport cannot tell.
 
         Raises:
             TransportUnavailable: transient.
@@ -301,10 +305,12 @@ class Transport(Capable[TransportCapabilities], ABC):
         return None
 
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None] | None:
-        """Return limits at which messages are dropped silently, by queue and by the server's name for the limit.
+        """Return the limits at which messages are dropped silently, by queue and by the server's name for the limit.
 
-        ``None``: this server has none; for a queue: not known yet. Raises ``TransportError`` if the server does not
-        tell.
+        ``None``: this server has no such limits. ``None`` for a queue: its limits are not known yet.
+
+        Raises:
+            TransportError: the server does not tell.
         """
         return None
 
@@ -313,16 +319,21 @@ class Transport(Capable[TransportCapabilities], ABC):
         return None
 
     async def server_facts(self) -> ServerFacts | None:
-        """Ask the server about itself; changes nothing, and needs no queues. ``None``: there is no server.
+        """Return what the server says of itself, or ``None`` without a server; changes nothing, needs no queues.
 
         Raises:
-            TransportUnavailable: it does not answer, or refuses; the message says which.
+            TransportUnavailable: the server does not answer, or refuses; the message says which.
         """
         return None
 
 
 def refuse_work(work: Sequence[Work], queues: str) -> None:
-    """Refuse what is to be done in a database in one transaction with a send or an end; ``queues``: for the text."""
+    """Raise `UnsupportedTransactionMode` if there is work; for queues that are in no database.
+
+    Args:
+        work: work that a caller wants in one transaction with a send or an acknowledgement.
+        queues: description of the queues, for the text of the error.
+    """
     if work:
         raise UnsupportedTransactionMode(f"queues {queues} cannot share a transaction with a database")
 
@@ -335,16 +346,16 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def end_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
-    """Return when a message expires in a queue that judges by a clock of its own.
+    """Return when a message expires in a queue that uses a clock of its own.
 
     Args:
-        lifetime: :meth:`postdate.Envelope.time_left` by the clock of the sender. So a clock that is wrong, or a virtual
-            one, neither loses messages nor keeps them alive.
+        lifetime: :meth:`postdate.Envelope.time_left` by the clock of the sender. Only a duration passes from one clock
+            to the other, so a wrong or virtual clock of the sender neither loses messages nor keeps them alive.
         now: by the clock of the queue.
 
     Returns:
-        Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more;
-        ``None``: never, which is also what an end after the year 9999 means.
+        Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more.
+        ``None``: the message never expires. An end after the year 9999 also counts as never.
     """
     end = _NEVER if lifetime is None else to_microseconds(now) + lifetime // _MICROSECOND
     return end if end < _NEVER else None
@@ -352,11 +363,11 @@ def end_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class NativeExpiry:
-    """How a queue is to expire one message.
+    """The settings with which a queue is to expire one message.
 
     Args:
-        time_to_be_received: after which the queue discards it; ``None``: never.
-        dead_letter: whether the queue then keeps it among its dead letters.
+        time_to_be_received: duration after which the queue discards the message; ``None``: never.
+        dead_letter: whether the queue then keeps the message among its dead letters.
     """
 
     time_to_be_received: timedelta | None
@@ -367,12 +378,13 @@ class NativeExpiry:
 class ExpiryRules:
     """The rules of MSMQ, where the first message of a transaction sets the time to be received of all its messages.
 
-    A send with a time to be received in a transaction would so lose messages that should live: it is refused, or, with
-    ``disable_native_time_to_be_received_in_transactions``, sent without a native one. The header is always kept.
+    So a send with a time to be received in a transaction would lose messages that should live. Such a send is refused.
+    With ``disable_native_time_to_be_received_in_transactions`` it is sent without a native time to be received
+    instead. The header is always kept.
 
     Args:
         one_per_transaction: whether that limit holds here.
-        disable_native_time_to_be_received_in_transactions: rather leave it to the receiver than refuse.
+        disable_native_time_to_be_received_in_transactions: do not refuse the send; leave the expiry to the receiver.
         use_dead_letter_queue: keep messages that cannot be received among the dead letters.
         use_dead_letter_queue_for_messages_with_time_to_be_received: the same for messages with a native time to be
             received, which are meant to vanish.
@@ -384,15 +396,16 @@ class ExpiryRules:
     use_dead_letter_queue_for_messages_with_time_to_be_received: bool = False
 
     def native(self, envelope: Envelope, *, in_transaction: bool, address: str | None = None) -> NativeExpiry:
-        """Return how the queue is to expire a message.
+        """Return the settings with which the queue is to expire a message.
 
         Args:
-            envelope: to be sent.
-            in_transaction: the send is part of a native transaction: a handler's in the atomic modes, or the caller's.
-            address: of the queue as its users write it; default: the destination of the envelope.
+            envelope: the message to be sent.
+            in_transaction: the send is part of a native transaction: of a handler in the atomic modes, or of the
+                caller.
+            address: address of the queue as users write it; default: the destination of the envelope.
 
         Raises:
-            TimeToBeReceivedInTransaction: see the class; nothing is to be sent.
+            TimeToBeReceivedInTransaction: see the class; the caller must not send anything.
         """
         span = envelope.time_to_be_received
         if span is not None and in_transaction and self.one_per_transaction:
@@ -410,8 +423,8 @@ class ExpiryRules:
         """Return whether the queue is to keep a message among its dead letters.
 
         Args:
-            envelope: to be sent; its own setting wins.
-            expires: the queue itself expires it.
+            envelope: the message to be sent; its own setting has priority.
+            expires: the queue itself expires the message.
         """
         if envelope.use_dead_letter_queue is not None:
             return envelope.use_dead_letter_queue
@@ -424,13 +437,13 @@ class ExpiryRules:
 
 
 _LONGEST_NAME: Final = 150
-"""Characters; so that there is room for a routing key beside it in a destination."""
+"""Characters; leaves space for a routing key beside the name in a destination."""
 
 DUE_EXCHANGE_TYPES: Final = ("topic", "direct", "fanout", "headers")
 
 Read = Callable[[Envelope, datetime], DelayedMessage]
-"""Returns the delayed message to be stored for an envelope that arrived at this instant; raises ``MessageError`` if
-there is none."""
+"""Returns the delayed message to store for an envelope that arrived at this instant. Raises ``MessageError`` if the
+envelope makes no delayed message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,8 +452,8 @@ class DelayExchange:
 
     Args:
         name: of the exchange; beside it there are a queue ``{name}.intake`` and an exchange ``{name}.due``.
-        due_type: type of ``{name}.due``: one of :data:`DUE_EXCHANGE_TYPES`. One that exists must be of it, unless it is
-            of the type of a plugin, which is left as it is.
+        due_type: type of ``{name}.due``: one of :data:`DUE_EXCHANGE_TYPES`. An existing exchange must have this type.
+            An existing exchange with a type of a plugin is accepted and left as it is.
 
     Raises:
         ConfigurationError: the name or the type is not allowed.
@@ -467,7 +480,7 @@ class IntakeQueue:
     """A queue of messages to be delayed.
 
     Args:
-        name: of the queue, to which messages that could not be stored can be returned.
+        name: of the queue; messages that could not be stored can be returned to it.
         receiver: of the queue.
         read: see :data:`Read`; pure.
     """
@@ -490,24 +503,25 @@ class ForeignIntake(ABC):
 
     @abstractmethod
     async def create_intake(self, exchange: DelayExchange) -> None:
-        """Create what does not exist yet: exchanges, queues and bindings; idempotent.
+        """Create missing exchanges, queues and bindings; idempotent.
 
         Raises:
-            ConfigurationError: there is something else of that name, or an application has bound a queue to the
-                exchange; says what to do.
+            ConfigurationError: something else has that name, or an application has bound a queue to the exchange; the
+                text says what to do.
             TransportError: permission is missing.
             TransportUnavailable: transient.
         """
 
     @abstractmethod
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
-        """Return the queues to be received from; they must exist when that begins. Connects to nothing."""
+        """Return the queues to receive from. They must exist when receiving begins. Connects to nothing."""
 
     @abstractmethod
     async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
-        """Return what applications have bound to the exchange, in words; empty: nothing, as it is to be.
+        """Return descriptions of the bindings that applications have made to the exchange; there should be none.
 
-        The server delivers each message to such a queue at once, and Postdate delivers it again when it is due.
+        The server delivers each message to a bound queue at once, and Postdate delivers the message again when it is
+        due.
 
         Raises:
             TransportError: the server does not tell.
@@ -519,11 +533,11 @@ class ForeignIntake(ABC):
 
 
 class PublishingTransport(ABC):
-    """Queues whose server delivers one message to all its subscribers."""
+    """A transport whose server delivers one message to all its subscribers."""
 
     @abstractmethod
     def event_address(self, event: str) -> str:
-        """Return the destination that stands for all subscribers of these events, of which there may be none.
+        """Return the destination that stands for all subscribers of an event; there may be no subscribers.
 
         Args:
             event: name of a message type.
@@ -537,7 +551,7 @@ class PublishingTransport(ABC):
 
     @abstractmethod
     async def subscribe(self, queue: str, events: Sequence[str]) -> None:
-        """Subscribe a queue, which must exist, to events; idempotent. It lasts until it is undone on the server.
+        """Subscribe an existing queue to events; idempotent. The subscription lasts until it is undone on the server.
 
         Guarantees:
             integration/test_publishing.py::test_all_subscribers_receive_an_event_and_nobody_else.

@@ -1,4 +1,4 @@
-"""A memory of a bounded number of things."""
+"""A dictionary with a bounded number of entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class Bounded(dict[K, V]):
-    """The entries that were set last, ``limit`` at most: the one that was set longest ago is forgotten first."""
+    """A dictionary that keeps at most ``limit`` entries. It drops the entry that was set longest ago first."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -19,6 +19,7 @@ class Bounded(dict[K, V]):
 
     @override
     def __setitem__(self, key: K, value: V, /) -> None:
+        # A dictionary keeps the place of a key that is set again. So remove the key first: it becomes the newest.
         self.pop(key, None)
         super().__setitem__(key, value)
         if len(self) > self._limit:

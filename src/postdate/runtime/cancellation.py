@@ -1,7 +1,7 @@
-"""Whether the running task is being cancelled, and by which means.
+"""Questions about cancellation: whether the running task is being cancelled, and in which way.
 
 A task is cancelled by a scope of anyio around it, or by asyncio's own ``Task.cancel()``. An application, or an adapter,
-may use either. A ``CancelledError`` that comes while neither is the case says nothing about the task: something that it
+may use either. If neither is the case, a ``CancelledError`` says nothing about the task: something that the task
 awaited was cancelled.
 """
 
@@ -30,7 +30,7 @@ def is_cancelled() -> bool:
 
 
 def undo_task_cancellation() -> None:
-    """Take back every ``Task.cancel()`` of this task, so that it can go on with other work."""
+    """Undo every ``Task.cancel()`` of this task, so that the task can continue with other work."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()

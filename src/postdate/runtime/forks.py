@@ -1,16 +1,16 @@
-"""What a process holds at a fork, and with what its child begins: the one place that tells Python of forks.
+"""Handling of forks: connections, locks and files before a fork, and in the child after it.
 
-A child inherits memory, descriptors, and locks in whatever state, but no threads. So whatever of ours holds any of
-these is registered here, weakly:
+Only this module registers hooks for forks with Python. A child inherits memory, descriptors, and locks in any state,
+but no threads. So every object of Postdate with such things is registered here, by a weak reference:
 
-- a :class:`ForkAware` object is asked to be quiet before the fork, and to begin anew in the child;
+- a :class:`ForkAware` object stops its activity before the fork, and is reset in the child;
 - a lock made by :func:`lock` or :func:`rlock` is free in the child, whichever thread held it;
 - the connection of :func:`own` is replaced in the child by one to nowhere: the child cannot speak on it, and does not
   keep it open when the parent dies.
 
-Hooks run for ``os.fork``, ``os.forkpty``, ``multiprocessing`` (``fork``) and ``subprocess`` with ``preexec_fn``; other
-subprocesses are none of these. A fork made in C, of which Python is not told (uWSGI), is noticed by
-:func:`check_process` at the next use; then nothing was quiet. Source: ADR 40.
+Hooks run for ``os.fork``, ``os.forkpty``, ``multiprocessing`` (``fork``) and ``subprocess`` with ``preexec_fn``. They
+do not run for other subprocesses. A fork in C code that does not call Python's hooks (uWSGI) is noticed by
+:func:`check_process` at the next use; in this case nothing was stopped before the fork. Source: ADR 40.
 """
 
 from __future__ import annotations
@@ -25,30 +25,37 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-# Python asks in reverse order of registration: locks of files must be usable while other threads finish what they do.
+# Python calls hooks before a fork in reverse order of registration. filelock must register first, so that its locks are
+# still usable while Postdate's hook waits for other threads.
 import filelock  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 QUIET_WITHIN_SECONDS: Final = 10.0
-"""A fork waits at most so long, in all, for other threads to finish what they do."""
+"""Longest time, in all, for which a fork waits for other threads to finish their activity."""
 
 log = logging.getLogger("postdate.forks")
 
 
 class ForkAware:
-    """Holds what a child must not inherit. Register it with :func:`register`. No method may wait without a bound."""
+    """An object with things that a child must not inherit. Register it with :func:`register`.
+
+    Every wait in these methods must have a limit.
+    """
 
     def before_fork(self, deadline: float) -> None:
-        """Be quiet until :meth:`after_fork_in_parent`, in the thread that forks.
+        """Stop all activity until :meth:`after_fork_in_parent`; called in the thread that forks.
 
         Args:
             deadline: monotonic seconds; do not wait any longer for other threads.
         """
 
     def after_fork_in_parent(self) -> None:
-        """Go on, in the thread that forked; also after :meth:`before_fork` raised."""
+        """Continue, in the thread that forked; called even if :meth:`before_fork` raised an error."""
 
     def after_fork_in_child(self) -> None:
-        """Forget what belongs to the parent. No other thread runs; :meth:`before_fork` may not have been called."""
+        """Forget everything that belongs to the parent. No other thread runs.
+
+        :meth:`before_fork` was possibly not called.
+        """
 
 
 class HasDescriptor(Protocol):
@@ -61,13 +68,14 @@ _aware: Final = WeakSet[ForkAware]()
 _locks: Final = WeakSet[Any]()
 _connections: Final = WeakSet[Any]()
 _forking = threading.Lock()
-"""Held from before a fork until after it: there is one at a time."""
+"""Held from before a fork until after it, so that only one thread forks at a time."""
 
 _registering = threading.RLock()
-"""Held for a moment; and from when all are quiet until after the fork, so that nothing new begins meanwhile."""
+"""Held for a moment by each registration. A fork holds it from when all activity has stopped until after the fork, so
+that no new activity begins meanwhile."""
 
 _beginning = threading.Lock()
-"""For the threads of a child whose fork Python was not told of: one of them begins anew, others wait for it."""
+"""For the threads of a child whose fork called no hooks: one thread resets everything, and the others wait for it."""
 
 _pid = os.getpid()
 _of_parents: Final = list[object]()
@@ -78,7 +86,7 @@ C = TypeVar("C", bound=HasDescriptor)
 
 
 def register(aware: A) -> A:
-    """Have an object told of forks for as long as it exists."""
+    """Call the methods of an object at every fork, for as long as the object exists; return the object."""
     with _registering:
         _aware.add(aware)
     return aware
@@ -95,7 +103,7 @@ def rlock() -> threading.RLock:
 
 
 def is_owned(lock: threading.RLock) -> bool:
-    """Return whether this thread has the lock."""
+    """Return whether this thread holds the lock."""
     owned: bool = cast("Any", lock)._is_owned()  # noqa: SLF001 - as threading.Condition asks its own
     return owned
 
@@ -107,14 +115,17 @@ def _renewed(made: T) -> T:
 
 
 def own(connection: C) -> C:
-    """Keep a connection to this process: see the module."""
+    """Register a connection that only this process may use (see the module); return it."""
     with _registering:
         _connections.add(connection)
     return connection
 
 
 def keep_for_ever(thing: object) -> None:
-    """Never let a thing of the parent end in this child, not even with the interpreter: they share it."""
+    """Never destroy an object of the parent in this child, not even when the interpreter ends.
+
+    Its destructor would act on something that parent and child share.
+    """
     _of_parents.append(thing)
     with suppress(ImportError, AttributeError):
         import ctypes
@@ -127,18 +138,21 @@ Identity = tuple[int, int]
 
 
 def open_descriptors() -> dict[int, Identity]:
-    """Return the descriptors that this process has open, and of which files; none where the system does not tell."""
+    """Return the open descriptors of this process with their files; empty where the system does not tell."""
     descriptors = dict[int, Identity]()
     with suppress(OSError):
         for name in os.listdir("/dev/fd"):  # noqa: PTH208 - only names are needed
-            with suppress(OSError, ValueError):  # that of the listing itself is closed by now
+            with suppress(OSError, ValueError):  # the descriptor of the listing itself is closed by now
                 status = os.fstat(int(name))
                 descriptors[int(name)] = status.st_dev, status.st_ino
     return descriptors
 
 
 def blank(descriptor: int) -> None:
-    """Have a descriptor lead nowhere, in this process only. Its number stays in use, so it cannot become another's."""
+    """Connect a descriptor to the null device, in this process only.
+
+    The number of the descriptor stays in use, so no other file can get it.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         os.dup2(nowhere, descriptor, inheritable=False)
@@ -147,18 +161,18 @@ def blank(descriptor: int) -> None:
 
 
 def check_process() -> None:
-    """Begin anew if this is the child of a fork that Python was not told of."""
+    """Reset everything if this is the child of a fork that called no hooks."""
     if os.getpid() != _pid:
         with _beginning:
             if os.getpid() != _pid:
                 _after_in_child()
 
 
-# --- hooks: what one of them raises would be printed by Python, and forgotten ----------------------------------------
+# --- hooks: an exception in a hook would only be printed by Python, and the fork would go on --------------------------
 
 
 class _Fork:
-    """One fork. ``quiet``: whoever was asked to be quiet, by its ``id``; ``is_alone``: this module's locks are held."""
+    """One fork. ``quiet``: objects that were asked to stop, by ``id``; ``is_alone``: it holds the module's locks."""
 
     def __init__(self) -> None:
         self.quiet = dict[int, ForkAware]()
@@ -166,7 +180,7 @@ class _Fork:
 
 
 _present = threading.local()
-"""``fork``: that of this thread."""
+"""Its attribute ``fork`` is the fork of this thread."""
 
 
 def _before() -> None:
@@ -178,18 +192,20 @@ def _before() -> None:
         aware.before_fork(deadline)
 
     fork.is_alone = _forking.acquire(timeout=QUIET_WITHIN_SECONDS)
+    # Objects may be registered while others stop their activity. So repeat until none is left, and then return with the
+    # lock held, so that no object is registered before the fork.
     while fork.is_alone:
         _registering.acquire()
         if not (affected := [aware for aware in _aware if id(aware) not in fork.quiet]):
             return
-        _registering.release()  # a thread that is not quiet yet may need it
+        _registering.release()  # a thread that has not stopped yet may need it
         for aware in affected:
             _guarded(ask, aware)
 
 
 def _after_in_parent() -> None:
     fork: _Fork | None = getattr(_present, "fork", None)
-    if fork is None:  # this module was imported while a thread forked
+    if fork is None:  # this module was imported while a thread forked, so _before() did not run
         return
     for aware in fork.quiet.values():
         _guarded(lambda each: each.after_fork_in_parent(), aware)
@@ -203,13 +219,14 @@ def _after_in_child() -> None:
     global _pid, _forking, _registering  # noqa: PLW0603 - they are of the process
     _forking, _registering = threading.Lock(), threading.RLock()
     for each in list(_locks):
-        each._at_fork_reinit()  # noqa: SLF001 - what threading itself does with its own
+        each._at_fork_reinit()  # noqa: SLF001 - threading itself does this with its own locks
     for connection in list(_connections):
-        with suppress(Exception):  # it is closed
+        with suppress(Exception):  # the connection is closed
             blank(connection.fileno())
     _connections.clear()
     for aware in list(_aware):
         _guarded(lambda each: each.after_fork_in_child(), aware)
+    # Last, because until then check_process() makes other threads of the child wait for the end of this function.
     _pid = os.getpid()
 
 

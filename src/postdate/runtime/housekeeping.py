@@ -1,7 +1,7 @@
 """Chores at regular intervals, in a thread of their own.
 
-A handler that blocks the event loop must not delay what shows others that this process lives; and a chore that takes
-its time must not delay a thread that listens for notifications.
+Heartbeats have this thread so that a handler which blocks the event loop does not delay them. Chores do not run in the
+thread that listens for notifications, because a slow chore would delay it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from postdate.runtime.resource import Resource
 log = logging.getLogger("postdate.housekeeping")
 
 Share = Callable[[], bool]
-"""Does a small part of a long piece of work and returns whether there is more."""
+"""Does a small part of a long piece of work. Returns whether there is more to do."""
 
 _ROUND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """A thing to be done in every round; ``what`` begins the line in the log when it cannot be done.
+    """A piece of work for every round. ``what`` is the first part of the line in the log when it fails.
 
     ``do`` returns whether the next round is to follow at once. When it raises :class:`postdate.errors.PostdateError` or
-    ``OSError``, the other chores go on, and it is tried again in the next round.
+    ``OSError``, the other chores are done, and this one is tried again in the next round.
     """
 
     what: str
@@ -39,9 +39,10 @@ class Chore:
 
 
 class Housekeeping(forks.ForkAware):
-    """Does the chores of one file or connection, in order, every so many seconds; calls ``end`` in its thread.
+    """Does the chores of one file or connection, in order, at intervals of ``every`` seconds.
 
-    The child of a fork has no such thread: it calls :meth:`start`, too.
+    The thread calls ``end`` before it ends. The child of a fork does not have the thread, so it must call
+    :meth:`start` again.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Housekeeping(forks.ForkAware):
             self._stopped.set()
 
     def start(self) -> None:
-        """Begin, one interval from now; a second time without effect."""
+        """Start the thread; its first round is one interval from now. A second call has no effect."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="postdate-housekeeping", daemon=True)
@@ -71,32 +72,32 @@ class Housekeeping(forks.ForkAware):
         self._stopped.set()
 
     def join(self, seconds: float | None = None) -> None:
-        """Block until a chore under way has ended, or for so long."""
+        """Block until the running chore has ended, at most for ``seconds``."""
         with self._starting:  # a thread that has not started cannot be waited for
             thread = self._thread
         if thread is not None:
             thread.join(seconds)
 
     def round(self) -> bool:
-        """Do every chore once; return whether there is more. Raises nothing: the thread must not end by an error."""
+        """Do every chore once; return whether there is more to do. Raises nothing: an error would end the thread."""
         more = False
         for chore, calls in self._chores:
             try:
                 more |= chore.do()
             except (PostdateError, OSError) as error:
-                if self._stopped.is_set():  # its file or connection is being closed, which is no outage
+                if self._stopped.is_set():  # the file or connection is being closed, which is no outage
                     return False
                 calls.failed(error, steady_seconds())
-            except Exception:  # in a user's clock, say: claims of dead processes must become free all the same
+            except Exception:  # a user's clock may raise, and claims of dead processes must be released all the same
                 log.exception("%s", chore.what)
             else:
                 calls.succeeded(steady_seconds())
         return more
 
     def in_shares(self, share: Share) -> bool:
-        """Do shares until nothing is left, about a second has gone by, or this is stopped; return whether any is left.
+        """Do shares until none is left, about a second has passed, or this is stopped; return whether there are more.
 
-        A pause after each, as long as it took, leaves other writers half of the time.
+        After each share there is a pause as long as the share took, so other writers get half of the time.
         """
         end = steady_seconds() + _ROUND_SECONDS
         while True:

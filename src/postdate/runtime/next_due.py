@@ -1,7 +1,7 @@
-"""The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
+"""The next-due cache: the next attempt of a store as far as it is known without a query, and when to wake its poller.
 
-A query of stored messages is announced by :meth:`NextDue.look` and ends with :meth:`NextDue.seen`; messages that are
-stored, given back, or announced by other processes go to :meth:`NextDue.announce`.
+:meth:`NextDue.look` announces a query of stored messages, and :meth:`NextDue.seen` ends it. Messages that are stored,
+released, or announced by other processes go to :meth:`NextDue.announce`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _LOOKS_AT_ONCE: Final = 64
 
 
 class NextDue(Generic[T]):
-    """Thread-safe. Instants are all of one kind: microseconds since 1970 UTC, or date-times in UTC."""
+    """The earliest known attempt of a store. Thread-safe.
+
+    All instants have one type: microseconds since 1970 UTC, or date-times in UTC.
+    """
 
     def __init__(self) -> None:
         self._lock = forks.lock()
@@ -32,7 +35,7 @@ class NextDue(Generic[T]):
         return bool(self._wakes)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Have ``wake`` called when a message may be attempted before all known ones; return how to stop that."""
+        """Call ``wake`` when a message may be attempted before all known ones; return a function that stops this."""
         with self._lock:
             self._wakes.append(wake)
 
@@ -44,16 +47,20 @@ class NextDue(Generic[T]):
         return stop
 
     def look(self) -> int:
-        """Return the number of a query that begins: it may not see messages that are heard of from now on."""
+        """Return the number of a query that begins now. It may not see messages that are announced from now on."""
         with self._lock:
             self._next_look += 1
             self._looks[self._next_look] = None
-            if len(self._looks) > _LOOKS_AT_ONCE:  # looks that failed are never ended
+            if len(self._looks) > _LOOKS_AT_ONCE:  # a query that failed never calls seen()
                 del self._looks[min(self._looks)]
             return self._next_look
 
     def seen(self, look: int, first: T | None) -> T | None:
-        """Note the earliest attempt that a query saw; return when to look again."""
+        """Record the earliest attempt that a query saw; return when to query again.
+
+        The result also counts the messages that were announced since the query began, because the query may not have
+        seen them.
+        """
         with self._lock:
             return self._seen(self._looks.pop(look, None), first)
 
@@ -64,7 +71,7 @@ class NextDue(Generic[T]):
         return first
 
     def announce(self, attempt_at: T) -> None:
-        """Note a message that may be attempted from then on; wake listeners if that is before all known ones."""
+        """Record a message that may be attempted at an instant; wake listeners if that is before all known ones."""
         with self._lock:
             for look, announced in self._looks.items():
                 self._looks[look] = attempt_at if announced is None else min(announced, attempt_at)
@@ -72,11 +79,12 @@ class NextDue(Generic[T]):
                 return
             self._earliest = attempt_at
             wakes = list(self._wakes)
+        # Outside of the lock, which is not re-entrant: a listener may call this object.
         for wake in wakes:
             wake()
 
     def forget(self) -> None:
-        """Note that messages may be attempted at any time, and wake listeners."""
+        """Forget the earliest attempt, because messages may be attempted at any time, and wake listeners."""
         with self._lock:
             self._earliest = None
             wakes = list(self._wakes)

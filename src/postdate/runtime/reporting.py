@@ -1,6 +1,6 @@
-"""What operators get to see of messages: counts and measurements, to be exported. Pure.
+"""Numbers for operators: counts and measurements of messages, to be exported. Pure.
 
-Metrics are called once a batch, never once a message. Time is an argument.
+Metrics are called once for each batch, never once for each message. Time is an argument.
 """
 
 from __future__ import annotations
@@ -13,92 +13,98 @@ from typing import Literal
 from typing_extensions import override
 
 Counted = Literal["stored", "expired", "handled", "discarded", "failed", "retried", "moved_to_error"]
-"""What becomes of messages, but for their delivery.
+"""Events of messages that are counted, except deliveries.
 
-``stored``: they arrived through the timeouts queue. ``expired``: past their expiry when they became due. ``handled``:
-their handlers ended well, and they left their queue. ``discarded``: received past their time to be received, and so not
-handled, or thrown away by the policy of recoverability. ``failed``: attempts to deliver or to handle them.
-``retried``: given back, or stored, for another attempt. ``moved_to_error``: to the error queue.
+``stored``: the messages arrived through the timeouts queue. ``expired``: they were past their expiry when they became
+due. ``handled``: their handlers succeeded, and they left their queue. ``discarded``: they were received past their time
+to be received and therefore not handled, or the recoverability policy discarded them. ``failed``: attempts to deliver
+or to handle them failed. ``retried``: they were released, or stored, for another attempt. ``moved_to_error``: they were
+moved to the error queue.
 """
 
 
 class Metrics:
-    """Receives numbers, and does nothing with them: what an endpoint does unless told otherwise.
+    """The receiver of all numbers. This base class ignores them, which is the default of an endpoint.
 
     Methods are called in the endpoint's event loop: they must return at once and not raise.
     """
 
     def count(self, outcome: Counted, messages: int) -> None:
-        """Note what became of messages."""
+        """Count messages with this outcome."""
 
     def fetched(self, messages: int, duration: timedelta) -> None:
-        """Note one look for due messages: how many it brought, and how long the store took for it."""
+        """Count one query for due messages: the number of messages, and how long the store took."""
 
     def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
-        """Note messages that reached their destinations.
+        """Count messages that reached their destinations.
 
         Args:
-            to: how many, by destination.
-            lateness_seconds: of each, from its due time until it was removed; where they were moved inside the database
-                and nobody looked at them, of the first one alone, which is the latest but for retries.
+            to: number of messages by destination.
+            lateness_seconds: lateness of each message, from its due time until it was removed. Where messages were
+                moved inside the database and not read, it has only the lateness of the first message. That is the
+                latest message, except for messages with retries.
         """
 
     def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
-        """Note that the handlers of one type of message ran, well or not, for messages that ended together.
+        """Count runs of the handlers of one message type, successful or not, for messages that ended together.
 
         Args:
-            message_type: its name, of those that the endpoint handles.
-            runs: for how many messages.
-            seconds: how long all runs took.
-            longest_seconds: how long the longest of them took.
+            message_type: name of a type that the endpoint handles.
+            runs: number of messages.
+            seconds: total duration of all runs.
+            longest_seconds: duration of the longest run.
         """
 
     def sent(self, messages: int, duration: timedelta) -> None:
-        """Note one call that sent due messages to queues elsewhere, answered or not, and how long it took."""
+        """Count one call that sent due messages to queues elsewhere, successful or not, and how long it took."""
 
     def breaker_changed(self, breaker: str, state: str) -> None:
-        """Note that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
+        """Record that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
 
     def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
-        """Note by what a dispatcher tells, in any thread, how many claims it holds; ``None``: it runs no more."""
+        """Register a callable that returns the dispatcher's number of claims. It is called from any thread.
+
+        ``None`` unregisters it, because the dispatcher has stopped.
+        """
 
     def stood_still(self, seconds: float) -> None:
-        """Note, once a second, how long the event loop of a service stood still in it."""
+        """Record how long the event loop of a service was blocked in the last second; called once a second."""
 
 
 NO_METRICS = Metrics()
 
 Gauges = Mapping[str, Mapping[str, float]]
-"""By name, values by what their one attribute says; it is empty where there is one value."""
+"""Values by name of the gauge, then by the value of its only attribute; that is empty for a gauge with one value."""
 
 OTHER_DESTINATIONS = "(others)"
 _DESTINATIONS_AT_MOST = 200
-"""Counted by name; what goes to more is counted together: each is a time series where metrics are kept."""
+"""Number of destinations that are counted by name. The others are counted together, because each destination is a time
+series where metrics are kept."""
 
 
 class CountedMetrics(Metrics):
-    """Counts messages since it was made, by what became of them and where."""
+    """Counts messages since this object was made, by event and by destination."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
-        """Messages by what happened to them: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
+        """Number of messages by event: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
         self.delivered_to = Counter[str]()
-        """Of these, the delivered ones by destination; some may be :data:`OTHER_DESTINATIONS`."""
+        """Number of delivered messages by destination; some may be under :data:`OTHER_DESTINATIONS`."""
         self.handler_runs = Counter[str]()
-        """Runs of handlers by type of message."""
+        """Number of runs of handlers by message type."""
         self.handler_seconds = Counter[str]()
-        """How long these runs took in total."""
+        """Total duration of these runs by message type, in seconds."""
         self.breakers = dict[str, str]()
-        """States of circuit breakers that were ever in one."""
+        """State of each circuit breaker whose state has ever changed."""
         self._dispatchers = dict[object, Callable[[], int]]()
 
     @property
     def open_claims(self) -> int:
-        """Messages that dispatchers of this process have claimed, and neither finished nor given back."""
+        """Number of messages that dispatchers of this process have claimed, and neither finished nor released."""
         return sum(claims() for claims in list(self._dispatchers.values()))
 
     def show(self, gauges: Callable[[], Gauges]) -> None:
-        """Have whoever exports the counts ask for these, too, in any thread."""
+        """Register a function that returns more gauges for the export. It is called from any thread."""
 
     @override
     def count(self, outcome: Counted, messages: int) -> None:

@@ -1,14 +1,15 @@
 """Things outside of the process that can be out of reach, and one line in the log for each outage. Source: ADR 45.
 
 A store, the server of the queues, the error queue are *resources*. Many loops call the same one: the poller, the pumps,
-the thread that listens, housekeeping. When it goes away, each of them fails. They share one :class:`Resource`, so an
-operator reads about the outage once, and ``/readyz``, ``doctor`` and metrics have one state to show.
+the thread that listens, housekeeping. When the resource goes away, each of them fails. They share one
+:class:`Resource`, so an operator reads about the outage once, and ``/readyz``, ``doctor`` and metrics have one state to
+show.
 
 Adapters with an equal identity, such as a store and the queues in one database, are one resource. Time is an argument,
 in monotonic seconds.
 
-A loop reports how each of its calls ended to its :class:`CallHealth` only. That informs the resource, which
-has the state and the log, the circuit breaker of the loop, if it has one, and :class:`Backoff`, if the loop sends
+A loop reports the result of each of its calls to its :class:`CallHealth` only. That informs the resource, which
+has the state and the log; the circuit breaker of the loop, if it has one; and :class:`Backoff`, if the loop sends
 probes.
 """
 
@@ -27,33 +28,33 @@ from postdate.runtime.reporting import shown_duration
 LOGGED_AGAIN_AFTER_SECONDS: Final = 60.0
 
 _SAME_OUTAGE_WITHIN_SECONDS: Final = 5.0
-"""A failure so soon after the end of an outage continues it: a server may do one thing, and refuse another."""
+"""A failure so soon after the end of an outage continues it: a server may answer one call, and refuse another."""
 
 FORGOTTEN_AFTER: Final = timedelta(seconds=150)
-"""A kind of calls that failed, and that nobody made since, says nothing any more. The longest pause of a loop and the
-longest deadline of a call are shorter together."""
+"""A failure is ignored after this time if no call of its kind was made since. It is longer than the longest pause of a
+loop and the longest deadline of a call together."""
 
 
 PAUSE: Final = timedelta(seconds=1)
-"""Of a loop after a call that failed, unless a circuit breaker says otherwise."""
+"""The pause of a loop after a failed call, unless a circuit breaker returns another one."""
 
 
 class Breaker(Protocol):
-    """What calls tell a circuit breaker; see :mod:`postdate.core.health.circuit_breaker`."""
+    """The interface of a circuit breaker for the results of calls; see :mod:`postdate.core.health.circuit_breaker`."""
 
     def failure(self, error: BaseException, seconds: float) -> timedelta:
-        """Note a failure; return how long to pause before the next attempt."""
+        """Record a failure; return how long to pause before the next attempt."""
         ...
 
     def success(self) -> None: ...
 
 
 class Backoff:
-    """When something out of reach is tried next. Each failure doubles the pause.
+    """The time of the next attempt on something that is out of reach. Each failure doubles the pause.
 
     Args:
         shortest: first pause, in seconds.
-        longest: after which it does not grow: that the thing is back is noticed so late at most.
+        longest: longest pause, in seconds. A recovery is noticed after at most this time.
     """
 
     def __init__(self, shortest: float, longest: float) -> None:
@@ -70,7 +71,7 @@ class Backoff:
         return self.pause > 0
 
     def failed(self, seconds: float, *, is_longer: bool = True) -> None:
-        """Wait again, longer than before. Failures before the next attempt are part of the last one."""
+        """Start the next pause, longer than the last. Failures during a pause belong to the attempt before it."""
         if not self.pause:
             self.pause = self.shortest
         elif seconds < self.retry_at:
@@ -83,37 +84,37 @@ class Backoff:
         self.pause, self.retry_at = 0.0, -math.inf
 
     def remaining(self, seconds: float) -> float:
-        """Return how many seconds to wait before the next attempt; 0: none."""
+        """Return how many seconds to wait before the next attempt; 0: no wait."""
         return max(self.retry_at - seconds, 0.0)
 
 
 class Resource:
     """One thing that several loops of a process need. Safe to use from any thread.
 
-    It is out of reach from the first call that fails until each kind of calls that failed has gone well once.
+    The resource is out of reach from the first failed call until each kind of call that failed has succeeded once.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """Begins the line about the end of an outage."""
+        """The first words of the line about the end of an outage."""
         self._lock = threading.Lock()
-        """Around everything below. Never held while something is logged."""
+        """Protects everything below. It is never held during logging."""
         self._failing: dict[CallHealth, float] = {}
-        """Kinds of calls whose last one failed, with the seconds at which it did."""
+        """Kinds of calls whose last call failed, with the time of that failure, in monotonic seconds."""
         self._since = 0.0
-        """When the outage began."""
+        """When the outage began, in monotonic seconds."""
         self._resumed_at = 0.0
-        """When it began anew, if it ended for a moment."""
+        """When the outage continued, if it had ended for a moment; otherwise when it began."""
         self._ended_at = -math.inf
         self._failures = 0
         self._logged_at = -math.inf
         self._is_logged = False
-        """Whether the outage was logged, so that its end has to be, too."""
+        """Whether the outage was logged. If so, its end must be logged, too."""
         self._answered_at: float | None = None
-        """When a call went well since the last failure: the outage has lasted until then, if nothing fails any more."""
+        """When the first call succeeded after the last failure. If nothing fails any more, the outage ended then."""
         self._outages = 0
         self._codes: set[str] = set()
-        """Of the errors that were logged in this outage."""
+        """Codes of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
 
     def calls(  # noqa: PLR0913 - as of Calls
@@ -127,7 +128,7 @@ class Resource:
         backoff: Backoff | None = None,
         forgotten_after: timedelta = FORGOTTEN_AFTER,
     ) -> CallHealth:
-        """Return the kind of calls that one loop makes; see :class:`CallHealth`."""
+        """Return the health of the calls that one loop makes; see :class:`CallHealth`."""
         return CallHealth(
             self,
             what,
@@ -141,18 +142,18 @@ class Resource:
 
     @property
     def outages(self) -> int:
-        """How many outages there were; grows when one begins."""
+        """The number of outages; it grows when one begins."""
         return self._outages
 
     def outage(self, seconds: float) -> str | None:
-        """Return the outage in words, such as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
+        """Return a description of the outage, as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
         with self._lock:
             if all(calls.is_forgotten(failed_at, seconds) for calls, failed_at in self._failing.items()):
                 return None
             return f"out of reach for {shown_duration(seconds - self._since)}: {self._last_error}"
 
     def record_failure(self, calls: CallHealth, error: BaseException, seconds: float) -> str | None:
-        """Note a failure; return the line to be logged, if any."""
+        """Record a failure; return the line to be logged, or ``None``."""
         code = error.code if isinstance(error, PostdateError) else type(error).__name__
         may_pass = isinstance(error, PostdateError) and (error.outage or error.transient)
         with self._lock:
@@ -180,10 +181,10 @@ class Resource:
             return line
 
     def record_success(self, calls: CallHealth, seconds: float) -> str | None:
-        """Note that a kind of calls that failed goes well; return the line to be logged, if that ends the outage."""
+        """Record the success of a kind of call that had failed; return the line to be logged if the outage ends."""
         with self._lock:
             if self._failing.pop(calls, None) is None and (self._failing or not self._is_logged):
-                return None  # the outage ended without it
+                return None  # the outage ended without this kind of call
             if self._answered_at is None:
                 self._answered_at = seconds
             self._forget_old(seconds)
@@ -204,17 +205,17 @@ class Resource:
 
 
 class CallHealth:
-    """One kind of calls to a resource, made by one loop.
+    """The health of one kind of call to a resource, made by one loop.
 
     Args:
-        resource: that is called.
-        what: what could not be done when a call fails, for the log: ``cannot take due messages``.
-        log: of the loop.
-        level: of the lines about an outage that begins with one of these calls.
-        is_rare: they are made so seldom that an outage ends without waiting for the next of them.
-        breaker: that trips when these calls fail for too long.
-        backoff: of the probes, for a loop that sends some while the resource is out of reach.
-        forgotten_after: a failure says nothing any more if no call was made for so long since.
+        resource: the resource that is called.
+        what: what a failed call could not do, for the log: ``cannot take due messages``.
+        log: logger of the loop.
+        level: level of the lines about an outage that begins with one of these calls.
+        is_rare: the calls are so rare that an outage ends without waiting for the next of them.
+        breaker: trips when these calls fail for too long.
+        backoff: of the probes, for a loop that sends probes while the resource is out of reach.
+        forgotten_after: a failure is ignored if no call was made for so long since.
     """
 
     def __init__(  # noqa: PLR0913 - what one loop does about failures
@@ -241,11 +242,11 @@ class CallHealth:
         self._forgotten_after = forgotten_after.total_seconds()
 
     def is_forgotten(self, failed_at: float, seconds: float) -> bool:
-        """Return whether a failure at that time says nothing any more."""
+        """Return whether a failure at that time is too old to count."""
         return seconds - failed_at >= self._forgotten_after
 
     def failed(self, error: BaseException, seconds: float) -> timedelta:
-        """Note that a call failed because of the resource; return how long to pause before the next."""
+        """Record that a call failed because of the resource; return how long to pause before the next call."""
         self.is_failing = True
         if self._backoff is not None:
             self._backoff.failed(seconds)
@@ -255,16 +256,16 @@ class CallHealth:
         return self.refused(error, seconds)
 
     def refused(self, error: BaseException, seconds: float) -> timedelta:
-        """Note a failure that may be of one message; only the breaker counts it. Return how long to pause."""
+        """Record a failure that one message may have caused; only the breaker counts it. Return how long to pause."""
         return PAUSE if self._breaker is None else self._breaker.failure(error, seconds)
 
     def resource_answers(self) -> None:
-        """Note that calls of another loop go well again: the breaker begins anew with the next failure."""
+        """Record that calls of another loop succeed again, so the breaker starts to count with the next failure."""
         if self._breaker is not None:
             self._breaker.success()
 
     def succeeded(self, seconds: float) -> bool:
-        """Note that a call went well; return whether the one before it had failed."""
+        """Record that a call succeeded; return whether the call before it had failed."""
         self.resource_answers()
         if not self.is_failing:
             return False
@@ -283,7 +284,7 @@ _lock = threading.Lock()
 
 
 def resource_at(identity: object, name: str) -> Resource:
-    """Return the resource with an identity: the same one for all who ask for it in this process."""
+    """Return the resource with an identity; all callers in this process get the same object."""
     with _lock:
         resource = _by_identity.get(identity)
         if resource is None:
@@ -302,12 +303,12 @@ def resource_of(adapter: object) -> Resource:
     try:
         with _lock:
             return _by_adapter.setdefault(adapter, Resource(name))
-    except TypeError:  # it cannot be a key
+    except TypeError:  # the adapter cannot be a key of a weak dictionary
         return Resource(name)
 
 
 def outages(seconds: float) -> list[str]:
-    """Return, in words, which resources of this process are out of reach: those of adapters, in the order of names."""
+    """Return descriptions of the adapters' resources that are out of reach in this process, in the order of names."""
     with _lock:
         resources = {*_by_identity.values(), *_by_adapter.values()}
     texts = {each.name: each.outage(seconds) for each in resources}

@@ -1,7 +1,8 @@
-"""Between threads and an event loop: blocking calls, wake-ups, and group commit.
+"""Cooperation of threads and an event loop: blocking calls, wake-ups, and group commit.
 
-Blocking calls have threads apart from the event loop's common ones: the application may hold all of those. With group
-commit a slow server or disk is asked seldom, for many at once; a quick one at once.
+Blocking calls have threads of their own, not the common threads of the event loop, because the application may use all
+of those. Group commit sends a slow server or disk few calls, each with the work of many callers. A fast one gets each
+call at once.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ def our_threads() -> anyio.CapacityLimiter:
 
 
 async def in_thread(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-    """Call a blocking function in one of our threads; a cancelled caller waits for its end."""
+    """Call a blocking function in one of Postdate's own threads; a cancelled caller waits until it ends."""
     check_process()
     return await to_thread.run_sync(function, *arguments, limiter=our_threads())
 
 
 class Alarm:
-    """Create it in the event loop whose task will wait; ring it from any thread."""
+    """Wakes a task from any thread. Create the alarm in the event loop of the task; ring it from any thread."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -59,16 +60,16 @@ class Alarm:
         return self._event
 
     def ring(self) -> None:
-        """Wake the waiting task; without effect once its event loop has ended."""
+        """Wake the waiting task; no effect once its event loop has ended."""
         soon = getattr(self._loop, "call_soon_threadsafe", None) or self._loop.run_sync_soon  # type: ignore[attr-defined]
-        with suppress(RuntimeError):  # asyncio and trio: the loop has ended, nobody waits any more
+        with suppress(RuntimeError):  # asyncio and trio: the loop has ended, so no task waits any more
             soon(self._set)
 
     def _set(self) -> None:
         self._event.set()
 
     def reset(self) -> None:
-        """Forget earlier rings. Call it before looking for work, so that a ring during the look is kept."""
+        """Forget earlier rings. Call this before polling for work: then a ring during the poll is not lost."""
         if self._event.is_set():
             self._event = anyio.Event()
 
@@ -78,7 +79,7 @@ class Alarm:
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[W, T]):
-    """A piece of work, in which a result or an error is filled in when it is ``done``."""
+    """A piece of work; its result or its error is set before ``done``."""
 
     work: W
     result: T | None = None
@@ -92,7 +93,7 @@ class Job(Generic[W, T]):
 
 
 class _Turn(Generic[W, T]):
-    """Jobs that are done together. The first waits for ``begin``, to lead; ``end`` wakes all others at once."""
+    """Jobs that are done together. The first caller leads and waits for ``begin``; ``end`` wakes all others at once."""
 
     __slots__ = ("begin", "end", "is_over", "jobs", "lock")
 
@@ -100,16 +101,16 @@ class _Turn(Generic[W, T]):
         self.jobs: list[Job[W, T]] = []
         self.begin, self.end = anyio.Event(), anyio.Event()
         self.lock = threading.Lock()
-        """Held by the thread that does the jobs, or by a leader that was cancelled before that began."""
+        """Held by the thread that does the jobs, or by a leader that was cancelled before the thread began."""
         self.is_over = False
-        """Whether that thread has done them."""
+        """Whether the thread has done the jobs. Written by that thread, read by the event loop."""
 
 
 _GROUPS: RunVar[WeakKeyDictionary[object, GroupCommit[Any, Any]]] = RunVar("postdate.runtime.threads.groups")
 
 
 def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
-    """Return the group commit of ``owner``, which does the work, in this event loop."""
+    """Return the group commit of ``owner`` in this event loop; ``owner`` is the object that does the work."""
     try:
         groups = _GROUPS.get()
     except LookupError:
@@ -124,12 +125,12 @@ def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
 async def together(
     owner: object, do: Callable[[Sequence[W]], Sequence[T | Exception]], work: W, at_once: int = 500
 ) -> T:
-    """Have ``do`` do ``work`` with what comes to the group of ``owner`` meanwhile, as :func:`do_jobs` says."""
+    """Do ``work`` with ``do``, together with other work for ``owner`` that arrives meanwhile; see :func:`do_jobs`."""
     return await group_of(owner, at_once).run(lambda jobs: do_jobs(jobs, do), work)
 
 
 class GroupCommit(Generic[W, T]):
-    """Does work that is handed to :meth:`run`, at most ``at_once`` pieces in one call."""
+    """Does the work that callers pass to :meth:`run`, at most ``at_once`` pieces in one call."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
@@ -137,14 +138,16 @@ class GroupCommit(Generic[W, T]):
         self._led = False
 
     async def run(self, do: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
-        """Have ``work`` done, and return its result or raise its error.
+        """Do ``work``, together with the work of other callers, and return its result or raise its error.
 
-        A caller that is cancelled has it done all the same: half-way it would not know what was committed, or lose what
-        was claimed. A task cancelled by asyncio's own means takes back a job that has not begun, and else waits for its
-        end. ``do`` is called in a thread, finishes every job it gets, and raises nothing.
+        The work of a cancelled caller is done all the same. Otherwise the caller would not know which work was
+        committed, or would lose messages that were claimed. ``asyncio.Task.cancel()`` ignores the shield: then a job
+        that has not begun is withdrawn, and the caller of any other job waits for its end. ``do`` is called in a
+        thread, finishes every job that it gets, and raises nothing.
         """
         job: Job[W, T] = Job(work)
         with anyio.CancelScope(shield=True):
+            # A turn may end without doing the job: its leader was cancelled before the thread began.
             while not job.done:
                 await self._take_part(do, job)
         return job.outcome()
@@ -160,7 +163,7 @@ class GroupCommit(Generic[W, T]):
                 await turn.end.wait()
             elif self._led:
                 await turn.begin.wait()
-        except BaseException:  # by asyncio's own means: asyncio.timeout and others
+        except BaseException:  # asyncio's own cancellation, as by asyncio.timeout, ignores the shield
             if turn is self._next:
                 self._leave(turn, job)
             else:
@@ -170,16 +173,18 @@ class GroupCommit(Generic[W, T]):
             await self._lead(do, turn)
 
     async def _lead(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
-        """Do the jobs of a turn, wake their callers, and have the first that came meanwhile lead the next turn."""
+        """Do the jobs of a turn and wake their callers. The first caller that came meanwhile leads the next turn."""
         self._led, self._next = True, None
         try:
             await in_thread(Context().run, partial(self._do, do, turn))
         except BaseException:
-            # By asyncio's own means a task is cancelled although it waits for a thread.
+            # asyncio's own cancellation ends the wait for the thread, but not the thread. The jobs belong to other
+            # callers, too. So either this task takes the lock before the thread does, and no job is done, or the task
+            # waits until the thread has done them.
             if not turn.lock.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
                     while not turn.is_over:
-                        with suppress(anyio.get_cancelled_exc_class()):  # again, which changes nothing
+                        with suppress(anyio.get_cancelled_exc_class()):  # another cancellation changes nothing
                             await anyio.sleep(_LOOK_SECONDS)
             raise
         finally:
@@ -189,7 +194,7 @@ class GroupCommit(Generic[W, T]):
                 self._next.begin.set()
 
     def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
-        """Do the jobs in a context of its own: they belong to many callers, and to none of their traces."""
+        """Do the jobs in an empty context: they belong to many callers, so no trace of a caller may contain them."""
         if not turn.lock.acquire(blocking=False):
             return
         try:
@@ -199,7 +204,7 @@ class GroupCommit(Generic[W, T]):
             turn.is_over = True
 
     def _leave(self, turn: _Turn[W, T], job: Job[W, T]) -> None:
-        """Take back a job whose turn has not begun; if it was to lead, the others of its turn begin anew."""
+        """Withdraw a job whose turn has not begun. If its caller was to lead, the others of the turn try again."""
         was_first = turn.jobs[0] is job
         turn.jobs.remove(job)
         if was_first:
@@ -208,16 +213,16 @@ class GroupCommit(Generic[W, T]):
 
 
 def in_parts(works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]]) -> list[T | Exception]:
-    """Do works together; where that fails, each half of them, so that the one to blame is alone in the end.
+    """Do works together. If that fails, do each half by itself, so that in the end the faulty work is alone.
 
-    ``do`` does all or nothing. :class:`StoreUnreachable` says nothing about any of them, which are then not tried
-    again. Returns the result or the error of each.
+    ``do`` does all works or none. :class:`StoreUnreachable` is no fault of a work, so the works of that call are not
+    tried again. Returns the result or the error of each work.
     """
     try:
         return list(do(works))
     except StoreUnreachable as error:
         return [error] * len(works)
-    except Exception as error:  # noqa: BLE001 - told to the one whose fault it is
+    except Exception as error:  # noqa: BLE001 - returned to the caller of the faulty work
         if len(works) == 1:
             return [error]
     half = len(works) // 2
@@ -225,10 +230,10 @@ def in_parts(works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]]) -> li
 
 
 def do_jobs(jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]]) -> None:
-    """Do jobs as :func:`in_parts` does, and fill in what became of each; raises nothing."""
+    """Do jobs as :func:`in_parts` does, and set the result or the error of each; raises nothing."""
     try:
         results: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do)
-    except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+    except BaseException as error:  # noqa: BLE001 - raised in each caller, as this thread belongs to none of them
         results = [error] * len(jobs)
     for job, each in zip(jobs, results, strict=True):
         if isinstance(each, BaseException):

@@ -1,4 +1,4 @@
-"""Where traces are told what happens, if anybody traces. Source: ADR 36."""
+"""The interface through which traces get their spans, if tracing is on. Source: ADR 36."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _OFF: Final = nullcontext()
 
 
 class Tracing:
-    """Makes spans; this one makes none. None of its methods may raise."""
+    """Makes spans. This base class makes none. None of the methods may raise."""
 
     def created(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
-        """Note that a message was made, to be sent; return the headers by which its receiver goes on with the trace."""
+        """Record that a message to send was made; return the headers with which its receiver continues the trace."""
         return {}
 
     def dispatching(self, headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[object]:
-        """Return the span in which due messages, with these headers, are sent to queues elsewhere."""
+        """Return the span for sending due messages, with these headers, to queues elsewhere."""
         return _OFF
 
     def handling(
         self, headers: Mapping[str, str], message_id: str, queue: str, due: datetime | None
     ) -> AbstractContextManager[object]:
-        """Return the span in which a message is handled; ``due`` if it was delayed."""
+        """Return the span for handling a message; ``due`` is the due time of a message that was delayed, in UTC."""
         return _OFF
 
 
 current = Tracing()
-"""That of this process."""
+"""The tracing of this process."""

@@ -1,5 +1,5 @@
-"""For tests of programs that use Postdate: a clock that is moved by hand, adapters that fail as planned, and the
-conformance suites that every store and every transport must pass, those of users included.
+"""Tools for tests of programs that use Postdate: a clock that tests move, adapters that fail as planned, and the
+conformance suites that every store and every transport must pass, including those of users.
 """  # noqa: D205
 
 from postdate.testing.clock import VirtualClock as VirtualClock

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it on: a month of waiting takes as long as the work done in it."""
+"""A clock that stands still until a test moves it: a month of waiting takes only as long as the work in that month."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from postdate.runtime.threads import our_threads
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 
 _QUIET_ROUNDS = 5
-# A worker thread ends in real time; this is how often we look whether it has.
+# A worker thread ends in real time. This is how often the clock checks whether it has ended.
 _LOOK_AT_THREADS_SECONDS = 0.0002
 
 
 class VirtualClock:
     """Implements :class:`postdate.Clock` without real time.
 
-    Waits end in the order of their times, and those of one instant in the order in which they began; after each, every
-    task runs until all of them wait again. So the same program does the same things in the same order every time.
+    Waits end in the order of their times; waits for one instant end in the order in which they began. After each wait,
+    every task runs until all of them wait again. So a program does the same things in the same order every time.
 
-    For asyncio. Tasks that wait for something outside the program (a socket, a real timer) count as waiting; worker
-    threads are waited for.
+    For asyncio. Tasks that wait for something outside the program (a socket, a real timer) count as waiting. The clock
+    waits for worker threads.
 
     Args:
-        start: what it shows at first; aware.
+        start: first time of the clock; aware.
     """
 
     def __init__(self, start: datetime = START) -> None:
         self._now = aware_utc(start, "the start of the clock")
-        # Waits last a duration, as on a real machine: setting the clock does not end them.
+        # A wait lasts for a duration, as on a real machine: setting the clock does not end it.
         self._elapsed = timedelta(0)
         self._waits: list[tuple[timedelta, int, anyio.CancelScope]] = []
         self._numbers = itertools.count()
@@ -78,7 +78,7 @@ class VirtualClock:
         await self.wait_for(anyio.Event(), duration)
 
     async def advance(self, duration: timedelta) -> None:
-        """Move on by ``duration``; every task runs as its waits end.
+        """Move the clock on by ``duration``; tasks run as their waits end.
 
         Raises:
             ValueError: the duration is negative; see :meth:`step` for a clock that is set back.
@@ -90,18 +90,19 @@ class VirtualClock:
         while self._waits and self._waits[0][0] <= end:
             at, _, scope = heapq.heappop(self._waits)
             self._move_on(at)
-            # Cancelled from a callback, a scope spares itself describing the task that did it: a third of the time.
+            # A scope that is cancelled from a callback does not build a description of the cancelling task. That saves
+            # a third of the time.
             asyncio.get_running_loop().call_soon(scope.cancel)
             await self.settle()
         self._move_on(end)
         await self.settle()
 
     async def advance_to(self, instant: datetime) -> None:
-        """Move on to ``instant``; see :meth:`advance`."""
+        """Move the clock on to ``instant``; see :meth:`advance`."""
         await self.advance(instant - self._now)
 
     def step(self, duration: timedelta) -> None:
-        """Set the clock forwards or backwards, as an operator or a time server does; waits go on as they were."""
+        """Set the clock forwards or backwards, as an operator or a time server does; waits last as long as before."""
         self._now += duration
 
     def _move_on(self, elapsed: timedelta) -> None:
@@ -111,7 +112,7 @@ class VirtualClock:
 
     @property
     def next_wait(self) -> datetime | None:
-        """When the next wait ends; ``None`` when no task waits for this clock."""
+        """When the next wait ends, UTC; ``None`` when no task waits for this clock."""
         return later(self._now, self._waits[0][0] - self._elapsed) if self._waits else None
 
     async def settle(self) -> None:
@@ -130,5 +131,5 @@ class VirtualClock:
 
 
 def _ready() -> Sized | None:
-    """Return the callbacks that asyncio's event loop is about to run; ``None`` for a loop that does not show them."""
+    """Return the callbacks that asyncio's event loop is about to run, or ``None`` if the loop does not show them."""
     return getattr(asyncio.get_running_loop(), "_ready", None)

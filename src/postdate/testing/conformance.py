@@ -1,6 +1,6 @@
-"""Checks of conformance suites, and the errors with which they fail. Knows no test framework.
+"""Checks of conformance suites, and the errors with which they fail. Independent of any test framework.
 
-Run a suite from any of them; with pytest, one parametrized test is enough::
+Every framework can run a suite; with pytest, one parametrized test is enough::
 
     @pytest.mark.parametrize("check", store_checks(), ids=str)
     async def test_my_store(check, tmp_path):
@@ -26,26 +26,28 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 NEWS_SECONDS = 60.0
-"""How long a check waits, in real time, for an event that must come, and comes at once: only a failure takes so long.
+"""Longest real time that a check waits for an event that must come.
 
-A busy machine stalls for seconds, and a check must not fail for that.
+The event comes at once, so only a failing check waits this long.
+
+A busy machine may stop for seconds, and a check must not fail because of that.
 """
 
 WAKE_UP_SECONDS = 20.0
-"""How long a check waits for a wake-up: less than the minute after which every poller looks anyway, woken or not."""
+"""Longest time that a check waits for a wake-up. It is less than the minute after which every poller polls anyway."""
 
 
 class ConformanceFailure(AssertionError):
-    """The adapter does not keep what its port promises."""
+    """The adapter does not keep a promise of its port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[S]):
-    """One promise of a port, put to the test.
+    """A check of one promise of a port.
 
     Args:
         topic: of the suite.
-        name: unique within the topic; ``topic.name`` is what ``Guarantees`` lines cite.
+        name: unique within the topic; ``Guarantees`` lines cite ``topic.name``.
         proves: what the check proves, in one or two sentences.
         run: takes the subject; raises :class:`ConformanceFailure`.
     """
@@ -75,14 +77,17 @@ class Topic(Generic[S]):
         self.checks: list[Check[S]] = []
 
     def __call__(self, run: Callable[[S], Awaitable[None]]) -> Callable[[S], Awaitable[None]]:
-        """Register a function as a check: its name is the promise, its docstring what it proves."""
+        """Register a function as a check: its name is the promise, its docstring says what the check proves."""
         self.checks.append(Check(self.name, run.__name__, inspect.getdoc(run) or "", run))
         return run
 
     def with_fixtures(
         self, opened: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
     ) -> Callable[[Callable[[*Ts], Awaitable[None]]], None]:
-        """Register a function as a check of what ``opened`` yields; a subject for which that is ``None`` passes."""
+        """Register a function as a check; its arguments are the values that ``opened`` yields.
+
+        If ``opened`` yields ``None`` for a subject, the check passes without running.
+        """
 
         def register(check: Callable[[*Ts], Awaitable[None]]) -> None:
             @wraps(check)
@@ -98,7 +103,7 @@ class Topic(Generic[S]):
     def with_fixture(
         self, opened: Callable[[S], AbstractAsyncContextManager[T]]
     ) -> Callable[[Callable[[T], Awaitable[None]]], None]:
-        """:meth:`with_fixtures` for a check that needs one thing alone, which ``opened`` yields."""
+        """Register a check as :meth:`with_fixtures` does; its only argument is the value of ``opened``."""
 
         @asynccontextmanager
         async def one(subject: S) -> AsyncGenerator[tuple[T]]:
@@ -109,33 +114,33 @@ class Topic(Generic[S]):
 
 
 class Damage(enum.Enum):
-    """In which way a row is damaged by hand, past the adapter."""
+    """The kind of damage that a row has; it is made directly in the storage, without the adapter."""
 
     HEADERS = "headers"
     """Headers that are no JSON object of texts."""
     DUE = "due"
-    """A due time before the calendar begins: the message is due, and cannot be read."""
+    """A due time before the calendar begins: the message is due, and its due time cannot be read."""
     CONTENT = "content"
-    """Headers and body are gone, the rest of the row is there."""
+    """Headers and body are missing, the rest of the row is there."""
     DESTINATION = "destination"
-    """Nothing but spaces; of messages of a store alone."""
+    """A destination of spaces only; for messages of a store only."""
 
 
 def expect(holds: bool, promise: str) -> None:
-    """Fail with ``promise`` unless it holds."""
+    """Raise `ConformanceFailure` with ``promise`` unless ``holds`` is true."""
     if not holds:
         raise ConformanceFailure(promise)
 
 
 def expect_equal(actual: object, expected: object, what: str) -> None:
-    """Fail unless both are equal."""
+    """Raise `ConformanceFailure` unless both values are equal; ``what`` names them."""
     if actual != expected:
         raise ConformanceFailure(f"{what}: expected {_short(expected)}, got {_short(actual)}")
 
 
 @contextmanager
 def expect_error(kind: type[PostdateError], when: str) -> Generator[None]:
-    """Fail unless the block raises ``kind``."""
+    """Raise `ConformanceFailure` unless the block raises ``kind``."""
     try:
         yield
     except kind:
@@ -147,7 +152,10 @@ def expect_error(kind: type[PostdateError], when: str) -> Generator[None]:
 
 @contextmanager
 def in_time(what: str, *, wakes: bool = False) -> Generator[None]:
-    """Fail when the block, which waits for something, takes longer than :data:`NEWS_SECONDS`, or a wake-up may take."""
+    """Raise `ConformanceFailure` when the block, which waits for something, takes too long.
+
+    The limit is :data:`NEWS_SECONDS`, or :data:`WAKE_UP_SECONDS` with ``wakes``.
+    """
     seconds = WAKE_UP_SECONDS if wakes else NEWS_SECONDS
     with anyio.move_on_after(seconds) as scope:
         yield

@@ -1,4 +1,4 @@
-"""Rows that cannot be read, for the suites of stores and of queues alike (ADR 0043)."""
+"""Unreadable rows, for the suites of stores and of queues (ADR 0043)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from postdate.testing.conformance import Damage, expect
 GOOD = [f"good-{number:02d}" for number in range(50)]
 
 Damages = Mapping[Damage, Callable[[str], bytes]]
-"""For each way in which a message can be damaged, a function that does it by hand, past the adapter.
+"""For each kind of damage, a function that damages a message directly in the storage, without the adapter.
 
-It takes the id of a message and returns the damaged bytes, empty for removed content. With :attr:`Damage.DUE` the
-message stays due: its due time lies before the calendar begins.
+The function takes the id of a message and returns the damaged bytes; they are empty for removed content. With
+:attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
 """
 
 
 def bad(damage: Damage) -> str:
-    """Return the id of the message that is damaged in this way."""
+    """Return the id of the message with this damage."""
     return f"bad-{damage.value}"
 
 
 def damages_by(damage: Callable[[str, Damage], bytes], ways: Iterable[Damage] = Damage) -> Damages:
-    """Return the ways to damage a message, from one function that takes its id and the way."""
+    """Return the functions that damage a message, from one function that takes the id and the kind of damage."""
     return {way: lambda message_id, way=way: damage(message_id, way) for way in ways}
 
 
 class DamagingSubject:
-    """What subjects of stores and of transports have for rows that cannot be read."""
+    """The part of a subject, of a store or a transport, that damages rows."""
 
     def damages(self) -> Damages:
-        """Return the ways to damage a row; none: there are no rows."""
+        """Return the functions that damage a row; empty if there are no rows."""
         return {}
 
 
@@ -41,8 +41,8 @@ class Rows:
     """Rows of an adapter that marks unreadable ones.
 
     Args:
-        place: where rows are marked.
-        damages: the ways in which a row can be damaged.
+        place: the adapter, which marks rows.
+        damages: the functions that damage a row.
     """
 
     place: UnreadableRows
@@ -53,7 +53,7 @@ class Rows:
         return self.damages[damage](message_id)
 
     async def row(self, damage: Damage) -> UnreadableRow:
-        """Return the marked row that was damaged in this way."""
+        """Return the marked row with this damage."""
         (row,) = [each for each in await self.place.list_unreadable(10) if each.message_id == bad(damage)]
         return row
 
@@ -61,7 +61,8 @@ class Rows:
 def rows_of(adapter: object, damages: Damages) -> Rows | None:
     """Return the rows of an adapter if it is a :class:`postdate.ports.UnreadableRows`.
 
-    An adapter whose rows can be damaged must be one, and the subject of one must damage rows, or nothing is shown.
+    An adapter whose rows can be damaged must be one. The subject of such an adapter must damage rows, because otherwise
+    the suite proves nothing.
     """
     if not isinstance(adapter, UnreadableRows):
         expect(not damages, f"{type(adapter).__name__} has rows that can be damaged, and so needs UnreadableRows")

@@ -37,7 +37,8 @@ _NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
 _ERRORS = "error"
 _ALL = 1_000_000
 _JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
-"""A message goes strictly after its due time, and the poller pauses a millisecond after each look that found some."""
+"""Steps after a due time. A message is sent strictly after its due time, and the poller pauses for a millisecond after
+each query that returned messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Sent:
         message: as the handler sent it.
         destination: queue.
         at: when it arrived there; UTC.
-        headers: of it.
+        headers: of the message.
     """
 
     message: object
@@ -76,20 +77,20 @@ class EndpointTest:
     """Runs an endpoint as its application configures it. Use it as an asynchronous context manager, on asyncio.
 
     When a call returns, its consequences have happened: handlers have run, due messages have been delivered. The same
-    test does the same things in the same order every time. The error of a message for the error queue is raised
-    instead.
+    test does the same things in the same order every time. A message that would go to the error queue makes the call
+    raise the error of its handler instead.
 
-    Queues need not exist; messages that the endpoint sends to others are in :attr:`sent`.
+    Queues need not exist; messages that the endpoint sends to other queues are in :attr:`sent`.
 
     Args:
         configure: registers handlers, sagas and routes, as for the real endpoint.
         name: of the endpoint.
         start: first time of the clock; aware.
         recoverability: how often handling is tried; default: once.
-        outbox: for handlers that ask for ``context.transaction()``: with a :class:`~postdate.SqliteOutbox`, which is
-            yours to close. Other databases answer when they like, not when the clock moves.
-        sagas: where saga instances are kept; default: in memory, or without sagas beside an outbox, which needs them in
-            its own file.
+        outbox: for handlers that call ``context.transaction()``. It must have a :class:`~postdate.SqliteOutbox`, which
+            the test closes itself. Other databases answer after real time, not when the clock moves.
+        sagas: store of saga instances. Default: in memory. With an outbox the default is no sagas, because these must
+            be in the file of the outbox.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class EndpointTest:
         """Messages that left the endpoint for other queues, in order."""
         self._store = _WakingStore()
         self.clock: VirtualClock = _ObservedClock(start, self._store.wake)
-        """When ``step`` sets it, the poller is woken; a real one finds out within a minute."""
+        """The clock of the endpoint. ``step`` wakes the poller; a real poller notices a set clock within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _WatchedEndpoint(
             name,
@@ -133,15 +134,15 @@ class EndpointTest:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    # --- what happens ---------------------------------------------------------------------------------------------
+    # --- actions of a test ----------------------------------------------------------------------------------------
 
     async def send(self, message: object, **how: Unpack[SendKeywords]) -> str:
         """Send a message to the endpoint under test; its immediate consequences have happened on return.
 
-        As :meth:`postdate.Endpoint.send`, but by default to its own queue.
+        Arguments are those of :meth:`postdate.Endpoint.send`, but the default destination is the endpoint's own queue.
 
         Raises:
-            Exception: what its handler raised.
+            Exception: the error that its handler raised.
         """
         if how.get("destination") is None:
             how["destination"] = self._endpoint.name
@@ -153,16 +154,16 @@ class EndpointTest:
         return outgoing.message_id
 
     async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
-        """Send the endpoint under test a reply to a message of its own, as the handler of another endpoint replies.
+        """Send the endpoint under test a reply to one of its messages, as the handler of another endpoint replies.
 
         Args:
-            message: of a type that it handles.
+            message: of a type that the endpoint handles.
             to: one of :attr:`deliveries`.
-            headers: of the reply, of your own.
+            headers: additional headers of the reply.
 
         Raises:
-            InvalidMessage: the message asks for replies somewhere else, or for none.
-            Exception: what its handler raised.
+            InvalidMessage: replies to the message go to another queue, or it accepts none.
+            Exception: the error that its handler raised.
         """
         options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
         if options.destination != self._endpoint.name:
@@ -178,12 +179,12 @@ class EndpointTest:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Let time pass, with everything that falls due in it, its last instant included.
+        """Let time pass, and deliver all messages that become due in this time, including its last instant.
 
-        If a message is due exactly at the end, the clock goes on until it is delivered: a microsecond as a rule.
+        If a message is due exactly at the end, the clock goes on until it is delivered, usually by a microsecond.
 
         Raises:
-            Exception: what a handler raised.
+            Exception: the error that a handler raised.
         """
         await self.clock.advance(duration + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
         await self._let_it_happen()
@@ -217,7 +218,7 @@ class EndpointTest:
         wall_time = None if zone is None else str(options.wall_time)
         return await reschedule(self._store, message_id, options.due(self.now) or self.now, self.now, wall_time)
 
-    # --- what came of it ------------------------------------------------------------------------------------------
+    # --- results of a test ----------------------------------------------------------------------------------------
 
     @property
     def now(self) -> datetime:
@@ -226,7 +227,10 @@ class EndpointTest:
 
     @property
     def sent(self) -> Sequence[object]:
-        """Messages that the endpoint sent to other queues, in the order of their arrival: delayed ones when due."""
+        """Messages that the endpoint sent to other queues, in the order of their arrival.
+
+        Delayed messages arrive when they are due.
+        """
         return [each.message for each in self.deliveries]
 
     def sent_to(self, destination: str) -> Sequence[object]:
@@ -244,7 +248,7 @@ class EndpointTest:
         """Return the state of the saga instance with a correlation value; ``None``: there is none (any more).
 
         Raises:
-            ConfigurationError: there is no store of sagas.
+            ConfigurationError: the test has no store of sagas.
         """
         if self._sagas is None:
             raise ConfigurationError(
@@ -277,7 +281,7 @@ class _Made(OutgoingMessages):
 
 @dataclass(frozen=True)
 class _Failed(MessageEndings):
-    """Remembers why messages went to the error queue."""
+    """Remembers the errors because of which messages went to the error queue."""
 
     failures: list[Exception] = field(default_factory=list[Exception])
 
@@ -289,7 +293,7 @@ class _Failed(MessageEndings):
 
 
 class _WakingStore(MemoryStore):
-    """A store of which only its own messages, and :meth:`wake`, wake the poller."""
+    """A store that wakes the poller only for its own messages and on :meth:`wake`."""
 
     def wake(self) -> None:
         for wake in self._wakes:
@@ -297,7 +301,7 @@ class _WakingStore(MemoryStore):
 
 
 class _ObservedClock(VirtualClock):
-    """Tells when it is set."""
+    """A clock that calls ``on_wait`` when it is set."""
 
     def __init__(self, start: datetime, on_wait: Callable[[], None]) -> None:
         super().__init__(start)
@@ -310,9 +314,9 @@ class _ObservedClock(VirtualClock):
 
 
 class _WatchedEndpoint(Endpoint):
-    """Remembers the messages that it made, and why some went to the error queue.
+    """Remembers the messages that it made, and the errors because of which some went to the error queue.
 
-    Its poller does not look by itself, which would be 43,200 looks a month: the store and the clock wake it.
+    Its poller never polls by itself, which would be 43,200 queries for each month: the store and the clock wake it.
     """
 
     _longest_sleep = timedelta(days=36_500)
@@ -326,7 +330,7 @@ class _WatchedEndpoint(Endpoint):
 
 
 class _Exits(MemoryTransport):
-    """Queues in memory that are created when a message is sent to them; ``note`` is told of every message that left."""
+    """Queues in memory that are created when a message is sent to them; calls ``note`` for every sent message."""
 
     def __init__(self, clock: VirtualClock, note: Callable[[Envelope], None]) -> None:
         super().__init__(clock=clock)
@@ -349,7 +353,7 @@ class _Exits(MemoryTransport):
 
 
 class _WatchedReceiver(MemoryReceiver):
-    """Creates the queues of messages that leave with a commit, and tells of them."""
+    """Creates the queues of messages that are sent with a commit, and calls ``note`` for these messages."""
 
     def __init__(self, exits: _Exits, queue: str) -> None:
         super().__init__(exits, queue)

@@ -1,4 +1,4 @@
-"""Stores and transports that fail as planned: before a call, or after it has taken effect."""
+"""Stores and transports that fail as planned: before a call, or after the call has taken effect."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Call:
     """One call of a port.
 
     Args:
-        method: its name, for example ``claim_due``.
-        number: which call of this method it is, from 1.
-        position: which call of any method it is, from 1.
+        method: name of the method, for example ``claim_due``.
+        number: number of the call among the calls of this method, from 1.
+        position: number of the call among the calls of all methods, from 1.
         done: false before the call, true after it has taken effect.
     """
 
@@ -47,22 +47,22 @@ class Call:
 
 
 class Plan(Protocol):
-    """Decides which calls fail. Asked before every call and, with ``done``, after it."""
+    """Decides which calls fail. It is called before every call and, with ``done``, after it."""
 
     def __call__(self, call: Call, /) -> BaseException | None:
-        """Return what to raise, or ``None``."""
+        """Return the error to raise, or ``None``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Fails chosen calls of one method.
+    """A plan that makes chosen calls of one method fail.
 
     Args:
         method: name of the method.
-        error: what is raised.
-        calls: numbers of the calls that fail, from 1; ``None``: all of them.
-        after: the call takes effect and fails then, like a lost acknowledgement.
+        error: the error to raise.
+        calls: numbers of the calls that fail, from 1; ``None``: all calls.
+        after: the call takes effect and then fails, like a lost acknowledgement.
     """
 
     method: str
@@ -77,14 +77,14 @@ class Fault:
 
 
 class Faults:
-    """Several plans, asked in order; counts the calls. Plans may be added and removed at any time."""
+    """Several plans, which are called in order. It counts the calls. Plans may be added and removed at any time."""
 
     def __init__(self, *plans: Plan) -> None:
         self.plans: list[Plan] = list(plans)
         self.calls: Counter[str] = Counter()
 
     def add(self, plan: Plan) -> None:
-        """Ask ``plan``, too, after the others."""
+        """Add a plan behind the others."""
         self.plans.append(plan)
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class Faults:
         self.plans.clear()
 
     async def run(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call, unless a plan lets it fail."""
+        """Make one call, unless a plan makes it fail."""
         self.calls[method] += 1
         before = Call(method, self.calls[method], self.calls.total(), done=False)
         self._raise_planned(before)
@@ -108,9 +108,9 @@ class Faults:
 
 
 def _planned(method: Method) -> Method:
-    """Return a method that makes the same call of what is wrapped, unless a plan lets it fail."""
+    """Return a method that makes the same call of the wrapped object, unless a plan makes it fail."""
 
-    @wraps(method, updated=())  # without the mark of an abstract method
+    @wraps(method, updated=())  # without __dict__, which marks an abstract method
     async def call(self: Any, *args: Any, **options: Any) -> Any:
         wrapped = getattr(self._wrapped, method.__name__)
         return await self.faults.run(method.__name__, lambda: wrapped(*args, **options))
@@ -122,8 +122,8 @@ class FaultyStore(ClaimingStore):
     """A claiming store that fails as planned and otherwise does what ``store`` does.
 
     Args:
-        store: what is wrapped.
-        plans: which calls fail; more can be added to :attr:`faults`.
+        store: the wrapped store.
+        plans: decide which calls fail; more can be added to :attr:`faults`.
     """
 
     def __init__(self, store: ClaimingStore, *plans: Plan) -> None:
@@ -153,11 +153,11 @@ class FaultyStore(ClaimingStore):
 
 
 class FaultyMovingStore(FaultyStore, MovingStore):
-    """The same for a store that shares its database with the queues. Work inside a transaction does not fail here.
+    """A faulty store that shares its database with the queues. Work inside a transaction does not fail here.
 
     Args:
-        store: what is wrapped.
-        plans: which calls fail.
+        store: the wrapped store.
+        plans: decide which calls fail.
     """
 
     def __init__(self, store: MovingStore, *plans: Plan) -> None:
@@ -183,8 +183,8 @@ class FaultyTransport(Transport):
     send is part of a transaction; ``receive``, ``commit``, ``roll_back`` and ``create_queues`` raise.
 
     Args:
-        transport: what is wrapped.
-        plans: which calls fail.
+        transport: the wrapped transport.
+        plans: decide which calls fail.
     """
 
     def __init__(self, transport: Transport, *plans: Plan) -> None:
@@ -222,7 +222,7 @@ class FaultyReceiver(Receiver):
     """A receiver that fails as planned.
 
     Args:
-        receiver: what is wrapped.
+        receiver: the wrapped receiver.
         faults: the plans.
     """
 
@@ -239,5 +239,5 @@ class FaultyReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """Never fails, as held messages must be given back."""
+        """Close the receiver. This never fails, because received messages must return to the queue."""
         await self._wrapped.close()

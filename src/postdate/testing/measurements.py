@@ -11,13 +11,13 @@ from postdate.runtime.reporting import CountedMetrics
 
 
 class RecordedMetrics(CountedMetrics):
-    """Counts, and keeps what was measured; implements :class:`postdate.runtime.reporting.Metrics`."""
+    """Counts messages, and keeps the measurements; implements :class:`postdate.runtime.reporting.Metrics`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lateness_seconds: list[float] = []
         self.batches: list[int] = []
-        """Sizes of the batches that looks brought, empty ones left out."""
+        """Numbers of messages that queries for due messages returned; empty results are left out."""
         self.fetch_durations: list[timedelta] = []
         self.sent_batches: list[int] = []
         self.breaker_changes: list[tuple[str, str]] = []

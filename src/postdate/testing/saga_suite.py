@@ -1,4 +1,4 @@
-"""What every saga store must do, in one call; see :func:`saga_checks`."""
+"""The checks that every saga store must pass; see :func:`saga_checks`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class SagaStoreSubject(ABC):
 
     @abstractmethod
     def open(self) -> SagaStore:
-        """Return a handle on the store; called again after the first handle was closed, it is the same store."""
+        """Return a store object on the storage. After it was closed, the next call opens the same storage again."""
 
     def open_elsewhere(self) -> SagaStore:
-        """Return a handle as another process would have it. Only called for stores that are shared."""
+        """Return a store object such as another process would have. Only called for stores that are shared."""
         raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its store is shared")
 
     def transport(self) -> Transport | None:
-        """Return queues in the same database; ``None``: it has no queues. Only called for stores that name one."""
+        """Return queues in the same database, or ``None`` if it has no queues. Only called for stores that name one."""
         return None
 
     def outbox(self) -> OutboxStore:
@@ -72,7 +72,7 @@ async def _store(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
 
 @asynccontextmanager
 async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[list[SagaStore]]:
-    """Lend one handle, or two of different processes where the store is shared."""
+    """Open one store object, or two such as different processes have where the store is shared."""
     async with _store(subject) as store:
         if not store.capabilities.shared:
             yield [store]
@@ -365,7 +365,7 @@ async def applying_is_part_of_the_commit_of_an_outbox(subject: SagaStoreSubject)
 async def _expect_separate_results(
     store: SagaStore, commit: Callable[[Sequence[Work]], Awaitable[Sequence[object]]]
 ) -> None:
-    """Of changes by messages that end at once, each is kept, or its own message is told of a conflict."""
+    """Settle several messages at once: each change must be stored, or its own message must get a conflict."""
     stored, records = await _created_record(store), [_record(f"o-{number}") for number in (2, 2, 3, 4)]
     updated = replace(stored, state='{"n":1}')
     changes = [

@@ -1,4 +1,4 @@
-"""What every storage of timeouts must do, in one call; see :func:`timeout_checks`."""
+"""The checks that every storage of timeouts must pass; see :func:`timeout_checks`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TimeoutSubject(ABC):
     """How the suite opens the storage under test. Make a new subject, on empty storage, for every check.
 
     Attributes:
-        durable: whether it outlives its handles, and several processes may share it.
-        precision: how much later than asked for a timeout may be kept.
+        durable: whether timeouts survive after their persister is closed, and several processes may share the storage.
+        precision: how much later than its due time a timeout may be stored.
     """
 
     durable: bool = True
@@ -39,10 +39,10 @@ class TimeoutSubject(ABC):
 
     @abstractmethod
     def open(self) -> TimeoutPersister:
-        """Return a handle on the storage; called again after the first handle was closed, it is the same storage."""
+        """Return a persister on the storage. After it was closed, the next call opens the same storage again."""
 
     def open_elsewhere(self) -> TimeoutPersister:
-        """Return a handle as another process would have it. Only called for storage that is ``durable``."""
+        """Return a persister such as another process would have. Only called for storage that is ``durable``."""
         return self.open()
 
     def removing_elsewhere(self, timeout_id: str) -> AbstractContextManager[None]:
@@ -53,13 +53,13 @@ class TimeoutSubject(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define removing_elsewhere(): its storage is shared")
 
     def transport(self) -> Transport:
-        """Return queues in the same database. Only called for :class:`postdate.ports.timeouts.TimeoutPersister`."""
+        """Return queues in the same database. Only called for storage that names a database."""
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its storage names a database")
 
 
 @asynccontextmanager
 async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> AsyncGenerator[TimeoutPersister]:
-    """Prepare a handle as a timeout manager does it, and close it at the end."""
+    """Prepare a persister as a timeout manager does, and close it at the end."""
     async with closing(persister):
         await persister.initialize(endpoint)
         await persister.setup()
@@ -67,12 +67,12 @@ async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> Asy
 
 
 def storage(subject: TimeoutSubject) -> AbstractAsyncContextManager[TimeoutPersister]:
-    """Prepare a handle for a check."""
+    """Prepare a persister for a check."""
     return prepared(subject.open())
 
 
 def timeout_id(number: int) -> str:
-    """Return an id; ids are ordered as their numbers."""
+    """Return an id; ids have the order of their numbers."""
     return str(uuid.UUID(int=number))
 
 
@@ -192,7 +192,7 @@ Deed = Callable[[TimeoutPersister], Awaitable[bool]]
 
 
 async def _raced(subject: TimeoutSubject, persister: TimeoutPersister, deed: Deed) -> int:
-    """Let several tasks do the same at once, through two handles where there can be two; return how many succeeded."""
+    """Run ``deed`` in several tasks at once, through two persisters if the storage is durable; return the successes."""
     answers: list[bool] = []
 
     async def run(handle: TimeoutPersister) -> None:
@@ -292,7 +292,7 @@ async def without_its_table_it_says_so(subject: TimeoutSubject) -> None:
     """Before the set-up every call raises StoreNotSetUp."""
     if not subject.durable:
         return
-    async with prepared(subject.open()) as persister:  # the schema or file is there
+    async with prepared(subject.open()) as persister:  # creates the schema or file
         await persister.initialize("Never.Set.Up")
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "add": lambda: persister.add(timeout()),
@@ -372,7 +372,7 @@ async def a_chunk_does_not_end_between_equal_due_times(persister: TimeoutPersist
 @looking.with_fixture(storage)
 async def going_on_finds_each_one_once(persister: TimeoutPersister) -> None:
     """Looks that each start at the last due time of the one before find everything, in order, once."""
-    for number in range(1, 41):  # times with as many digits as there are, some of them equal
+    for number in range(1, 41):  # due times that use all digits, some of them equal
         await persister.add(timeout(number, NOW + timedelta(microseconds=(number * 7 % 11) * 3_337)))
     timeouts, start, limits = list[DueTimeout](), _LONG_AGO, [1, 5, 2, 9] * 10
     for limit in limits:
@@ -394,7 +394,7 @@ async def any_start_will_do(persister: TimeoutPersister) -> None:
     expect_equal(everything, _chunk(None, (1, NOW)), "everything")
 
 
-# --- storage that can be claimed from gives each timeout to one caller at a time, and waits for nobody ----------------
+# --- a timeout can be claimed by one caller at a time, and no call waits for a claim ----------------------------------
 
 
 claiming: Topic[TimeoutSubject] = Topic("claiming")
@@ -402,7 +402,7 @@ claiming: Topic[TimeoutSubject] = Topic("claiming")
 
 @asynccontextmanager
 async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, TimeoutPersister]]:
-    """Open two handles on storage with timeout 1, as two processes have them where it is durable."""
+    """Open storage with timeout 1: as two persisters, such as two processes have, where the storage is durable."""
     async with prepared(subject.open()) as one:
         await one.add(timeout())
         if not subject.durable:
@@ -421,7 +421,7 @@ async def of_several_who_claim_one_has_it(one: TimeoutPersister, other: TimeoutP
     with in_time("a claim of what somebody else has claimed"):
         expect_equal([await each.claim(timeout_id(1)) for each in (one, other)], [None, None], "further claims")
     expect(await claim.remove(), "who has claimed it removes it")
-    await claim.release()  # without effect
+    await claim.release()  # no effect
     for each in (one, other):
         expect_equal(await each.peek(timeout_id(1)), None, "what was claimed and removed")
         expect_equal([await each.claim(id_) for id_ in (timeout_id(1), "no uuid")], [None, None], "what is gone")
@@ -460,7 +460,7 @@ _MESSAGE = Envelope(QUEUE, "m-1")
 
 @asynccontextmanager
 async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, Transport] | None]:
-    """Open storage and queues of one database; ``None`` when the storage does not say that it can share one."""
+    """Open storage and queues of one database; yield ``None`` when the storage names no database."""
     async with prepared(subject.open()) as persister:
         if persister.database is None:
             with expect_error(NotSupported, "work in a transaction of storage that shares none"):
@@ -473,7 +473,7 @@ async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPers
 
 
 async def _waiting(transport: Transport) -> list[str]:
-    """Take all messages out of the queue, and return their ids."""
+    """Receive and acknowledge the messages of the queue, at most ten, and return their ids."""
     async with receiver_of(transport, QUEUE) as receiver:
         received = await receiver.receive(10)
         for each in received:

@@ -1,4 +1,4 @@
-"""The checks of unreadable rows that stores and queues have in common (ADR 0043)."""
+"""The checks of unreadable rows that the suites of stores and queues share (ADR 0043)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from postdate.testing.damaged import GOOD, Rows, bad
 S = TypeVar("S")
 
 BODY = b"\0body"
-"""Body of each message that is put."""
+"""Body of each message that ``put`` stores or sends."""
 
 _NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedPlace:
-    """A store, or a queue, some of whose messages are damaged.
+    """A store or a queue with some damaged messages.
 
     Args:
         rows: its rows.
         queue: its name; empty for a store.
-        put: puts messages with these ids there, in this order, with the body :data:`BODY`.
-        take: takes all that can be read, in small batches, and completes it; returns the ids in order.
+        put: stores or sends messages with these ids, in this order, with the body :data:`BODY`.
+        take: claims or receives all readable messages, in small batches, and completes them; returns the ids in order.
     """
 
     rows: Rows
@@ -39,7 +39,7 @@ class DamagedPlace:
     take: Callable[[], Awaitable[list[str]]]
 
     async def damaged(self, damage: Damage) -> tuple[bytes, UnreadableRow]:
-        """Put one message, damage it, and try to take it; return the damaged bytes, and the row that is marked."""
+        """Put one message, damage it, and try to take it; return the damaged bytes and the marked row."""
         await self.put([bad(damage)])
         damaged_bytes = self.rows.damage(bad(damage), damage)
         expect_equal(await self.take(), [], "taken of a damaged message")
@@ -49,7 +49,8 @@ class DamagedPlace:
 def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPlace | None]]) -> Topic[S]:
     """Return the topic ``unreadable`` with the common checks; ``opened`` opens the store or the queue of a subject.
 
-    What is opened again is the same storage. ``None``: it has no rows that could be damaged.
+    Every call of ``opened`` with one subject opens the same storage. ``opened`` yields ``None`` if the storage has no
+    rows that could be damaged.
     """
     unreadable = Topic[S]("unreadable")
 
@@ -109,7 +110,7 @@ def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPl
 
 
 def _expect_unchanged(row: UnreadableRow, queue: str, damage: Damage, damaged_bytes: bytes) -> None:
-    """Fail unless a marked row has its place, a reason, a time, and the bytes that it had when it was read."""
+    """Raise `ConformanceFailure` unless a marked row has its place, a reason, a time, and the damaged bytes."""
     expect_equal(row.queue, queue, "queue of an unreadable row")
     expect(bool(row.reason.strip()), "a reason is given")
     expect(row.at.tzinfo is not None, "the time of marking is aware")
@@ -130,7 +131,7 @@ class _Texts(logging.Handler):
 
 @contextmanager
 def _logged() -> Generator[list[str]]:
-    """Collect the errors that are logged about what cannot be read."""
+    """Collect the texts of logged errors about unreadable rows."""
     handler, log = _Texts(), logging.getLogger("postdate")
     log.addHandler(handler)
     try:

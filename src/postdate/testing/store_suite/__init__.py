@@ -1,4 +1,4 @@
-"""What every store must do, in one call; see :func:`store_checks`."""
+"""The checks that every store must pass; see :func:`store_checks`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TOPICS = (storing, contract, claims, administration, recording, limiting, scann
 def store_checks() -> tuple[Check[StoreSubject], ...]:
     """Return every check of a store. A check passes when it does not raise; each needs a subject of its own.
 
-    What a store does not declare (a port it has not, a capability that says no) is checked from the other side: it must
-    be refused clearly, never be half there.
+    If a store does not declare a port or a capability, its checks prove the opposite: the store must refuse such calls
+    clearly, and not offer a part of them.
     """
     return tuple(check for topic in _TOPICS for check in topic.checks)
 
 
 def contract_checks() -> tuple[Check[StoreSubject], ...]:
-    """Return the checks of the six methods, for a user's store that has no more than these."""
+    """Return the checks of the six methods, for a user's store that has no other methods."""
     return tuple(contract.checks)

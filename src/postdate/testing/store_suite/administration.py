@@ -1,4 +1,4 @@
-"""Questions and changes of an operator, and records."""
+"""Checks of an operator's questions and changes, and of records."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: R
 
 
 async def _fail(store: ClaimingStore, times: int) -> Claim:
-    """Have attempts to deliver the one message that is due fail; return the last claim."""
+    """Let all attempts to deliver the only due message fail; return the last claim."""
     claim = await claim_one(store, NOW + 60 * SECOND)
     await store.retry_later(claim, NOW, NOW, "refused")
     for _ in range(times - 1):
@@ -167,7 +167,7 @@ async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator
 async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """What was stored without a key stays as it is, however much its id is like that of a key; so does what was first.
 
-    The key counts on beside it, whatever numbers are in the way.
+    The numbers of the key continue, even if other messages use some of them in their ids.
     """
     ordinary = [f"k~{number:08d}" for number in (1, 2, 20261128, 99_999_999)]
     await store.store_many([message(id_, NOW + SECOND, body=b"ordinary") for id_ in ordinary], NOW)
@@ -231,7 +231,7 @@ async def callers_make_their_own_messages(store: ClaimingStore, keyed: Replacing
 async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
 
-    The header that says when it is due follows, unless the sender has set it to something else.
+    The header with the due time changes, too, unless the sender has set it to another time.
     """
     await store.store(message(headers={"own": "1", Headers.DELIVER_AT: format_timestamp(NOW)}), NOW)
     later, earlier = NOW + 60 * SECOND, NOW + 30 * SECOND
@@ -307,7 +307,7 @@ async def pending_messages_are_listed(store: ClaimingStore, operator: Administra
 
 
 async def _pages(operator: AdministrableStore, where: MessageFilter, limit: int) -> list[list[str]]:
-    """Return the ids of each page of a list, read to its end."""
+    """Return the ids of each page of a list, up to its end."""
     pages, after = list[list[str]](), where.after
     while True:
         page = await operator.read_pending(replace(where, after=after), limit)
@@ -428,7 +428,7 @@ async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: Adm
 
 
 async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> None:
-    """Give one message each end, and one a retry; compare their records with what is kept at this level."""
+    """Store a message for each outcome and one for a retry; compare their records with this recording level."""
     async with claiming(subject, recording=level) as store:
         if not isinstance(store, AdministrableStore):
             return

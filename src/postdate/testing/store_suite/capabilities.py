@@ -1,4 +1,4 @@
-"""A store does what it declares, and refuses clearly what it does not declare."""
+"""Checks that a store does what it declares, and refuses clearly what it does not declare."""
 
 from __future__ import annotations
 

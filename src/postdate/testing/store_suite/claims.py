@@ -1,4 +1,4 @@
-"""Batches of due messages: held by one, given back, fenced, and news of what is due earlier."""
+"""Checks of batches of due messages: claims, releases, void claims, and wake-ups for messages that are due earlier."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from postdate.testing.store_suite.subject import (
 )
 
 _LOOKS = 12
-"""Looks during which a message is stored: a store that misses it does so in some of them."""
+"""Number of queries during which a message is stored. A store that can miss the message does so in some of them."""
 
 claims: Topic[StoreSubject] = Topic("claims")
 
@@ -219,11 +219,11 @@ async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     stop()
     await store.store(message("earliest", NOW), NOW)
     expect_equal(woken, [], "wake-ups after listening ended")
-    stop()  # a second time, without effect
+    stop()  # a second call has no effect
 
 
 async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:
-    """Store messages while ``look`` asks for the next attempt: each must wake, or be in the answer."""
+    """Store messages while ``look`` queries the next attempt: each message must wake, or be counted in the answer."""
     woken, answers = list[str](), list[datetime | None]()
 
     async def ask() -> None:

@@ -1,7 +1,7 @@
-"""Arrow batches for the checks of columns; imported only where a store has columns."""
+"""Arrow batches for the checks of columns; imported only for a store that has columns."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Arrow's stubs make arrays generic in a type that only the running program knows.
+# Arrow's stubs make arrays generic in a type that is only known at run time.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = frozenset({"number", "kind", "number_of_failures"})
 
 
 def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
-    """Return messages as :meth:`postdate.ports.ScannableStore.store_columns` takes them."""
+    """Return messages as a batch for :meth:`postdate.ports.ScannableStore.store_columns`."""
     return pa.record_batch({name: _column(name, [getattr(each, name) for each in messages]) for name in WRITTEN})
 
 
@@ -34,7 +34,7 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array[Any]:
 
 
 def rows_of_columns(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
-    """Scan columns, check their types, and return the rows that they hold."""
+    """Scan columns, check their types, and return their rows."""
     rows: list[tuple[Any, ...]] = []
     for part in parts:
         for batch in store.scan_columns(scan, part):

@@ -1,4 +1,4 @@
-"""The six methods of a store of one's own (specification 1.1, rows 18 to 25)."""
+"""Checks of the six methods of a user's own store (specification 1.1, rows 18 to 25)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of destinations, and messages that are held because of them."""
+"""Checks of limits of destinations, and of messages that wait because of limits."""
 
 from __future__ import annotations
 

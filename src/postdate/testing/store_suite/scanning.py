@@ -1,4 +1,4 @@
-"""Reading everything, in shares that add up."""
+"""Checks of scans: all rows are read, in shares that cover every row once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[
 
 @asynccontextmanager
 async def _snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
-    """Hold a snapshot; the calls that do it block."""
+    """Hold a snapshot during the block; the calls that open and close it block, so they run in a thread."""
     snapshot = store.snapshot()
     name = await to_thread.run_sync(snapshot.__enter__)
     try:
@@ -92,7 +92,7 @@ async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: Scannabl
 
 
 async def _store_various(store: ClaimingStore) -> None:
-    """Store messages that differ in everything that a filter asks for, and that columns may get wrong."""
+    """Store messages that differ in every condition of a filter, and in values that are difficult for columns."""
     await store.store_many(
         [
             message("a", NOW, destination="x"),
@@ -180,7 +180,7 @@ async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableSt
             for name, where in _FILTERS.items():
                 rows = await to_thread.run_sync(_rows, columns, Scan(what, all_columns, where, snapshot), shares)
                 for chosen in (all_columns, all_columns[::-1], all_columns[:1], ()):
-                    parts = shares if chosen == all_columns else whole  # each part may cost a store a connection
+                    parts = shares if chosen == all_columns else whole  # for a store, each part may cost a connection
                     scan = Scan(what, chosen, where, snapshot)
                     columns_read = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
                     expected = Counter(tuple(row[all_columns.index(column)] for column in chosen) for row in rows)

@@ -1,4 +1,4 @@
-"""Messages come back unchanged, once, or were refused."""
+"""Checks that messages come back unchanged, once, or were refused."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: Scan
 
     expect_equal(await store_all([]), (0, ()), "report of an empty batch")
     await store.store(message("m-0", body=b"first"), NOW)
-    await store_all([message("other", NOW + 2 * SECOND)])  # a store may have learned from a batch without repeats
+    await store_all([message("other", NOW + 2 * SECOND)])  # a store may remember that this batch had no repeated id
     for attempt in range(2):
         first = [
             message(f"a-{attempt}", headers={"ключ 🔑": '"\\\n\0', "b": ""}, expires_at=NOW + SECOND + MICROSECOND),

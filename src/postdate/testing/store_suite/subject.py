@@ -1,4 +1,4 @@
-"""How a store under test is opened, and the messages that the suite stores."""
+"""The subject through which the suite opens the store under test, and the messages that the suite stores."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class StoreSubject(DamagingSubject, ABC):
     def open(
         self, *, recording: Recording = Recording.ALL, largest_message_bytes: int = LARGEST_MESSAGE
     ) -> DelayedMessageStore:
-        """Return a handle on the storage; called again after the first handle was closed, it is the same storage.
+        """Return a store object on the storage. After it was closed, the next call opens the same storage again.
 
         A store without such settings may ignore them: then the checks of its recording and of its limit fail.
         """
 
     def open_elsewhere(self) -> DelayedMessageStore:
-        """Return a handle as another process would have it. Only called for stores that say ``shared``."""
+        """Return a store object such as another process would have. Only called for stores that say ``shared``."""
         raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its store says it is shared")
 
     def transport(self) -> Transport:
@@ -55,18 +55,18 @@ class StoreSubject(DamagingSubject, ABC):
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
 
     def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
-        """Return, by name, contexts in which this storage alone takes no writes, if there are any."""
+        """Return, by name, contexts in which this storage alone refuses writes; empty if there are none."""
         return {}
 
 
 def opened(subject: StoreSubject, **settings: Any) -> AbstractAsyncContextManager[DelayedMessageStore]:
-    """Open a store, prepared as an endpoint does it, and close it at the end."""
+    """Open a store and prepare it as an endpoint does; close it at the end."""
     return prepared(subject.open(**settings))
 
 
 @asynccontextmanager
 async def prepared(store: P) -> AsyncGenerator[P]:
-    """Prepare a store as an endpoint does it, and close it at the end."""
+    """Prepare a store as an endpoint does; close it at the end."""
     try:
         await prepare(store)
         yield store
@@ -97,7 +97,7 @@ async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Cla
 def having(
     role: type[R], **settings: Any
 ) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
-    """Return the function that opens a store with a role, for checks of it."""
+    """Return a function that opens a store with a role, for checks of the role."""
 
     @asynccontextmanager
     async def opening(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, R] | None]:
@@ -114,7 +114,7 @@ scannable = having(ScannableStore)
 
 @asynccontextmanager
 async def columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
-    """Open a store that gives and takes columns."""
+    """Open a store that reads and writes columns."""
     async with claiming(subject) as store:
         yield (store, store) if isinstance(store, ScannableStore) and store.gives_columns else None
 
@@ -129,7 +129,7 @@ async def damaging(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tup
 
 @asynccontextmanager
 async def beside_queues(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport] | None]:
-    """Open a store that shares a transaction with its queues, one of which is there, and moves messages itself."""
+    """Open a store that moves messages and shares transactions with its queues; :data:`QUEUE` exists."""
     async with claiming(subject) as store:
         if (enlisted := moving(store)) is None:
             yield None
@@ -143,14 +143,14 @@ async def beside_queues(subject: StoreSubject) -> AsyncGenerator[tuple[MovingSto
 
 
 def claims_of(store: DelayedMessageStore) -> ClaimingStore:
-    """Return the store if it works in batches: an endpoint takes no other."""
+    """Return the store if it works in batches: an endpoint accepts no other store."""
     expect(isinstance(store, ClaimingStore), "the store says that it is a ClaimingStore")
     assert isinstance(store, ClaimingStore)
     return store
 
 
 async def expect_history(store: object, message_id: str, *kinds: str) -> None:
-    """Fail unless the records of a message are of these kinds, where an operator can ask for them."""
+    """Raise `ConformanceFailure` unless the records of a message have these kinds; only for administrable stores."""
     if isinstance(store, AdministrableStore):
         recorded = [record.kind.name for record in await store.history(message_id)]
         expect_equal(recorded, list(kinds), f"history of {message_id}")

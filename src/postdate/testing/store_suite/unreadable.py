@@ -1,4 +1,4 @@
-"""Rows that cannot be read are marked, one by one, and hold up nothing else (ADR 0043)."""
+"""Checks that unreadable rows are marked, one by one, and do not delay anything else (ADR 0043)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _opened(subject: StoreSubject) -> AsyncGenerator[DamagedPlace | None]:
 
         async def take() -> list[str]:
             claimed = list[str]()
-            while claims := await store.claim_due(NOW + SECOND, _AT_ONCE):  # empty only when nothing is left
+            while claims := await store.claim_due(NOW + SECOND, _AT_ONCE):  # empty only when no message is left
                 claimed += ids(claims)
                 expect_equal(await store.finish(claims, Outcome.DELIVERED, NOW), len(claims), "finished")
             expect_equal(await store.next_attempt(), None, "next attempt with nothing left that can be read")
@@ -57,7 +57,7 @@ unreadable = unreadable_topic(_opened)
 
 
 async def _store_damaged(store: ClaimingStore, rows: Rows) -> None:
-    """Store fifty good messages, and among them one damaged in each way; the oldest of all is a damaged one."""
+    """Store fifty good messages, and one for each kind of damage among them; the oldest message is a damaged one."""
     damaged = [message(bad(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)]
     good = [message(id_, NOW + number * MICROSECOND) for number, id_ in enumerate(GOOD, 1)]
     await store.store_many([*damaged, *good], NOW)
@@ -76,7 +76,7 @@ async def _moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Tr
 async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
     """Moving: the others arrive in their order, and each damaged message is marked, here or in its queue."""
     await _store_damaged(store, rows)
-    for _ in range(len(GOOD) + len(rows.damages)):  # enough, however few of a batch can be moved
+    for _ in range(len(GOOD) + len(rows.damages)):  # enough moves, even if each moves only one message
         await store.move_due(NOW + SECOND, _AT_ONCE)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 100)), [], "claims of what could not be moved")
     receiver, received = transport.receiver(QUEUE), list[str]()

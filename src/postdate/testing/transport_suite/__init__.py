@@ -1,4 +1,4 @@
-"""What every transport must do, in one call; see :func:`transport_checks`."""
+"""The checks that every transport must pass; see :func:`transport_checks`."""
 
 from __future__ import annotations
 

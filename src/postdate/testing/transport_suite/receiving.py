@@ -1,4 +1,4 @@
-"""A received message is held by one receiver, until it is committed, rolled back, or given up."""
+"""Checks that one receiver has a received message until it is committed, rolled back, or the receiver is closed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) 
     """Receiving takes the oldest messages, no more than asked for, and never none."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
     received = list[str]()
-    while len(received) < 5:  # a broker that pushes may have less at hand than it has in the queue
+    while len(received) < 5:  # a broker that pushes may have delivered only some of the messages of its queue
         batch = ids(await receive(receiver, 2))
         expect(0 < len(batch) <= 2, f"one or two messages, got {batch}")
         received += batch
@@ -68,7 +68,7 @@ async def an_empty_queue_need_not_be_waited_for(transport: Transport, receiver: 
 
 @asynccontextmanager
 async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
-    """Let a receiver wait during the block; the list has the ids that it received by the end."""
+    """Let a receiver wait during the block; at its end, the list has the ids of the received messages."""
     received: list[str] = []
 
     async def wait_for_one() -> None:

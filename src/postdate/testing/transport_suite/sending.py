@@ -1,4 +1,4 @@
-"""Messages arrive unchanged and in order, or are answered with a clear reason why not."""
+"""Checks that messages arrive unchanged and in order, or that send returns a clear reason."""
 
 from __future__ import annotations
 
@@ -171,15 +171,16 @@ expiry: Topic[TransportSubject] = Topic("expiry")
 _SHORT: Final = timedelta(milliseconds=1)
 _LONG: Final = timedelta(days=1)
 _MODERATE: Final = tuple(timedelta(seconds=seconds) for seconds in (0.5, 2, 8, 32))
-"""Long enough to receive a message in, and short enough to wait for; the longer ones for a machine that is too slow."""
+"""Times to be received that are long enough to receive a message in time. A check tries the longer ones only if the
+machine is too slow for the shorter ones."""
 _MARGIN: Final = timedelta(milliseconds=100)
-"""More than the clocks of test and queue can differ."""
+"""More than the difference between the clocks of test and queue."""
 
 
 async def _runs_out(subject: TransportSubject, transport: Transport, span: timedelta = _SHORT) -> None:
-    """Let a time to be received run out, by a queue that counts in units of its own.
+    """Wait until a time to be received has passed, in a queue that counts in units of its own.
 
-    A time that begins in the middle of a unit may last one more.
+    A time that begins in the middle of a unit may last one unit longer.
     """
     unit = transport.capabilities.time_to_be_received_precision
     await subject.let_pass(span + _MARGIN if unit <= _SHORT else max(span, unit) + unit + _MARGIN)
@@ -272,7 +273,7 @@ async def in_a_transaction_each_has_its_own_or_all_is_refused(subject: Transport
 
 
 async def _commit(transport: Transport, outgoing: list[Envelope]) -> bool:
-    """Receive, commit with ``outgoing``, and return whether that was refused; then the message is back in its queue."""
+    """Receive and commit with ``outgoing``; return whether that was refused; then the message is back in its queue."""
     async with receiver_of(transport) as receiver:
         received = await receive_one(receiver)
         try:

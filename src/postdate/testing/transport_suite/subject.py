@@ -1,4 +1,4 @@
-"""How a transport under test is opened, and the envelopes that the suite sends."""
+"""The subject through which the suite opens the transport under test, and the envelopes that the suite sends."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TransportSubject(DamagingSubject, ABC):
 
     @abstractmethod
     def open(self, *, largest_message_bytes: int = LARGEST_MESSAGE) -> Transport:
-        """Return a handle on the queues; called again after the first handle was closed, they are the same queues."""
+        """Return a transport object on the queues. After it was closed, the next call opens the same queues again."""
 
     def open_elsewhere(self) -> Transport:
-        """Return a handle as another process would have it. Only called for durable transports."""
+        """Return a transport object such as another process would have. Only called for durable transports."""
         raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its transport is durable")
 
     def store(self) -> MovingStore:
@@ -42,7 +42,7 @@ class TransportSubject(DamagingSubject, ABC):
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 
     async def let_pass(self, span: timedelta) -> None:
-        """Return when ``span`` has passed by the clock of the queues; override it where that clock can be set."""
+        """Return when ``span`` has passed by the clock of the queues; override this where tests can set that clock."""
         await anyio.sleep(span.total_seconds())
 
 
@@ -64,7 +64,7 @@ async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[T
 
 
 def receiver_of(transport: Transport, queue: str = IN) -> AbstractAsyncContextManager[Receiver]:
-    """Receive from a queue; what is held in the end goes back."""
+    """Return a receiver of a queue as a context; at its end, messages that are not acknowledged return to the queue."""
     return closing(transport.receiver(queue))
 
 
@@ -96,7 +96,7 @@ def envelope(
 
 
 async def receive(receiver: Receiver, limit: int = 100) -> Sequence[Received]:
-    """Receive messages that must be there, or must come."""
+    """Receive messages that are in the queue, or must arrive there in time."""
     with in_time("receiving a message"):
         return await receiver.receive(limit)
     return ()
@@ -107,7 +107,7 @@ async def receive_one(receiver: Receiver) -> Received:
 
 
 async def take_one(transport: Transport) -> Envelope:
-    """Receive one message of :data:`IN`, and commit it."""
+    """Receive one message of :data:`IN`, acknowledge it, and return it."""
     async with receiver_of(transport) as receiver:
         received = await receive_one(receiver)
         await receiver.commit(received, NOW)
@@ -115,7 +115,7 @@ async def take_one(transport: Transport) -> Envelope:
 
 
 async def receive_all(receiver: Receiver, count: int) -> list[Received]:
-    """Receive so many messages, however many come at a time."""
+    """Receive ``count`` messages, however many come at a time."""
     messages: list[Received] = []
     while len(messages) < count:
         messages += await receive(receiver, count - len(messages))
@@ -123,7 +123,10 @@ async def receive_all(receiver: Receiver, count: int) -> list[Received]:
 
 
 async def ids_in(transport: Transport, queue: str, count: int) -> list[str]:
-    """Return the ids of the next ``count`` messages of a queue; fails when there are fewer. They go back."""
+    """Return the ids of the next ``count`` messages of a queue. They return to the queue.
+
+    Fails when there are fewer messages.
+    """
     message_ids: list[str] = []
     async with receiver_of(transport, queue) as receiver:
         while len(message_ids) < count:
@@ -132,7 +135,7 @@ async def ids_in(transport: Transport, queue: str, count: int) -> list[str]:
 
 
 async def is_empty(transport: Transport, queue: str) -> bool:
-    """Return whether nothing can be received: a message that is sent now is then received first."""
+    """Return whether a queue is empty: then a message that is sent now is the first to be received."""
     await transport.send([envelope("probe", queue)], NOW)
     async with receiver_of(transport, queue) as receiver:
         received = await receive(receiver)

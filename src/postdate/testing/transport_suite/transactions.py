@@ -1,4 +1,4 @@
-"""Receiving a message, and sends and work of its handling, are one transaction."""
+"""Checks that receiving a message, and the sends and work of its handler, are one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in queues that cannot be read are marked, one by one, and hold up nothing else (ADR 0043)."""
+"""Checks that unreadable messages in queues are marked, one by one, and do not delay others (ADR 0043)."""
 
 from __future__ import annotations
 
