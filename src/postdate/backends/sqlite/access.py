@@ -167,7 +167,7 @@ class FileAccess(forks.ForkAware):
             raise replaced(self._path)
 
     def is_replaced(self) -> bool:
-        """Return whether another file, or none, is at the path; then report that all claims of this process are lost."""
+        """Return whether another file, or none, is at the path; if so, report that all claims here are lost."""
         if not self.is_known_replaced and self._opened is not None and identity_of(self._path) != self._opened:
             self.is_known_replaced = True
             self._registration.fence(self._registration.claimant)
