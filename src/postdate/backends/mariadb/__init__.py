@@ -1,10 +1,10 @@
 """A store, sagas, an outbox and timeouts in a database of MariaDB 10.6 or newer. Source: ADR 0008, ADR 0058.
 
-What differs from the other backends: there are no queues, which are elsewhere (RabbitMQ, Azure). The store is that
-of :mod:`postdate.backends.sql.row_locks`, and this package has its SQL and its driver. A database takes the place
-of a schema. MariaDB has no notifications: a thread of the process polls for them (``row_locks.liveness``).
+Differences from the other backends: there are no queues; these are elsewhere (RabbitMQ, Azure). The store is the one of
+:mod:`postdate.backends.sql.row_locks`, and this package has its SQL and its driver. A database takes the place of a
+schema. MariaDB has no notifications: a thread of the process polls for stored messages (``row_locks.liveness``).
 
-Read first: ``statements``, then ``tables`` for the steps that differ.
+Read ``statements`` first, then ``tables`` for the steps that differ.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""A connection to MariaDB with our settings, its address, and its errors as those of Postdate. Source: ADR 0008."""
+"""Connections to MariaDB: the address, the settings of a session, and the translation of errors. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from postdate.runtime import forks
 
 
 class LockedTooLong(Conflict):
-    """Another transaction held a row lock for longer than we wait."""
+    """Another transaction has kept a row lock for longer than the time limit of this session."""
 
 
 _MEANINGS: Final[Meanings] = {
@@ -55,19 +55,22 @@ _MEANINGS: Final[Meanings] = {
     StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
     StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
     MessageTooLarge: frozenset({1153, 1301}),
-    # Data and constraints by class, also of a trigger: 21, 22, 23, 44, 45. Of the general errors those about data: a
-    # text that is none of its character set, or not comparable; a missing value; a row that is too large; more than
-    # one statement, transaction or undo record may be; a row that no partition is for.
+    # Classes of SQLSTATE about data and constraints, also of a trigger: 21, 22, 23, 44, 45. General errors about data:
+    # a text that is invalid in its character set, or not comparable; a missing value; a row that is too large; a size
+    # above the limit of a statement, transaction or undo record; a row without a partition.
     StoreError: frozenset(
         {"21", "22", "23", "44", "45", 1118, 1197, 1267, 1270, 1271, 1300, 1364, 1366, 1526, 1705, 1713}
     ),
-    # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
+    # The server shuts down, has too many connections, or has ended this one. Errors of the driver itself are handled
+    # in `translate`.
     StoreUnreachable: frozenset(
         {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}
     ),
 }
-"""Our error for each number, or class of SQLSTATE. Every other is `StoreTroubled`: an error counts against a message
-only where MariaDB's documentation says that it is about data. Source: ADR 50."""
+"""The error of Postdate for each number or class of SQLSTATE. All others are `StoreTroubled`.
+
+An error counts against a message only if MariaDB's documentation states that it is about data. Source: ADR 50.
+"""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
@@ -75,11 +78,11 @@ def translate(error: pymysql.Error, where: str) -> PostdateError:
     state: str = getattr(error, "sqlstate", None) or ""
     if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
         return error_of(meaning, text, where)
-    # Without a number it is the driver that speaks: the packets are out of order.
+    # An error without a number comes from the driver: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:
         return StoreUnreachable(f"{where}: {text}")
-    # Some errors about the data have a number that no class tells, or come from the driver: it knows which.
+    # Some errors about data have another class, or come from the driver; the driver's exception type shows them.
     is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError)
     return (StoreError if is_of_data else StoreTroubled)(f"{where}: {text} ({number})")
 
@@ -92,7 +95,7 @@ def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
 
 @contextmanager
 def translated(where: str, seconds: float | None = None) -> Generator[None]:
-    """Raise errors of MariaDB, and of its connection, as errors of Postdate; ``seconds``: the limit on its answer."""
+    """Translate errors of MariaDB and of its connection to errors of Postdate; ``seconds``: deadline of an answer."""
     try:
         yield
     except pymysql.Error as error:
@@ -101,7 +104,7 @@ def translated(where: str, seconds: float | None = None) -> Generator[None]:
         raise translate(error, where) from error
     except (OSError, EOFError) as error:
         raise StoreUnreachable(f"{where}: {error or type(error).__name__}") from error
-    except (AssertionError, IndexError, struct.error) as error:  # how the driver takes a packet that is cut short
+    except (AssertionError, IndexError, struct.error) as error:  # the driver raises these for a truncated packet
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 

@@ -1,6 +1,6 @@
 """Delayed messages in MariaDB 10.6 or newer.
 
-Due messages are claimed by row locks of an open transaction: a claim ends with its connection and costs no write.
+Due messages are claimed by row locks of an open transaction: a claim ends with its connection and needs no write.
 Source: specification 1.1, 1.3; ADR 0008.
 """
 
@@ -32,15 +32,15 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
             :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
             :class:`postdate.backends.mariadb.database.MariaDb`, whose connections it uses, and which has the settings
             ``schema``, ``holds_at_most`` and ``answers_within``.
-        schema: the database of the tables; ``None``: that of ``url``.
-        table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
+        schema: the database of the tables; ``None``: the database in ``url``.
+        table: of the pending messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
-        largest_message_bytes: of headers and body together; ``None``: 7 MiB. A message travels in one statement, in
-            which a byte may take two: the default always fits into the packet of 16 MiB that servers allow by default
-            (``max_allowed_packet``).
-        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses its claims: the
-            server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+        largest_message_bytes: of headers and body together; ``None``: 7 MiB. A message is sent in one statement, in
+            which a byte may need two bytes. So the default always fits the packet of 16 MiB that servers allow by
+            default (``max_allowed_packet``).
+        holds_at_most: a process that gives no sign of life for this long (frozen, swapped out, cut off) loses its
+            claims, as the server ends its connections. Whole seconds, at least 1; ``None``: 60 s.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: 30 s.
             Statements on whole tables may take 10 minutes.
 
     Raises:
@@ -57,14 +57,16 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     @override
     async def replace(self, key: str, make: Making, now: datetime) -> str:
-        """Two that begin a key at once make the same id, which one of them stores; the other looks again.
+        """Replace the message of a key, or store the first one.
 
-        If there is nothing new then, the id is that of a message without a key, and the next one is tried.
+        If two processes begin a key at the same time, both make the same id. One of them stores it, and the other reads
+        the newest message again. If that is unchanged, the id belongs to a message without a key, and the next id is
+        tried.
         """
         ids, at = KeyedIds(key), to_microseconds(now)
         most, tables = self._capabilities.largest_message_bytes, self._tables
         assert isinstance(tables, MariaDbTables)
-        refused = dict[str, int]()  # by the newest id: how many after it were tried
+        refused = dict[str, int]()  # for each newest id, how many ids after it were tried
 
         def replace(session: MariaDbSession) -> MessageRow | None:
             newest, stored_at, waits = tables.newest(session, ids.first, ids.last)
@@ -98,13 +100,13 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
-        """None are visible without the right ``PROCESS``."""
+        """Return old snapshots; none are visible without the right ``PROCESS``."""
         return await self._pool.run(old_snapshots)
 
     @property
     @override
     def records_in_commit_order(self) -> bool:
-        """Numbers are given out before the commit."""
+        """``False``: the server assigns numbers before the commit."""
         return False
 
     @override
@@ -127,7 +129,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """The server remembers the numbers it gave, so none is given again."""
+        """Remove records. Their numbers are not used again, as the server remembers its counter."""
         record = self._tables.names.of("record")
         return self._change_records(f"DELETE FROM {record} WHERE number IN %(numbers)s", numbers)
 
@@ -144,7 +146,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
             f"AND r.number < %(end)s AND r.store_id = %(store)s "
             f"AND {aging.is_old()} ORDER BY r.number"
         )
-        # What was found may have been removed by another process since.
+        # RETURNING counts only rows that this process removes: another one may have removed some since the query.
         delete = f"DELETE FROM {record} WHERE number IN %(numbers)s RETURNING kind"
         of_store = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
         remove_markers = f"DELETE FROM {record} WHERE {of_store} RETURNING due, detail"
@@ -164,7 +166,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         return self._pool.transaction_blocking(prune)
 
     def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
-        """Run a statement on numbers in ascending order, so that two processes wait for each other, not deadlock."""
+        """Run a statement on numbers in ascending order, so that two processes do not deadlock."""
         parts = in_statements(sorted(numbers))
         return self._pool.transaction_blocking(
             lambda session: sum(session.change(statement, {"numbers": part}) for part in parts)
@@ -194,9 +196,9 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
 
 def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
-    """Let new numbers begin above this record's: the server counts on from the highest ever inserted.
+    """Insert and delete a row so that new numbers begin above this record: the server counts from the highest insert.
 
-    It never counts back, and this waits for no lock.
+    The server never counts back, and this waits for no lock.
     """
     row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
     if session.change(_insert(names, "INSERT IGNORE") + row):

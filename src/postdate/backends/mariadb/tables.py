@@ -19,10 +19,10 @@ from postdate.ports import OldSnapshot, Recording, RecordKind
 STATEMENT_BYTES: Final = 1024 * 1024
 """The longest statement, unless a single row is longer: larger ones are not faster."""
 ROWS_AT_ONCE: Final = 2_000
-"""Numbers or records in one statement, at most: well below what servers take in a packet."""
+"""The most numbers or records in one statement: well below what servers accept in a packet."""
 _SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
 _OLD_SECONDS: Final = 60
-# A transaction at READ COMMITTED looks anew with each statement and keeps nothing.
+# A transaction at READ COMMITTED has a new snapshot for each statement, so it does not keep old row versions.
 _OLD_SNAPSHOTS: Final = (
     "SELECT t.trx_mysql_thread_id, p.user, TIMESTAMPDIFF(SECOND, t.trx_started, SYSDATE()), "
     "COALESCE(t.trx_operation_state, p.command) FROM information_schema.innodb_trx AS t "
@@ -42,7 +42,10 @@ class MariaDbTables(RowLockTables):
         super().__init__(names, self._mariadb, recording)
 
     def newest(self, session: Any, first: str, last: str) -> tuple[str, int, bool]:
-        """Return the last id between two, when it was stored, and whether it waits unclaimed; empty: there is none."""
+        """Return the last id between two, when it was stored, and whether it is pending and unclaimed.
+
+        The id is empty if there is none. The time is in microseconds since 1970 UTC.
+        """
         rows = session.rows(self._mariadb.newest, {"first": first, "last": last, "store": self.store_id(session)})
         return rows[0] if rows else ("", 0, False)
 
@@ -50,7 +53,7 @@ class MariaDbTables(RowLockTables):
         session.change(self._mariadb.keep_key, {"id": message_id, "store": self.store_id(session)})
 
     def replace(self, session: Any, waiting: WaitingRow, row: MessageRow, at: int) -> None:
-        """Put another message in the place of a locked one."""
+        """Replace a locked message by another one."""
         session.change(self._mariadb.replace, {**row._asdict(), "number": waiting.number})
         self._record_one(session, waiting.number, RecordNote(at, int(RecordKind.RESCHEDULED), "replaced"))
 
@@ -77,10 +80,10 @@ class MariaDbTables(RowLockTables):
             session.change(before + b",".join(part) + behind)
 
     def _beginning(self, session: Any) -> int | None:
-        """Find the first attempt by a plain read.
+        """Return the first attempt, found by a read without locks.
 
-        While any session holds an old snapshot, delivered rows stay in the index, and a locking read takes forty times
-        as long to walk over them (ADR 0008).
+        While a session has an old snapshot, delivered rows stay in the index, and a locking read takes forty times as
+        long to skip them (ADR 0008).
         """
         first = self.next_attempt(session, ())
         return None if first is None else first - 1
@@ -91,7 +94,7 @@ class MariaDbTables(RowLockTables):
 
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Some thousand rows a statement."""
+        """Release messages, at most :data:`ROWS_AT_ONCE` in a statement."""
         if numbers is None:
             numbers = [number for (number,) in session.rows(self._mariadb.find_leased, {"holders": holders})]
         parts = in_statements(numbers)
@@ -99,7 +102,7 @@ class MariaDbTables(RowLockTables):
 
     @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
-        """Waits up to a second, as a look may lock a row for a moment."""
+        """Lock a pending message. It waits up to a second, as a query may lock a row for a moment."""
         rows = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
         if not rows:
             return None
@@ -121,7 +124,7 @@ class MariaDbTables(RowLockTables):
 
 
 def old_snapshots(session: Any) -> Sequence[OldSnapshot]:
-    """Return the transactions that keep the server from cleaning up, oldest first; none without the right."""
+    """Return the transactions that prevent the purge of old rows, oldest first; none without the right ``PROCESS``."""
     try:
         rows = session.rows(_OLD_SNAPSHOTS, {"old": _OLD_SECONDS})
     except StoreNotWritable:
@@ -133,7 +136,7 @@ def old_snapshots(session: Any) -> Sequence[OldSnapshot]:
 
 
 def _around_rows(template: str) -> tuple[bytes, bytes]:
-    """Split an INSERT around the rows, which are put in as literals."""
+    """Split an INSERT before and after the rows, which are inserted as literals."""
     before, _, behind = template.rpartition("%(rows)s")
     return before.replace("%%", "%").encode(), behind.replace("%%", "%").encode()
 

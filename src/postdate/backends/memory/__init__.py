@@ -2,10 +2,10 @@
 
 Nothing survives the process.
 
-What differs from the other backends: there is no I/O, so no call fails by itself; the tests wrap these classes to
-make calls fail. Store and queues of one :class:`postdate.Memory` share transactions, as those of a database do.
+Differences from the other backends: there is no I/O, so no call fails by itself. Tests wrap these classes to make calls
+fail. Store and queues share no transactions.
 
-Read first: ``store``, the smallest complete store; then ``transport``.
+Read ``store`` first, the smallest complete store; then ``transport``.
 """
 
 from dataclasses import dataclass

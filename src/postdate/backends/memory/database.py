@@ -144,13 +144,13 @@ class MemoryTimeouts(TimeoutPersister):
 
 
 class Memory(DatabaseObject):
-    """Store, queues, sagas and timeouts in memory: each is made once, at first use; all is lost with the process.
+    """Store, queues, sagas and timeouts in memory. Each is created once, at first use, and lost with the process.
 
-    It shares no transactions, and has no outbox.
+    They share no transactions, and there is no outbox.
 
     Args:
         recording: how much is kept for audits.
-        clock: by which messages expire in queues; ``None``: the machine's.
+        clock: the clock by which messages expire in queues; ``None``: the machine's clock.
     """
 
     def __init__(self, *, recording: Recording = Recording.ALL, clock: Clock | None = None) -> None:

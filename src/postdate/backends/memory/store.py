@@ -42,7 +42,7 @@ from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore,
 
 @dataclass(slots=True)
 class _Entry:
-    """A waiting message: the instant of its next attempt, or ``None`` and a token while it is held."""
+    """A pending message. ``attempt_at`` is its next attempt; while it is claimed, ``None``, and it has a token."""
 
     message: DelayedMessage
     attempt_at: datetime | None
@@ -50,11 +50,11 @@ class _Entry:
     claimed_from: datetime | None = None
     """``attempt_at`` before the claim."""
     number: int = 0
-    """The order of storing, which a message keeps."""
+    """The position in the order of storing. It does not change."""
 
 
 _Place = tuple[datetime, int, str]
-"""Of a message in the list of all: due time, number, id."""
+"""The place of a message in the list of all: due time, number, id."""
 
 
 class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingStore):
@@ -76,11 +76,11 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._recording = recording
         self._entries: dict[str, _Entry] = {}
         self._list: list[_Place] = []
-        """The places of all entries, in order."""
+        """The places of all entries, sorted."""
         self._numbers = itertools.count(1)
         self._seen_ids: set[str] = set()
         self._newest: dict[str, str] = {}
-        """By key: the id of the last message that was stored under it."""
+        """The id of the last message that was stored under each key."""
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
@@ -120,7 +120,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
                 wake()
 
     def _last_failed(self, message_id: str) -> bool:
-        """Return whether the message went to the error queue last, and so may come back."""
+        """Return whether the message is in the error queue, so that it may be returned and stored again."""
         ends = [record.kind for record in self._records if record.message_id == message_id]
         return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
@@ -134,7 +134,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """Recorded as delivered."""
+        """Remove a message; it is recorded as delivered."""
         return self._end(message_id, RecordKind.DELIVERED, now, "")
 
     @override
@@ -250,7 +250,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     async def limits_in_use(self) -> LimitsInUse:
         if not self._limits:
             return NONE_IN_USE
-        # While a message is claimed, it has no attempt time; what it was claimed from says nothing afterwards.
+        # A claimed message has no attempt time, so use the one before its claim. That is valid only during the claim.
         times = sorted(each.attempt_at or each.claimed_from or LANES for each in self._entries.values())
 
         def has_messages(limits: KeptLimits) -> bool:

@@ -44,7 +44,11 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Queue:
-    """Messages with failure counts, the number of expiring ones, the first expiry, alarms of waiting receivers."""
+    """A queue: messages with their failure counts, and the alarms of waiting receivers.
+
+    ``ending`` is the number of messages with an expiry, ``first_end`` a lower bound of these, in microseconds since
+    1970 UTC. ``claimed_count`` is the number of received messages.
+    """
 
     messages: deque[tuple[Envelope, int]] = field(default_factory=deque[tuple[Envelope, int]])
     ending: int = 0
@@ -82,7 +86,7 @@ class MemoryTransport(Transport):
 
     Args:
         largest_message_bytes: of headers and body together.
-        clock: by which messages expire in queues; default: the machine's.
+        clock: the clock by which messages expire in queues; default: the machine's clock.
     """
 
     def __init__(self, *, largest_message_bytes: int = 16 * 1024 * 1024, clock: Clock | None = None) -> None:
@@ -113,12 +117,12 @@ class MemoryTransport(Transport):
         return error
 
     def ending(self, envelope: Envelope, now: datetime) -> Envelope:
-        """Return the envelope with its expiry; it was sent at ``now`` by the sender's clock."""
+        """Return the envelope with its expiry by the clock of the queues; ``now``: time of the send, sender's clock."""
         ends_at = end_in_queue(envelope.time_left(now), self._clock.now())
         return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
 
     def alive(self, name: str) -> _Queue:
-        """Drop the expired messages of a queue and return it."""
+        """Remove the expired messages of a queue and return the queue."""
         if name not in self.queues:
             raise QueueNotFound(f"there is no queue {name!r}")
         queue = self.queues[name]
@@ -126,7 +130,7 @@ class MemoryTransport(Transport):
         return queue
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:
-        """Return why a message cannot be sent, or ``None``."""
+        """Return the reason why a message cannot be sent; ``None`` if it can."""
         check_headers(envelope.headers)
         if envelope.destination not in self.queues:
             return QueueNotFound(f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}")
@@ -137,7 +141,7 @@ class MemoryTransport(Transport):
         return MemoryReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return the number of messages of each queue, received ones included."""
+        """Return the number of messages of each queue, including received ones."""
         return {name: len(self.alive(name).messages) + queue.claimed_count for name, queue in self.queues.items()}
 
     @override

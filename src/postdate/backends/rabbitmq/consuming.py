@@ -1,4 +1,4 @@
-"""Consuming: messages that the broker pushed are held until they are acknowledged or requeued, or the channel ends."""
+"""Consuming: a pushed message is claimed until it is acknowledged or requeued, or until its channel ends."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _MOST_CONSUMERS: Final = 8
 _LARGEST_PREFETCH: Final = 65_535
 _NOT_WAITING: Final = b"\x01"
 _IDLE_SECONDS: Final = 0.1
-"""A receiver that asks for nothing for once or twice this time is no longer pushed to."""
+"""If a receiver asks for no message for this time, or up to twice this time, the broker is told to stop pushing."""
 
 _LONGEST_CLAIM_SECONDS: Final = 20 * 60.0
-"""Messages pushed longer ago are requeued: by default the broker waits 30 minutes for an answer."""
+"""Messages that were pushed longer ago are requeued. By default the broker waits 30 minutes for an answer."""
 
 
 class Delivery(NamedTuple):
-    """A message as the broker pushed it, still encoded; ``tag`` is its number within the channel.
+    """A message as the broker pushed it, still encoded.
 
-    ``route``: the exchange it was published to, and its routing key; two short strings. ``at``: when it was pushed, by
-    the loop's clock. ``seen``: the decoded message, if it was received here before and offered again.
+    ``tag`` is its number within the channel. ``route`` has the exchange it was published to, and its routing key, as
+    two short strings. ``at`` is when it was pushed, in seconds of the event loop's clock. ``seen`` is the decoded
+    message, if it was received here before and is offered again.
     """
 
     tag: int
@@ -47,11 +48,11 @@ class Delivery(NamedTuple):
 class ConsumingChannel(Channel):
     """A channel that receives from one queue.
 
-    The broker pushes as many messages at once as it may, so its prefetch is exactly the messages held plus those asked
-    for: other consumers can then receive the rest. When the receiver stops asking, messages that were pushed meanwhile
-    are requeued, except ``ahead`` of them for a limited time. A quorum queue drops a message that was requeued too
-    often: so a message that is rolled back while the receiver asks is offered here again, without the broker. Source:
-    ADR 0028.
+    The broker pushes as many messages as its prefetch allows. So the prefetch is exactly the number of claimed messages
+    plus those that the receiver asks for, and other consumers can receive the rest. When the receiver stops asking,
+    messages that were pushed meanwhile are requeued, except ``ahead`` of them for a limited time. A quorum queue drops
+    a message that was requeued too often. So a message that is rejected while the receiver asks is offered here again,
+    without the broker. Source: ADR 0028.
     """
 
     def __init__(self, link: AmqpConnection, number: int, queue: str, ahead: int) -> None:
@@ -59,7 +60,7 @@ class ConsumingChannel(Channel):
         self._queue, self._ahead = queue, ahead
         self.unwanted: Callable[[Delivery], None] = lambda delivery: self.give_back(delivery.tag)
         self.time_to_live: Callable[[], float] = lambda: math.inf
-        """Returns the seconds after which the queue drops any message, as far as that is known."""
+        """Returns the seconds after which the queue drops each message, if they are known; else infinity."""
 
         self._consumers: dict[str, int] = {}
         self._consumers_so_far = 0
@@ -80,7 +81,7 @@ class ConsumingChannel(Channel):
         self._asked = True
         try:
             while not self._pushed:
-                self._news.clear()  # first: with the answer, the connection may have ended
+                self._news.clear()  # before the call: the connection may end right after its answer, which sets this
                 await self._ask_for(limit)
                 if not self._pushed:
                     await self._news.wait()
@@ -94,7 +95,7 @@ class ConsumingChannel(Channel):
         return [self._pushed.popleft() for _ in range(min(limit, len(self._pushed)))]
 
     async def begin(self, limit: int) -> None:
-        """Return when the broker has agreed to push."""
+        """Ask for messages; return when the broker has agreed to push them."""
         self._asked = True
         await self._ask_for(limit)
         self._check()
@@ -108,8 +109,8 @@ class ConsumingChannel(Channel):
             raise error
 
     async def _ask_for(self, limit: int) -> None:
-        """Let ``limit`` messages be pushed besides those that are held."""
-        # Messages of cancelled consumers do not count against the prefetch of the others.
+        """Let the broker push ``limit`` messages in addition to those that are claimed."""
+        # Messages of cancelled consumers do not count against the prefetch of the current ones.
         prefetch = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
         if (missing := prefetch - sum(self._consumers.values())) <= 0:
             return
@@ -161,11 +162,14 @@ class ConsumingChannel(Channel):
                 self.unwanted(delivery)
 
     def _may_stay_until(self, delivery: Delivery) -> float:
-        """Return how long a message may stay here: until the broker's limit for acknowledgements, or its expiry."""
+        """Return until when a message may stay here: until the broker's limit for acknowledgements, or its expiry.
+
+        In seconds of the event loop's clock.
+        """
         return delivery.at + min(_LONGEST_CLAIM_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
 
     def acknowledge(self, tag: int) -> None:
-        """Take a message off the queue; acknowledgements of one turn of the event loop share a frame."""
+        """Acknowledge a message. Acknowledgements within one turn of the event loop share a frame."""
         if not self._done:
             self.link.loop.call_soon(self._write_acknowledgements)
         self._done.add(tag)
@@ -185,11 +189,14 @@ class ConsumingChannel(Channel):
             self.link.write(b"".join(frames))
 
     def again(self, delivery: Delivery, seen: Arrived) -> bool:
-        """Offer a message here again, and requeue it if nobody asks soon; ``False``: it must be requeued now."""
+        """Offer a message here again, and requeue it if the receiver does not ask soon.
+
+        Return ``False`` if the message is too old for that and must be requeued now.
+        """
         if self._may_stay_until(delivery) < self.link.loop.time():
             return False
         self._pushed.appendleft(delivery._replace(redelivered=True, seen=seen))
-        self._pushed_until = -math.inf  # it goes back when nobody asks soon
+        self._pushed_until = -math.inf  # so that `_stop_if_idle` requeues it if the receiver does not ask soon
         self._asked = True
         self._news.set()
         self._look_later()
@@ -206,7 +213,7 @@ class ConsumingChannel(Channel):
             self._attached -= 1
 
     async def stop(self) -> list[Delivery]:
-        """Stop receiving; return messages that were pushed and never received: the caller must requeue them."""
+        """Stop receiving; return messages that were pushed and not received. The caller must requeue them."""
         for name in list(self._consumers):
             await self.call(wire.BASIC_CANCEL, wire.short_text(name) + b"\0", wire.BASIC_CANCEL_OK)
         self._consumers.clear()
@@ -218,7 +225,7 @@ class ConsumingChannel(Channel):
 
     @override
     def on_method(self, method: Method, payload: bytes) -> None:
-        """The broker cancels a consumer when the queue was deleted or has moved."""
+        """Handle a cancelled consumer: the broker cancels it when the queue was deleted or has moved."""
         if method == wire.BASIC_CANCEL:
             self._consumers.pop(Arguments(payload).short_text(), None)
             self._queue_is_deleted = True
@@ -240,7 +247,7 @@ class ConsumingChannel(Channel):
 
     @override
     def on_end(self, error: PostdateError) -> None:
-        """The broker requeues all unacknowledged messages by itself."""
+        """Forget all messages: the broker requeues unacknowledged messages by itself."""
         if self._idle is not None:
             self._idle.cancel()
         self._consumers.clear()
@@ -251,26 +258,26 @@ class ConsumingChannel(Channel):
 
 
 class FailureCounts:
-    """How often handling each message failed, as far as this process and the broker together know.
+    """The number of failures of each message, from facts of this process and of the broker.
 
-    A quorum queue counts returns of a message for whatever reason, and from RabbitMQ 4.3 on how many of them were
-    without an answer; a classic queue only says that there was one. This process remembers what it returned itself, and
-    why, for the last 10,000 messages.
+    A quorum queue counts all returns of a message, and from RabbitMQ 4.3 on also the returns without an answer. A
+    classic queue only states that there was a return. This process remembers its own returns, and their reason, for the
+    last 10,000 messages.
     """
 
     def __init__(self) -> None:
         self._counts = Bounded[bytes, tuple[int, int]](10_000)
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
-        """Return how often handling failed, and how many of these attempts certainly ended without an answer."""
+        """Return the number of failures, and how many of these attempts certainly ended without an answer."""
         if not redelivered:
             return 0, 0
         failures, returns = self._counts.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
-        unknown = max(0, (arrived.returns or 0) - returns)  # 1 of a classic queue, which does not say how often
+        unknown = max(0, (arrived.returns or 0) - returns)  # 1 for a classic queue, which does not count returns
         return failures + unknown, min(unknown, arrived.counted)
 
     def remember(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
-        """Remember a returned message's failures; ``returns``: 0 if it is offered here again, 1 if it was requeued."""
+        """Remember the failures of a returned message; ``returns``: 0 if it is offered here again, 1 if requeued."""
         self._counts[_key(queue, arrived)] = (failures, (arrived.returns or 0) + returns)
 
     def forget(self, queue: str, arrived: Arrived) -> None:
@@ -279,7 +286,7 @@ class FailureCounts:
 
 
 def _key(queue: str, arrived: Arrived) -> bytes:
-    """Return a message's key: queue and id, or a hash of the whole message when it has no id."""
+    """Return the key of a message: queue and id, or a hash of the whole message if it has no id."""
     envelope = arrived.envelope
     if arrived.has_id:
         return f"{queue}\0{envelope.message_id}".encode()

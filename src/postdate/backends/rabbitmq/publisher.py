@@ -1,4 +1,4 @@
-"""Publishes for a transport: one connection and one channel for all senders, made again when they were lost."""
+"""Publishes for a transport: one connection and one channel for all senders, opened again after they were lost."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ from postdate.messages import Envelope
 
 _ACCESS_REFUSED = 403
 _ABOUT_CONTENT = frozenset({PRECONDITION_FAILED, 501, 502, 503})
-"""Replies about the message: a property that cannot be, or a frame, a syntax or a command that cannot be read. Every
-other reply is an outage of the destination: no permission, locked by another connection, out of resources, not allowed,
-not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 50."""
+"""Reply codes about the message: an invalid property, or a frame, syntax or command that cannot be read.
+
+Each other reply is an outage of the destination: no permission, locked by another connection, out of resources, not
+allowed, not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 50.
+"""
 
 _PARTS_AT_ONCE = 8
 
@@ -58,9 +60,9 @@ class Publisher:
     async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
         """Send each message or return its error, all within the time for confirms.
 
-        A message over which the broker closes the channel fails those beside it, and the broker does not say which one
-        it was. So these are sent again on another channel, in halves until it is alone: it gets the error, the others
-        arrive, some of them twice.
+        If the broker closes the channel because of one message, the other messages in flight fail, too, and the broker
+        does not state which message it was. So all of them are sent again on other channels, in halves, until that
+        message is alone. It gets the error; the others arrive, some of them twice.
         """
         sending = Sending(envelopes, now, limit)
         with anyio.move_on_after(self._within):
@@ -69,22 +71,22 @@ class Publisher:
             except anyio.get_cancelled_exc_class():
                 if sending.is_open:
                     sending.give_up(self._late(sending))
-                # For good: an enclosing scope was cancelled, so that the next wait ends at once, too.
+                # True if an enclosing scope was cancelled: then the next wait of the caller is cancelled, too.
                 is_for_good = anyio.current_effective_deadline() == -math.inf
                 if not is_for_good or None not in sending.answers:
                     raise
-                # Confirms so far must be returned: without them all messages would be sent again.
+                # Return the confirms so far: without them all messages would be sent again.
         return [
             None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
             for envelope, answer in zip(envelopes, sending.answers, strict=True)
         ]  # an event without subscribers is published
 
     async def _send_all(self, sending: Sending) -> None:
-        """Send; if cut off, give up the unconfirmed messages and keep the answers so far."""
+        """Send; if this is cancelled, abandon the unconfirmed messages and keep the answers so far."""
         try:
             await self._send_each(sending)
         except BaseException:
-            for place in _stranded(sending):  # unrouted: the queue has yet to be tried
+            for place in _stranded(sending):  # unrouted messages: sending to the queue itself was not tried yet
                 sending.answers[place] = self._late(sending)
             raise
         if stranded := _stranded(sending):
@@ -95,7 +97,7 @@ class Publisher:
         sent: list[tuple[int, Envelope]] = []
         for place in places:
             envelope = sending.envelopes[place]
-            with suppress(QueueNotFound):  # malformed address: answered already
+            with suppress(QueueNotFound):  # a malformed address has its error already
                 key = parse_address(envelope.destination).routing_key
                 sent.append((place, redirected(envelope, exchange_address("", key))))
         later = Sending([envelope for _, envelope in sent], sending.now, sending.limit)
@@ -117,7 +119,7 @@ class Publisher:
             await self._send_apart(sending, suspects)
 
     async def _publish(self, sending: Sending, *, apart: bool = False) -> None:
-        """Answer all messages, on the shared channel or (``apart``) on a new one."""
+        """Publish the messages and set all answers, on the shared channel or (``apart``) on a new one."""
         channel: PublishingChannel | None = None
         try:
             link = await self.line.link()
@@ -134,7 +136,7 @@ class Publisher:
                 channel.close(TransportUnreachable("this channel has done its work"))
 
     async def _send_apart(self, sending: Sending, suspects: Sequence[int]) -> None:
-        """Find by halves the messages over which the broker closes a channel; send the others."""
+        """Find the messages because of which the broker closes a channel, by halving; send the others."""
         refused: dict[str, PostdateError] = {}
         parts = deque([suspects])
 
@@ -154,10 +156,10 @@ class Publisher:
                     assert isinstance(answer, ChannelClosed)
                     destination = sending.envelopes[closed[0]].destination
                     error = sending.answers[closed[0]] = _refusal(answer, destination)
-                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # because of its address alone
+                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # caused by the address, so valid for others
                         refused[destination] = error
 
-        while parts:  # one round; halves wait for the next one
+        while parts:  # one round; halves that are added meanwhile are sent in the next one
             async with anyio.create_task_group() as tasks:
                 for _ in range(min(_PARTS_AT_ONCE, len(parts))):
                     tasks.start_soon(send_parts)

@@ -1,4 +1,4 @@
-"""Publishing with confirms: many messages on their way at once, each with an answer."""
+"""Publishing with confirms: many messages are in flight at once, each with an answer."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ Answers = list[PostdateError | None]
 _WRITTEN_AT_ONCE_BYTES = 1024 * 1024
 _MOST_ADDRESSES = 10_000
 _MOST_ABANDONED = 100_000
-"""Given-up messages that are remembered; older ones, if returned, may be taken for others."""
+"""The most abandoned messages that are remembered. If an older one is returned, it may be mistaken for another one."""
 
 _MANDATORY: Final = b"\x01"
 _JSON_GROWTH: Final = 6
-"""The most bytes of JSON for one byte of a header; messages are measured in JSON."""
+"""The most bytes of JSON for one byte of a header. The size of a message is measured in JSON."""
 
 
 _BESIDE_HEADERS: Final = 8 * 1024
-"""Bytes kept for other properties, and for a brief error copy's additions."""
+"""Bytes reserved for other properties, and for the headers that a brief error copy adds."""
 
 
 def largest_headers(frame_limit: int) -> int:
     """Return the most bytes of headers, as JSON, that fit into one frame together with those of a brief error copy.
 
-    In JSON no header is shorter than in a table of AMQP, or as a property.
+    In JSON each header is at least as long as in a table of AMQP or as a property.
     """
     return frame_limit - FRAME_OVERHEAD - HEADER_FRAME.size - _BESIDE_HEADERS
 
@@ -55,7 +55,8 @@ def largest_headers(frame_limit: int) -> int:
 class Sending:
     """Messages of one send, and their answers.
 
-    ``limit`` is in bytes of a message; ``began`` is when it was first written, by the clock of the event loop.
+    ``limit`` is the most bytes of a message. ``began`` is the time of the first write, in seconds of the event loop's
+    clock.
     """
 
     __slots__ = ("answers", "began", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
@@ -70,7 +71,7 @@ class Sending:
 
     @property
     def is_open(self) -> bool:
-        """Whether some message has no answer yet."""
+        """Whether any message has no answer yet."""
         return self.on_the_way > 0 or self.position < len(self.envelopes)
 
     def answer(self, destination: str, error: PostdateError) -> None:
@@ -91,7 +92,7 @@ class Sending:
 class Flight:
     """Messages of one send that were written together: delivery tags ``first`` to ``last``, in order.
 
-    ``places`` has each message's index in the sending.
+    ``places`` has the index of each message in the sending. All tags up to ``low`` are confirmed.
     """
 
     __slots__ = ("_apart", "_came_back", "_cursor", "first", "last", "low", "places", "sending", "sent")
@@ -107,7 +108,7 @@ class Flight:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits for its answers any more."""
+        """Whether no caller waits for its answers any more."""
         return self.sending is _NOBODY
 
     @property
@@ -116,7 +117,7 @@ class Flight:
         return self.last - self.low - len(self._apart)
 
     def settle(self, tag: int, *, multiple: bool) -> None:
-        """Note that a tag, or every one up to it, is confirmed."""
+        """Note that a tag is confirmed; with ``multiple`` all tags up to it are."""
         if multiple:
             self.low = max(self.low, min(tag, self.last))
             self._apart = {each for each in self._apart if each > self.low}
@@ -130,7 +131,7 @@ class Flight:
         return [tag for tag in range(self.low + 1, self.last + 1) if tag not in self._apart]
 
     def fail(self, tag: int, error: PostdateError) -> None:
-        """Set a message's error, unless it is answered."""
+        """Set the error of a message, unless it is answered."""
         if not self.is_unanswered(tag):
             return
         if self.is_abandoned:
@@ -146,9 +147,10 @@ class Flight:
         return self.sending.answers[self.places[tag - self.first]] is None
 
     def give_up(self, error: PostdateError) -> None:
-        """Set the error of every unanswered message; ignore later confirms and free the window.
+        """Set the error of every unanswered message, ignore later confirms, and free the window.
 
-        Addresses and properties are kept: a message that is returned later must not be taken for one of another send.
+        Addresses and properties are kept: a message that is returned later must not be mistaken for one of another
+        send.
         """
         if self.is_abandoned:
             return
@@ -168,13 +170,13 @@ class Flight:
 
 
 _NOBODY: Final = Sending((), datetime.min.replace(tzinfo=UTC), 0)
-"""Owner of given-up flights, so that their messages are not kept."""
+"""The owner of abandoned flights, so that their messages are not kept in memory."""
 
 
 class PublishingChannel(Channel):
     """A channel in confirm mode, for any number of tasks.
 
-    Each send has a window of its own: a queue that does not confirm delays no other send.
+    Each send has its own window, so a queue that does not confirm does not delay other sends.
     """
 
     def __init__(self, link: AmqpConnection, number: int, window: int) -> None:
@@ -200,7 +202,7 @@ class PublishingChannel(Channel):
         """Wait until ``enough`` messages may be written."""
         while self.ended is None:
             await self.link.flushed()
-            if self.ended is not None:  # meanwhile; another channel may have its number
+            if self.ended is not None:  # it ended during the wait: another channel may have its number now
                 break
             if not self._may_publish.is_set():
                 await self._may_publish.wait()
@@ -265,7 +267,7 @@ class PublishingChannel(Channel):
         self._forget_the_oldest()
 
     def _forget_the_oldest(self) -> None:
-        """Bound the memory of given-up messages that are never confirmed."""
+        """Forget the oldest abandoned messages, as some are never confirmed: this bounds the memory."""
         for flight in self._flights:
             if flight.first > self._next_tag - _MOST_ABANDONED:
                 break
@@ -273,7 +275,7 @@ class PublishingChannel(Channel):
                 flight.sent = []
 
     def _cut(self, body: bytes, limit: int) -> list[bytes]:
-        """Return a body as frames, with the end mark of the frame before, without that of the last."""
+        """Return a body as frames. Each begins with the end mark of the frame before; the last end mark is missing."""
         parts: list[bytes] = []
         for start in range(0, len(body), limit):
             part = body[start : start + limit]
@@ -324,7 +326,7 @@ class PublishingChannel(Channel):
 
     @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
-        """A returned message: no queue took it. Its confirm follows."""
+        """Handle a returned message: no queue took it. Its confirm follows."""
         if method != wire.BASIC_RETURN:
             return
         code, text = arguments.unsigned(2), arguments.short_text()
@@ -388,7 +390,7 @@ def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: 
 
 
 def why_not(envelope: Envelope, limit: int) -> PostdateError | None:
-    """Return why a message cannot be sent, as far as that is known beforehand."""
+    """Return the reason why a message cannot be sent, as far as it is known without sending; else ``None``."""
     try:
         parse_address(envelope.destination)
     except QueueNotFound as error:

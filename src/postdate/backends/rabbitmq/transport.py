@@ -1,19 +1,19 @@
 """Queues of RabbitMQ, or of any broker that speaks AMQP 0-9-1 with RabbitMQ's confirms.
 
-A message counts as sent once the broker has confirmed it; a received one is acknowledged after it was handled and the
-handler's messages were confirmed. Both are at least once, with stable message ids: AMQP has no transaction over a
-confirm and an acknowledgement. Destinations: :mod:`postdate.backends.rabbitmq.address`.
+A message counts as sent when the broker has confirmed it. A received message is acknowledged after it was handled and
+the messages of its handler were confirmed. Both are at least once, with stable message ids: AMQP has no transaction
+over a confirm and an acknowledgement. Destinations: :mod:`postdate.backends.rabbitmq.address`.
 
 The broker drops expired messages, by its own clock from their arrival, but **only at the head of the queue**. So
 
-- an expired message behind one that has not expired still counts in the queue's length, takes room, and is not
-  dead-lettered. It is dropped when it reaches the head, before anybody receives it;
-- a message that was pushed to a receiver (``prefetch``, or being handled) is not dropped by the broker. If it expires
+- an expired message behind a message that has not expired still counts in the length of the queue, occupies space, and
+  is not dead-lettered. It is dropped when it reaches the head, before it is received;
+- the broker does not drop a message that it has pushed to a receiver (``prefetch``, or being handled). If it expires
   there, the endpoint discards it by its headers, before any handler;
-- a requeued message's time to live still counts from its first arrival.
+- the time to live of a requeued message still counts from its first arrival.
 
-A span of more than nine years is not told to the broker, which refuses ten: the endpoint discards the message. Copies
-in the error queue, and messages returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
+A span of more than nine years is not sent to the broker, which refuses ten years; the endpoint discards such a message.
+Copies in the error queue, and messages returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ log = logging.getLogger("postdate.rabbitmq")
 QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
 _ASKS_AGAIN_SECONDS = 30.0
-"""Pause after the management interface did not answer: messages wait while it is asked."""
+"""The pause after the management interface did not answer. It is long, as messages wait during each request."""
 
 _LOOKS_AT_BINDINGS_EVERY_SECONDS = 60.0
 _MAY_KNOW_MORE_SECONDS = 1.0
-"""Pause after an answer about a queue: it does not know a new one for some seconds."""
+"""The pause after an answer about a queue. The management interface does not know a new queue for some seconds."""
 
 
 class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
@@ -97,10 +97,10 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             :mod:`postdate.backends.rabbitmq.address`.
         queue_type: of the queues that it creates: ``quorum`` (replicated, counts returns) or ``classic``.
         largest_message_bytes: of headers and body together.
-        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others,
-            for 20 minutes at most.
-        confirm_window: unconfirmed messages of one :meth:`send`; the rest wait.
-        confirms_within: after this an unconfirmed message counts as not sent, though it may still arrive.
+        prefetch: the number of messages that the broker pushes to a receiver in addition to those that it asked for.
+            No other receiver gets them, for at most 20 minutes.
+        confirm_window: the most unconfirmed messages of one :meth:`send`; the others wait.
+        confirms_within: after this time an unconfirmed message counts as not sent, although it may still arrive.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        """A server with smaller frames than usual says so at the first send."""
+        """The capabilities. ``largest_headers_bytes`` may fall at the first send, if the server has smaller frames."""
         largest = largest_headers(self.publishing.line.frame_limit)
         if largest != self._capabilities.largest_headers_bytes:
             self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
@@ -155,7 +155,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """An existing queue of the other type stays as it is."""
+        """Create the missing queues. An existing queue of the other type is not changed."""
         link = await self.consuming.link()
         for name in names:
             if name.startswith(PREFIXES):
@@ -179,7 +179,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     def event_address(self, event: str) -> str:
-        """A fanout exchange for each event."""
+        """Return the address of the fanout exchange of an event."""
         address = EVENT_PREFIX + event
         try:
             parse_address(address)
@@ -200,7 +200,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def create_intake(self, exchange: DelayExchange) -> None:
-        """The exchange for due messages may exist already."""
+        """Create the exchange for delayed messages and its queues; the exchange may exist already."""
         link = await self.consuming.link()
         try:
             await declare_intake(link, exchange, self._queue_type)
@@ -224,7 +224,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
-        """Ask the broker's management interface."""
+        """Return bindings of the exchange to other queues, read from the broker's management interface."""
         bindings = await in_thread(read_bindings, self.consuming.login, exchange.name)
         own = ("queue", intake_queue(exchange.name))
         return [str(each) for each in bindings if (each.destination_type, each.destination) != own]
@@ -241,19 +241,19 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Received messages are not counted; the length of an existing exchange is 0."""
+        """Return the lengths without received messages; the length of an existing exchange is 0."""
         return await lengths_of(await self.consuming.link(), names)
 
     @override
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None]:
-        """Asks the broker's management interface."""
+        """Return the limits of queues, read from the broker's management interface."""
         link = await self.consuming.link()
         limits = await in_thread(read_limits, link.login, link.server.get("version", ""), names)
         self.limits.update(limits)
         return limits
 
     async def learn_limits(self, queue: str) -> None:
-        """Find out after how many returns a queue drops a message; asks again only after a while."""
+        """Ask the broker after how many returns a queue drops a message, unless the last request was recent."""
         if anyio.current_time() >= max(self._asks_from, self._asks_again_from.get(queue, 0.0)):
             try:
                 await self.limits_of([queue])
@@ -265,7 +265,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """Publishes an empty message that is routed to no queue."""
+        """Return facts about the server. It publishes an empty message that is routed to no queue."""
         return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
 
     @override
@@ -282,10 +282,10 @@ class _Claim(NamedTuple):
 
 
 class RabbitMqReceiver(Receiver):
-    """Receives from one queue; ``read`` decodes a delivery.
+    """The receiver of one queue; ``read`` decodes a delivery.
 
-    Held messages belong to a channel. When that ends, with its connection or because the broker waited too long for an
-    acknowledgement, the messages are free again, and committing them raises ``ClaimLost``.
+    Received messages belong to a channel. When the channel ends, with its connection or because the broker waited too
+    long for an acknowledgement, the messages are free again, and committing them raises ``ClaimLost``.
     """
 
     def __init__(
@@ -300,7 +300,10 @@ class RabbitMqReceiver(Receiver):
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        """After a lost connection it raises once, and then connects. Without waiting, nothing has been pushed yet."""
+        """Receive messages. After a lost connection it raises once, and connects at the next call.
+
+        With ``wait=False`` it returns none, as the broker has not pushed any yet.
+        """
         channel = await self._open()
         if not wait:
             await channel.begin(limit)
@@ -308,7 +311,7 @@ class RabbitMqReceiver(Receiver):
         pushed = await channel.receive(limit)
         unknown = self._transport.limits.get(self._queue) is None
         if unknown and any(each.redelivered and each.seen is None for each in pushed):
-            with anyio.CancelScope(shield=True):  # pushed messages must be held
+            with anyio.CancelScope(shield=True):  # a cancellation here would lose track of the pushed messages
                 await self._transport.learn_limits(self._queue)
         return [self._hold(channel, delivery) for delivery in pushed]
 
@@ -322,7 +325,7 @@ class RabbitMqReceiver(Receiver):
             channel.unwanted, channel.time_to_live = partial(self._unwanted, channel), self._time_to_live
             if self._channel is None or self._channel.ended is not None:
                 self._channel = channel
-            else:  # another task was faster
+            else:  # another task has opened a channel meanwhile
                 channel.close(TransportUnreachable("this channel is not needed"))
         return self._channel
 
@@ -338,7 +341,7 @@ class RabbitMqReceiver(Receiver):
         try:
             came = delivery.seen or self._read(delivery)
         except Exception:
-            # The messages beside it must be held all the same; this one goes to the error queue.
+            # The other messages must be received all the same; this one goes to the error queue.
             log.exception("a message in %s cannot be read", self._queue)
             came = unreadable(self._queue, delivery.properties, delivery.body)
         failures, unknown = self._transport.failure_counts.failures(self._queue, came, redelivered=delivery.redelivered)
@@ -346,16 +349,17 @@ class RabbitMqReceiver(Receiver):
         if came.counted:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
-            is_last = limit is not None and came.counted >= limit - 1  # one before it: a return may be an accident
+            # One return before the limit, as a return may also be caused by a lost connection.
+            is_last = limit is not None and came.counted >= limit - 1
         received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
         return _Claim(received, channel, delivery, came)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """Waits for the outgoing messages' confirms, then acknowledges.
+        """Wait for the confirms of the outgoing messages, then acknowledge the message.
 
-        After an interruption in between, the message is received again and sends again. If one cannot be sent, earlier
-        ones may have been.
+        After an interruption in between, the message is received again and its messages are sent again. If one of them
+        cannot be sent, earlier ones may have been sent.
         """
         refuse_work(end.work, "of RabbitMQ")
         claim = self._what_holds(received)
@@ -383,7 +387,7 @@ class RabbitMqReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """A message that is no longer held is free already."""
+        """Reject a message. If its claim is lost there is nothing to do, as the message is free already."""
         with suppress(ClaimLost):
             claim = self._what_holds(received)
             del self._claims[received.token]
@@ -403,13 +407,13 @@ class RabbitMqReceiver(Receiver):
 
     @override
     def stop(self) -> None:
-        """Messages settled from here on make room for other receivers."""
+        """Stop receiving, so that the broker can push to other receivers."""
         if self._channel is not None:
             self._channel.stop_pushing()
 
     @override
     async def close(self) -> None:
-        """Without a connection all messages are free already."""
+        """Requeue all received messages. Without a connection they are free already."""
         channel, self._channel = self._channel, None
         if channel is None or channel.ended is not None:
             self._claims.clear()
@@ -424,10 +428,10 @@ class RabbitMqReceiver(Receiver):
 
 
 class _IntakeReceiver(RabbitMqReceiver):
-    """Receives what other programs delay, and watches what is bound to their exchange while the service runs.
+    """Receives delayed messages of other programs, and checks the bindings of their exchange while the service runs.
 
-    An application that binds its queue there after the start gets each message twice. Nothing can be refused then, as
-    the messages of all other programs come through the same exchange; so it is logged once for each new binding.
+    An application that binds its queue there after the start gets each message twice. The service cannot refuse that,
+    as the messages of all other programs come through the same exchange. So it logs each new binding once.
     """
 
     def __init__(self, transport: RabbitMqTransport, exchange: DelayExchange, queue: str) -> None:
@@ -441,7 +445,7 @@ class _IntakeReceiver(RabbitMqReceiver):
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         if anyio.current_time() >= self._looks_again_from:
             self._looks_again_from = anyio.current_time() + _LOOKS_AT_BINDINGS_EVERY_SECONDS
-            with suppress(TransportError):  # the start has warned that the broker does not tell
+            with suppress(TransportError):  # a warning was logged at the start already
                 bindings = await self._transport.foreign_bindings(self._exchange)
                 if new := [each for each in bindings if each not in self._reported_bindings]:
                     log.error("%s", bound_to_intake(self._exchange.name, new))
@@ -450,7 +454,7 @@ class _IntakeReceiver(RabbitMqReceiver):
 
 
 class RabbitMq(DatabaseObject):
-    """The queues of a virtual host. It cannot keep messages until they are due: give an endpoint a store besides.
+    """The queues of a virtual host. It has no store for delayed messages, so an endpoint also needs a store.
 
     ``Endpoint("sales", RabbitMq(url), delayed_delivery=DelayedDelivery(Postgres(other).store))``.
 

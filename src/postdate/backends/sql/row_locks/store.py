@@ -1,4 +1,4 @@
-"""The store itself: the same for every server with row locks and SKIP LOCKED. Source: ADR 0008."""
+"""The store, which is the same for each server with row locks and SKIP LOCKED. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
 class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, Scripted):
-    """Keeps delayed messages in a table of a database server. Its queues are elsewhere: delivery is at least once."""
+    """Keeps delayed messages in a table of a database server. Queues are elsewhere, so delivery is at least once."""
 
     made_from: ClassVar[type[RowLockSchema]]
     largest_message: ClassVar[int] = 16 * 1024 * 1024
     """Default of ``largest_message_bytes``."""
     ends_silent_connections: ClassVar[bool] = False
-    """Whether the server itself ends those that are silent for ``holds_at_most``."""
+    """Whether the server itself ends connections that are silent for ``holds_at_most``."""
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
@@ -110,7 +110,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @abstractmethod
     def _tables_of(self, table: str) -> RowLockTables:
-        """Return the store's SQL from the name of its table."""
+        """Return the SQL of the store for a table name."""
 
     def _assemble(self, table: str) -> None:
         tables = self._tables_of(table)
@@ -145,7 +145,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def close(self) -> None:
-        """A silent server is not waited for: it releases the claims itself once the connections are closed."""
+        """Close the store without waiting for a silent server: closing the connections ends the claims there."""
 
         def give_back() -> None:
             try:
@@ -192,7 +192,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
         if not await together(self, self._stored, (row, at)):
             back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
-            # Another transaction: INSERTs that found the id share a lock on it, and would deadlock here.
+            # In a new transaction: INSERTs that found the id share a lock on it, and two of them would deadlock here.
             if not await self._pool.transaction(lambda session: self._tables.come_back(session, row, back)):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.announce(row.due)
@@ -220,7 +220,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         if not rows:
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
-        ordered = list(reversed(unique.values()))  # the first of each id, in the order given
+        ordered = list(reversed(unique.values()))  # the first row of each id, in the order of the argument
         fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, ordered, at)))
         if fresh:
             self._next_due.announce(min(row.due for row in ordered if row.message_id in fresh))
@@ -232,7 +232,8 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._claims.lease(self._claims.tokens_of(claims))  # a lock would keep a connection for each message
+            # Lease it: a row lock would occupy one connection for each message.
+            self._claims.lease(self._claims.tokens_of(claims))
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -252,7 +253,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         )
 
     async def _ended(self, message_id: str, change: Callable[[Any, WaitingRow], int]) -> bool:
-        """Change a message that is free or held here, whose claim ends with that; return whether it was changed."""
+        """Change a message that is free or claimed here, which ends its claim; return whether it was changed."""
 
         def end(session: Any) -> int | None:
             row = self._tables.lock(session, message_id)
@@ -278,7 +279,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[Claim]:
         begin, end = lane or (None, at)
         session = self._pool.take()
-        with closing_on_error(session):  # what was locked is free
+        with closing_on_error(session):  # closing the connection ends the row locks
             while True:
                 session.begin()
                 rows = self._tables.claim(session, end, limit, begin)
@@ -286,14 +287,14 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
                 if not bad:
                     break
                 self._mark(session, bad, at)
-                session.commit()  # for all to see, before anything is held
+                session.commit()  # the marks must be visible to all before any message is claimed
             if not rows:
                 session.rollback()
         if not rows:
             self._pool.put(session)
             return []
         tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in rows])
-        self._liveness.start(self._claims)  # which keeps the connection alive
+        self._liveness.start(self._claims)  # its thread keeps the connection of the batch alive
         return [Claim(messages[token.number], token) for token in tokens]
 
     @override
@@ -338,7 +339,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
         def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             if then is None and holder is None:
-                return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
+                return len(numbers)  # claimed by row locks only: the end of the transaction releases them unchanged
             return self._tables.release(session, numbers, holder, then)
 
         done = await in_thread(partial(self._claims.settle, as_it_was=then is None), claims, give_back)
@@ -350,7 +351,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """Messages locked by other processes count, too."""
+        """Return the earliest next attempt, also of messages that other processes have locked."""
 
         def look(session: Any) -> int | None:
             return self._next_due.seen(self._next_due.look(), self._tables.next_attempt(session, self._claims.locked()))
@@ -359,7 +360,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Messages stored by other processes are noticed within 0.1 s."""
+        """Register ``wake``. Messages stored by other processes are noticed within 0.1 s."""
 
         def start() -> Callable[[], None]:
             self._liveness.start(self._claims)

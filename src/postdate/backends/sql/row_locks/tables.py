@@ -31,10 +31,10 @@ from postdate.ports.observation import UNREADABLE
 
 
 class RowLockTables(ABC):
-    """The steps of one store. Each is part of a transaction that the caller begins and ends, and may block.
+    """The steps of one store. Each step is part of a transaction that the caller begins and ends, and may block.
 
-    Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers where
-    possible, so that two processes wait for each other instead of deadlocking. For the steps on leases see
+    Times are whole microseconds since 1970-01-01 UTC. If possible, rows are locked and removed in the order of their
+    numbers, so that two processes wait for each other and do not deadlock. For the steps on leases see
     :class:`postdate.backends.sql.row_locks.claims.LeasingTables`.
     """
 
@@ -72,7 +72,7 @@ class RowLockTables(ABC):
         return list(numbers)
 
     def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
-        """Write a message under its old number if it went to the error queue last; return whether it did."""
+        """Store a message again under its old number if it is in the error queue; return whether it was stored."""
         of_id = {"id": row.message_id, "store": self.store_id(session)}
         if not (rows := session.rows(self.sql.lock_scheduled, of_id)):
             return False
@@ -97,7 +97,7 @@ class RowLockTables(ABC):
     ) -> Sequence[tuple[int, int, MessageRow]]:
         """Lock the oldest unlocked messages with ``attempt_at`` after ``begin`` and before ``at``.
 
-        Return number, ``attempt_at`` and row of each. ``begin`` is by default before all that can be attempted.
+        Return number, ``attempt_at`` and row of each. By default ``begin`` is before the earliest attempt.
         """
         begin = self._beginning(session) if begin is None else begin
         if begin is None or begin >= at - 1:
@@ -106,7 +106,7 @@ class RowLockTables(ABC):
         return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in rows]
 
     def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
-        """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
+        """Remove and record those of ``numbers`` (ascending) that ``holder`` has claimed; return how many."""
         values = {"numbers": self._listed(numbers), "holder": holder}
         return self._remove_recorded(session, values, self._note(session, ending))
 
@@ -116,12 +116,18 @@ class RowLockTables(ABC):
         session.change(self.sql.lease, {"numbers": self._listed(numbers), "holder": holder})
 
     def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
-        """Free those of ``numbers`` (ascending) of ``holder``, for ``attempt_at`` or as due; return how many."""
+        """Release those of ``numbers`` (ascending) that ``holder`` has claimed; return how many.
+
+        Their next attempt is at ``attempt_at``; ``None``: at their due times.
+        """
         values = {"numbers": self._listed(numbers), "holder": holder, "attempt_at": attempt_at}
         return session.change(self.sql.release, values)
 
     def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: RecordNote) -> bool:
-        """Count a failure of a message of ``holder`` and free it, for ``attempt_at`` or as due."""
+        """Count a failure of a message of ``holder`` and release it; return whether it was claimed by ``holder``.
+
+        Its next attempt is at ``attempt_at``; ``None``: at its due time.
+        """
         if not session.change(self.sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
             return False
         if self._recording is Recording.ALL:
@@ -129,7 +135,7 @@ class RowLockTables(ABC):
         return True
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
-        """Lock a waiting message; ``None``: there is none, or another transaction has it locked."""
+        """Lock a pending message; ``None`` if there is none, or if another transaction has locked it."""
         rows = session.rows(self.sql.lock, {"id": message_id, "store": self.store_id(session)})
         return WaitingRow(*rows[0]) if rows else None
 
@@ -148,7 +154,7 @@ class RowLockTables(ABC):
         return numbered(session.rows(self.sql.free_ones, {"numbers": self._listed(numbers)}))
 
     def mark_unreadable(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Mark locked rows so that nothing claims them, with a record; ``bad``: reasons by number."""
+        """Mark locked rows as unreadable, so that nothing claims them, and record it; ``bad``: reasons by number."""
         for number, reason in bad.items():
             session.change(self.sql.mark_unreadable, {"number": number, "at": at, "reason": reason})
             row = self.lock_unreadable(session, number)
@@ -178,9 +184,9 @@ class RowLockTables(ABC):
     # --- who is alive -------------------------------------------------------------------------------------------
 
     def appear(self, session: Any) -> int:
-        """Return a new number under which this process may hold messages while ``session`` is open."""
+        """Return a new number under which this process may claim messages while ``session`` is open."""
         self._own_lock = self.names.lock(uuid.uuid4().hex)
-        self._take_lock(session, self._own_lock)  # first: without it the number would be taken for dead
+        self._take_lock(session, self._own_lock)  # before the INSERT: without the lock the number counts as dead
         values = {
             "store": self.store_id(session),
             "lock": self._own_lock,
@@ -194,11 +200,11 @@ class RowLockTables(ABC):
         return [holder for (holder,) in session.rows(self.sql.find_dead, self._here(session))]
 
     def unknown(self, session: Any) -> Sequence[int]:
-        """Return numbers of leases that are registered nowhere: after a restore, or deletes by hand."""
+        """Return numbers of leases without a registered holder, as after a restore or a manual DELETE."""
         return [holder for (holder,) in session.rows(self.sql.find_unknown, {})]
 
     def bury(self, session: Any, holders: Sequence[int]) -> None:
-        """Delete numbers; waits for transactions that lease under them, and blocks new ones until its own ends."""
+        """Delete numbers. It waits for transactions that lease under them, and blocks new ones until its own ends."""
         session.change(self.sql.drop_holders, {"holders": self._listed(holders)})
 
     def report_clock(self, session: Any, holder: int, ahead: int) -> None:
@@ -214,7 +220,7 @@ class RowLockTables(ABC):
     # --- looking ------------------------------------------------------------------------------------------------
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
-        """Return the earliest ``attempt_at``, without those of ``locked``; waits for no lock."""
+        """Return the earliest ``attempt_at`` of messages not in ``locked``, without waiting for a lock."""
         if locked:
             return _only(session.rows(self.sql.next_attempt_but, {"from": EARLIEST, "locked": self._listed(locked)}))
         return _only(session.rows(self.sql.next_attempt, {"from": EARLIEST}))
@@ -233,7 +239,7 @@ class RowLockTables(ABC):
         return _only(session.rows(self.sql.now, {}))
 
     def facts(self, session: Any) -> ServerFacts:
-        """Return facts about the server; works without tables."""
+        """Return facts about the server; the tables need not exist."""
         version, now, settings = self._server_facts(session)
         try:
             done = marks(session, self.names)
@@ -248,7 +254,7 @@ class RowLockTables(ABC):
         return first, end
 
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield pages of a share, read by one statement; the columns are checked already."""
+        """Yield pages of a share, read by one statement. The caller has checked the columns."""
         values = filter_values(scan.where)
         lists = {name: self._listed(values[name]) for name in ("message_ids", "destinations") if name in values}
         parameters = {**values, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
@@ -268,7 +274,7 @@ class RowLockTables(ABC):
 
     @abstractmethod
     def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
-        """Remove those of ``numbers`` that ``holder`` holds, with a record of each; return how many."""
+        """Remove those of ``numbers`` that ``holder`` has claimed, with a record of each; return how many."""
 
     @abstractmethod
     def _take_lock(self, session: Any, lock: str) -> None:
@@ -282,7 +288,7 @@ class RowLockTables(ABC):
         return values
 
     def _beginning(self, session: Any) -> int | None:
-        """Return a lower bound for the next attempt, from which a look may begin; ``None``: there is none."""
+        """Return a lower bound for the next attempt, at which a query may begin; ``None`` if no message is pending."""
         return EARLIEST
 
 
