@@ -404,6 +404,24 @@ async def test_files_that_have_just_become_newer_move_nothing_by_the_rules_of_be
     assert await is_due(client, 8)()
 
 
+async def test_who_has_older_files_judges_by_the_newer_rules_of_the_store(
+    shop: tuple[str, Client], rules: Change
+) -> None:
+    """An intake sent a message on, early: it was due by the rules of its own files (simulator, seed 25175)."""
+    url, client = shop
+    wall = wall_times.WallTime.read(SUMMER, PARIS)
+    async with looking_into(url, {}) as store:
+        daily = wall_times.wall_times(store, VirtualClock())
+        rules("Africa/Algiers", "2099b")
+        await daily._do(daily)
+        assert await is_due(client, 8)()
+        rules(PARIS, "2099a")
+        assert wall.instant() == at(7)
+        assert wall.instant(await wall_times.KeptZones(store).keep(PARIS, at(0))) == at(8)
+        rules(PARIS, "2099c")
+        assert wall.instant(await wall_times.KeptZones(store).keep(PARIS, at(0))) == at(7)
+
+
 async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rules() -> None:
     """The later marker lacks the rules of the other service, and "steady" is due by those."""
     store: Any = MemoryStore()

@@ -168,10 +168,9 @@ class Intake:
         )  # should that fail, it is found stored when it comes again
 
     async def _by_clocks(self, message: DelayedMessage, wall: WallTime, now: datetime) -> DelayedMessage:
-        """Return the message at the instant by the rules of now; what cannot follow its zone keeps its own."""
+        """Return the message, due by the newest rules of its zone; if it cannot follow the zone, with its own time."""
         try:
-            await self.deadlines.call_apart(lambda: self._zones.keep(wall.zone, now))
-            due = wall.instant()
+            due = wall.instant(await self.deadlines.call_apart(lambda: self._zones.keep(wall.zone, now)))
             return message if message.due == due else rescheduled(message, due, str(wall))
         except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
             log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall, message.due, error)

@@ -22,7 +22,16 @@ from typing import Final, Self, TypeGuard
 from postdate.clock import LATEST, Clock
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
-from postdate.core.zones import DAMAGED, SAME_FOR_SECONDS, SOURCE, have_same_rules, read_rules, rules_of, zone_by
+from postdate.core.zones import (
+    DAMAGED,
+    SAME_FOR_SECONDS,
+    SOURCE,
+    ZoneRules,
+    have_same_rules,
+    read_rules,
+    rules_of,
+    zone_by,
+)
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -136,7 +145,7 @@ class KeptZones:
     """Ensures that a store has a marker for each zone of the messages that are stored."""
 
     def __init__(self, store: ClaimingStore) -> None:
-        self._store, self._marked_at = store, dict[str, float]()
+        self._store, self._marked_at, self._rules = store, dict[str, float](), dict[str, bytes]()
 
     def check(self, zone: str) -> Keeping:
         """Return the store. Raises `NotSupported` if messages cannot follow a zone there."""
@@ -147,20 +156,32 @@ class KeptZones:
             f"instant, with its offset, and no zone"
         )
 
-    async def keep(self, zone: str, now: datetime) -> None:
-        """Ensure that a zone has its marker, checked once a minute. Raises `NotSupported`, `InvalidTimestamp`."""
+    async def keep(self, zone: str, now: datetime) -> bytes:
+        """Ensure that a zone has its marker, checked once a minute; return the rules by which its messages are due.
+
+        These are the rules of this machine. If its zone files are older than those of the marker, they are the rules of
+        the marker: by its own, an intake would send a message early.
+
+        Raises:
+            NotSupported, InvalidTimestamp: as :meth:`check`, and there is no such zone.
+        """
         store, seconds = self.check(zone), SOURCE.get().seconds()
         if seconds - self._marked_at.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             rules = read_rules(zone)
-            await note_rules(store, zone, [rules.content], rules.version, now)
+            newest = await note_rules(store, zone, [rules.content], rules.version, now)
+            self._rules[zone] = newest.content if "" < rules.version < newest.version else rules.content
             self._marked_at[zone] = seconds
+        return self._rules[zone]
 
 
-async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> None:
+async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> ZoneRules:
     """Ensure that the marker of a zone exists and contains ``rules``, after the rules that it has already.
 
     So services search for messages that are due by these rules, sent by a machine with older zone files. The search
     lasts for some time after the last such message. ``version`` is the version of the files of the first of ``rules``.
+
+    Returns:
+        The newest rules of the marker.
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled and created again, with another number
@@ -171,12 +192,15 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version:
             marker_rules, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
     new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in marker_rules)]
     has_former = bool(marker_rules) and not all(have_same_rules(each, marker_rules[0], now.year) for each in rules)
+    if marker is not None and marker_rules:
+        version = marker.headers.get("version", "")
+    newest = ZoneRules((marker_rules or rules)[0], version)
     if not new and not (has_former and now - since > _RENEWED_AFTER):
-        return
+        return newest
     if marker_rules:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-        version = marker.headers.get("version", "") if marker is not None else version
     await _mark(store, zone, [*marker_rules, *new], version, 0 if new else moved, now)
+    return newest
 
 
 def _since(marker: DelayedMessage) -> datetime:
