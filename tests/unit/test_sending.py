@@ -163,7 +163,7 @@ def test_a_header_with_the_reserved_prefix_is_refused_by_its_name_wherever_the_m
         with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):
             send(headers=own, **timing)
     with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):  # stored in a transaction of the application
-        kept(send(headers=own), NOW)
+        kept(send(headers=own), VirtualClock(NOW))
 
 
 def test_an_absolute_expiry_goes_with_a_delay() -> None:

@@ -29,6 +29,7 @@ from postdate import (
 )
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.clock import from_microseconds
+from postdate.endpoint import outgoing
 from postdate.endpoint.message_types import INFINITE, TimesToBeReceived
 from postdate.endpoint.outgoing import kept
 from postdate.errors import (
@@ -236,10 +237,21 @@ def test_a_type_that_expires_cannot_be_delayed_and_is_named_row_75() -> None:
 
 
 def test_in_a_transaction_of_the_application_the_time_begins_with_the_send() -> None:
-    envelope, now = sent(Order(), time_to_be_received=30 * SECOND), VirtualClock().now()
-    assert kept(envelope, now).expires_at == now + 30 * SECOND
-    assert kept(replace(envelope, expires_at=now + SECOND), now).expires_at == now + SECOND
-    assert kept(sent(Order()), now).expires_at is None
+    envelope, clock = sent(Order(), time_to_be_received=30 * SECOND), VirtualClock()
+    now = clock.now()
+    assert kept(envelope, clock).expires_at == now + 30 * SECOND
+    assert kept(replace(envelope, expires_at=now + SECOND), clock).expires_at == now + SECOND
+    assert kept(sent(Order()), clock).expires_at is None
+
+
+def test_a_time_to_be_received_is_not_short_where_a_clock_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was short by as much as the clock of a server may be ahead of what is known of it."""
+    envelope, clock = sent(Order(), time_to_be_received=30 * SECOND), VirtualClock()
+    monkeypatch.setattr(outgoing, "latest_time", lambda clock: clock.now() + MICROSECOND)
+    message = kept(envelope, clock)
+    assert (message.due, message.expires_at) == (clock.now(), clock.now() + 30 * SECOND + MICROSECOND)
+    absolute = kept(replace(envelope, expires_at=clock.now() + SECOND), clock)
+    assert absolute.expires_at == clock.now() + SECOND, "an instant stays as it is"
 
 
 class Undying(MemoryTransport):

@@ -152,7 +152,7 @@ class ClientCalls:
         if options.time_to_be_received is None and (span := self._wanted.of(type(message))) is not None:
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        return kept(outgoing_message(self._sender, content, body, destination, options, clock), clock.now())
+        return kept(outgoing_message(self._sender, content, body, destination, options, clock), clock)
 
     def cancel(self, message_id: str) -> ClientCall[Answer]:
         check_id(message_id)

@@ -182,14 +182,18 @@ def through_queue(message: DelayedMessage, queue: str) -> Envelope:
     return Envelope(queue, message.message_id, delay_headers(message), message.body)
 
 
-def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
-    """Return the delayed message that a store keeps; one that is due already is due ``now``."""
+def kept(message: Envelope | DelayedMessage, clock: Clock) -> DelayedMessage:
+    """Return the delayed message that a store keeps; one that is due already is due now.
+
+    Its time to be received counts from the latest time that it may be, as a delay does, so that it is never short.
+    """
     if isinstance(message, DelayedMessage):
         return message
     check_not_reserved(message.headers)
-    left = message.time_left(now)
-    end = None if left is None else later(now, left)
-    return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, end)
+    latest = latest_time(clock)
+    remaining = message.time_left(latest)
+    end = None if remaining is None else later(latest, remaining)
+    return DelayedMessage(message.message_id, clock.now(), message.destination, message.headers, message.body, end)
 
 
 Outgoing = Envelope | DelayedMessage
@@ -283,7 +287,7 @@ class OutgoingMessages:
             )
         if not isinstance(self.store, JoiningStore):
             raise no_transaction_of_yours(self.store)
-        return self.store, kept(self.make(message, options), self.clock.now())
+        return self.store, kept(self.make(message, options), self.clock)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         """Send or store what :meth:`make` made, outside any handler's transaction."""
