@@ -20,12 +20,12 @@ from benchmarks.bench import Bench
 from benchmarks.result import BenchmarkResult
 from postdate.cli.bench.commands import Number
 from postdate.cli.bench.places import Common
-from postdate.cli.command import Exit, add_command, group, option, options_of
+from postdate.cli.command import Exit, add_command, create_group, option, options_of
 from postdate.cli.entry import run
 
 Benchmark = TypeVar("Benchmark", bound=Callable[..., BenchmarkResult])
 
-app = group("benchmarks", "Measure beside the lowest limits.")
+app = create_group("benchmarks", "Measure beside the lowest limits.")
 
 Pending = Annotated[int, option("--pending", "Messages that are not due yet.", min=1)]
 Seconds = Annotated[float, option("--seconds", "For how long.", min=1)]

@@ -24,7 +24,7 @@ import psycopg
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan, ScanPart
 from postdate.ports.scanning import ArchivableStore
 
@@ -54,8 +54,8 @@ def shares(store: ArchivableStore) -> list[tuple[ScanPart, list[int], list[int]]
     """Return each share with the numbers to be marked and to be removed."""
     (whole,) = store.scan_parts("records", 1)
     found = list[tuple[ScanPart, list[int], list[int]]]()
-    for first in range(whole.first, whole.end, store.pruned_at_once):
-        part = ScanPart(first, min(first + store.pruned_at_once, whole.end))
+    for first in range(whole.first, whole.end, store.prune_share_width):
+        part = ScanPart(first, min(first + store.prune_share_width, whole.end))
         rows = [row for page in store.scan(Scan("records", ("number", "kind")), part, 50_000) for row in page]
         found.append((part, [n for n, kind in rows if kind == 1], [n for n, kind in rows if kind > 1]))
     return found
@@ -63,8 +63,8 @@ def shares(store: ArchivableStore) -> list[tuple[ScanPart, list[int], list[int]]
 
 def work(spec: StoreSpec, todo: list[tuple[str, ScanPart, list[int]]]) -> int:
     """Change shares, one transaction each; in a process of its own."""
-    with opened(spec) as found:
-        store = found.scannable()
+    with open_spec(spec) as found:
+        store = found.require_scannable()
         assert isinstance(store, ArchivableStore)
         act = {"mark": store.mark_archived, "prune": store.prune}
         return sum(act[what](part, numbers) for what, part, numbers in todo if numbers)
@@ -121,12 +121,12 @@ def main() -> int:
         parser.error("which server? --url, or POSTDATE_POSTGRES_URL")
     schema = f"archive_pruning_{os.getpid()}"
     spec = StoreSpec(options.url, schema=schema, table=TABLE)
-    with opened(spec, create=True) as found:
+    with open_spec(spec, create=True) as found:
         found.setup()
     try:
         fill(options.url, schema, options.records // 3)
-        with opened(spec) as found:
-            store = found.scannable()
+        with open_spec(spec) as found:
+            store = found.require_scannable()
             assert isinstance(store, ArchivableStore)
             todo = shares(store)
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:

@@ -145,7 +145,7 @@ class Workload:
 
     def _like(self, checked: DelayedMessage, number: int) -> DelayedMessage:
         message_id = id_of(number, self.run)
-        return DelayedMessage.restored(
+        return DelayedMessage.from_store(
             message_id, self.due(number), checked.destination, headers_of(message_id), checked.body, None, 0
         )
 

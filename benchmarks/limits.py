@@ -17,7 +17,7 @@ from benchmarks.deployment import Deployment
 from benchmarks.places import Measured, Targets
 from benchmarks.result import LatenessInMilliseconds, lateness
 from benchmarks.targets.target import BareRow
-from postdate.cli.bench.messages import BODY, headers_of, id_of, received_ids
+from postdate.cli.bench.messages import BODY, headers_of, id_of, receive_ids
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope, encode_headers
@@ -180,6 +180,6 @@ def arrived(targets: Targets, n: int) -> Iterator[str]:
 async def _received(deployment: Deployment, n: int) -> list[str]:
     transport = deployment.open_transport()
     try:
-        return await received_ids(transport, deployment.names.arrived, n)
+        return await receive_ids(transport, deployment.names.arrived, n)
     finally:
         await transport.close()

@@ -38,7 +38,7 @@ import psycopg
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 
 ENDPOINT, QUEUE = "billing", "billing"
 TABLE = f"{ENDPOINT}_TimeoutData"
@@ -252,7 +252,7 @@ def copy_out_seconds(site: Site) -> float:
 def copy_in_seconds(site: Site) -> float:
     """Return how long the bare COPY into the three tables of a fresh store takes, of the same rows."""
     limit = f"{site.new}_limit"
-    with opened(StoreSpec(site.url, schema=limit, endpoint=ENDPOINT), create=True) as store:
+    with open_spec(StoreSpec(site.url, schema=limit, endpoint=ENDPOINT), create=True) as store:
         store.setup()
     seconds = 0.0
     with site.connect(site.new) as old, site.connect(limit) as new, tempfile.TemporaryDirectory() as folder:
@@ -421,7 +421,7 @@ def made_site(url: str, count: int) -> Generator[tuple[Site, Path]]:
     site = Site(url, f"migration_old_{os.getpid()}", f"migration_new_{os.getpid()}")
     try:
         fill(site, count)
-        with opened(site.store, create=True) as store:
+        with open_spec(site.store, create=True) as store:
             store.setup()
         anyio.run(_make_queue, site)
         with tempfile.TemporaryDirectory() as folder:

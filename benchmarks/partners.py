@@ -33,13 +33,13 @@ from benchmarks.deployment import Deployment, Ping, Workload, from_json
 from benchmarks.result import lateness
 from benchmarks.shared_count import SharedCount
 from benchmarks.system import peak_rss_mb
-from postdate.cli.bench.messages import Deliveries, paced, watch
+from postdate.cli.bench.messages import Deliveries, instrument_adapters, store_paced
 from postdate.clock import SystemClock
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.ports import ClaimingStore, TransactionMode
-from postdate.runtime.process import freeze_what_is_loaded
+from postdate.runtime.process import freeze_loaded_objects
 
 _AT_ONCE = 16
 _OTHERS_NUMBERS = 1 << 40
@@ -54,7 +54,7 @@ async def fill(store: ClaimingStore, load: Workload, tally: SharedCount) -> Mapp
 
 async def stored_ahead(store: ClaimingStore, load: Workload, lead: float) -> Mapping[str, float]:
     """Store each message ``lead`` seconds before it is due; ``stored_when_due`` counts those stored too late."""
-    return {"stored_when_due": await paced(store, load.messages(), lead)}
+    return {"stored_when_due": await store_paced(store, load.messages(), lead)}
 
 
 async def flat_out(store: ClaimingStore, load: Workload, seconds: float) -> Mapping[str, float]:
@@ -94,8 +94,8 @@ class TalliedDeliveries(Deliveries):
         self._tally = tally
 
     @override
-    def delivered(self, count: int) -> None:
-        super().delivered(count)
+    def add_deliveries(self, count: int) -> None:
+        super().add_deliveries(count)
         self._tally.add(count)
 
 
@@ -103,7 +103,7 @@ async def deliver(deployment: Deployment, tally: SharedCount, lead: float, *, at
     stored: Mapping[str, float] = {}
     store, transport = deployment.open_store(), deployment.open_transport()
     deliveries = TalliedDeliveries(tally)
-    watch(store, transport, deliveries)
+    instrument_adapters(store, transport, deliveries)
     endpoint = Endpoint(
         deployment.names.endpoint,
         transport=transport,
@@ -114,7 +114,7 @@ async def deliver(deployment: Deployment, tally: SharedCount, lead: float, *, at
     async with endpoint:
         if at_once:
             deliveries.gate.set()
-        freeze_what_is_loaded()  # as `postdate run` does
+        freeze_loaded_objects()  # as `postdate run` does
         print("ready", flush=True)
         line = await anyio.to_thread.run_sync(sys.stdin.readline)
         used_before = time.process_time()

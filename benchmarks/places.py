@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from benchmarks.deployment import Deployment, Opening, application_name, names_of
 from benchmarks.system import LOOPBACK, cpu_seconds, family_cpu_seconds, listening_pid, parent_of
 from benchmarks.targets.target import BenchmarkRun, BenchmarkTarget
-from postdate.cli.bench.places import Common, Subject, Trial, trial
+from postdate.cli.bench.places import Common, Subject, Trial, create_trial
 from postdate.ports.backends import Scratch
 
 TARGETS: Mapping[str, str] = {
@@ -80,8 +80,10 @@ class Targets:
         made = self.trial
         return Deployment(
             made.run,
-            Opening(*made.store.opening(made.at_store, made.settings), self.store.target.name_parameter),
-            Opening(*made.queues.opening(made.at_queues, made.settings), self.queues.target.name_parameter),
+            Opening(*made.store.opening_arguments(made.store_scratch, made.settings), self.store.target.name_parameter),
+            Opening(
+                *made.queues.opening_arguments(made.queues_scratch, made.settings), self.queues.target.name_parameter
+            ),
         )
 
     @property
@@ -109,11 +111,11 @@ class Targets:
 def opened(common: Common, folder: Path) -> Generator[Targets]:
     """Make a place for a run and remove it afterwards, even after errors."""
     with ExitStack() as stack:
-        made = stack.enter_context(trial(common, folder, names_of))
-        store = stack.enter_context(_measured(made.store, made.at_store, made, has_store=True))
+        made = stack.enter_context(create_trial(common, folder, names_of))
+        store = stack.enter_context(_measured(made.store, made.store_scratch, made, has_store=True))
         queues = store
-        if made.at_queues is not made.at_store:
-            queues = stack.enter_context(_measured(made.queues, made.at_queues, made, has_store=False))
+        if made.queues_scratch is not made.store_scratch:
+            queues = stack.enter_context(_measured(made.queues, made.queues_scratch, made, has_store=False))
         yield Targets(made, store, queues)
 
 

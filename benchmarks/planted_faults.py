@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from postdate.clock import SystemClock
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.session import spark_session
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ENDPOINT = "planted"
@@ -45,7 +45,7 @@ def planted_store(url: str, schema: str, records: int) -> Generator[tuple[StoreS
     """Make a store with so many records, about three a message, and the faults; drop it afterwards."""
     store = StoreSpec(url, schema=schema, endpoint=ENDPOINT)
     quoted = '"' + schema.replace('"', '""') + '"'
-    with opened(store, create=True) as found:
+    with open_spec(store, create=True) as found:
         found.setup()
     try:
         with psycopg.connect(url, autocommit=True) as connection:

@@ -22,7 +22,7 @@ import anyio
 import pika
 
 from postdate import Envelope
-from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.backends.rabbitmq.publishing import PublishingChannel, SendBatch
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 
 QUEUE = "benchmark.clients"
@@ -75,9 +75,9 @@ class Recorder:
 async def frames(count: int) -> bytes:
     recorder = Recorder("guest")
     channel = PublishingChannel(recorder, 1, count)
-    sending = Sending(envelopes(count), NOW, 1 << 30)
+    sending = SendBatch(envelopes(count), NOW, 1 << 30)
     while sending.position < count:
-        channel.write_some(sending, count)
+        channel.write_messages(sending, count)
     return b"".join(recorder.written)
 
 
@@ -240,7 +240,7 @@ def ours_writing_only(_url: str, count: int) -> Rate:
         channel = PublishingChannel(Recorder("guest"), 1, count)
         watch = Watch()
         for _ in range(count // WINDOW):
-            channel.write_some(Sending(messages, NOW, 1 << 24), WINDOW)
+            channel.write_messages(SendBatch(messages, NOW, 1 << 24), WINDOW)
             channel.link.written.clear()
         return watch.rate(count)
 

@@ -213,7 +213,7 @@ def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Ben
                 handovers = [each for each in _durations(query) if each > residency * 1_000]
             found = _ledger(spark, ledger)
             audited = audit(spark, spec.store, SystemClock().now(), records=[str(ledger)])
-    if not audited.clean:
+    if not audited.is_clean:
         raise PostdateError(f"the audit of store and ledger is not clean: {audited.findings}")
     arrivals, late = Arrivals(range(n)), [each for _, each in taken]
     arrivals.add(message_id for message_id, _ in taken)

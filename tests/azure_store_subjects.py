@@ -14,7 +14,7 @@ from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.table_names import records_table
 from postdate.ports import DelayedMessageStore, TransactionMode
 from postdate.testing import Damage, StoreSubject
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 _NUMBERS = itertools.count(1)
 
@@ -60,7 +60,7 @@ class AzureTableStoreSubject(StoreSubject):
         drop_table(self.connection, self.table)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage)
+        return damages_of(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with TableClient.from_connection_string(self.connection, self.table) as client:

@@ -41,7 +41,7 @@ class AzureStorageQueueTransportSubject(TransportSubject):
 
 async def delete_queues(login: AzureLogin, prefix: str) -> None:
     """Delete all queues whose names begin so."""
-    async with login.queue_service() as service:
+    async with login.create_queue_service() as service:
         names = [queue.name async for queue in service.list_queues(name_starts_with=prefix)]
         for name in names:
             await service.delete_queue(name)

@@ -30,7 +30,7 @@ from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As of a shell that runs us in the background. Processes that tests interrupt would inherit it, and never end.
@@ -92,8 +92,8 @@ def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a database file open or a thread running."""
     before = set(threading.enumerate())
     yield
-    left = [str(path) for _, path in SqliteFile._open]
-    SqliteFile._open.clear()  # the fault is this test's, not the next one's
+    left = [str(path) for _, path in SqliteFile._handles]
+    SqliteFile._handles.clear()  # the fault is this test's, not the next one's
     assert not left, f"left open: {left}"
     if "pipeline" in request.path.parts:  # Spark keeps threads of its own for the whole session
         return
@@ -163,7 +163,7 @@ class SqliteStoreSubject(StoreSubject):
         return LocalTransport(self.path, synchronous="normal", recording=self._recording)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage)
+        return damages_of(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "delayed_message", message_id, damage)
@@ -208,7 +208,7 @@ class LocalTransportSubject(TransportSubject):
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
+        return damages_of(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "queue_message", message_id, damage)
@@ -242,13 +242,13 @@ A = TypeVar("A")
 
 def as_another_process(open_adapter: Callable[[], A]) -> A:
     """Open an adapter that shares nothing in memory with those open already: claims, locks and sockets of its own."""
-    here = dict(SqliteFile._open)
-    SqliteFile._open.clear()
+    here = dict(SqliteFile._handles)
+    SqliteFile._handles.clear()
     try:
         return open_adapter()
     finally:
-        SqliteFile._open.clear()
-        SqliteFile._open.update(here)
+        SqliteFile._handles.clear()
+        SqliteFile._handles.update(here)
 
 
 STORE_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], StoreSubject]] = {

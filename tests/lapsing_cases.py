@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from postdate.core.expiry import discard_reason, end_of_use
+from postdate.core.expiry import discard_reason, expiry_of
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, format_time_span, format_timestamp
 
@@ -41,7 +41,7 @@ class Answer:
 def answer(case: Case) -> Answer:
     """Return what the rule of the core says."""
     try:
-        end = end_of_use(case.headers)
+        end = expiry_of(case.headers)
         return Answer(end, False, discard_reason(case.headers, case.now, case.allowance) is not None)
     except InvalidTimestamp:
         return Answer(None, True, False)

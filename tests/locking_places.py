@@ -92,7 +92,7 @@ class MariaDbPlace(LockingPlace):
         return MariaDbNames(self.schema, table)
 
     def end_holders(self, session: MariaDbSession) -> None:
-        for (connection,) in session.rows(f"SELECT IS_USED_LOCK(lock_name) FROM {self.names().of('holder')}"):
+        for (connection,) in session.rows(f"SELECT IS_USED_LOCK(lock_name) FROM {self.names().name_of('holder')}"):
             session.change(f"KILL {connection}")
 
     def end_idle(self, store: LockingStore, session: MariaDbSession) -> None:
@@ -100,11 +100,12 @@ class MariaDbPlace(LockingPlace):
             session.change(f"KILL {kept._connection.thread_id()}")
 
     def rename(self, session: MariaDbSession, table: str, new: str) -> None:
-        session.change(f"RENAME TABLE {self.names().plain(table)} TO {self.names().plain(new)}")
+        session.change(f"RENAME TABLE {self.names().qualified_name(table)} TO {self.names().qualified_name(new)}")
 
     def add_dead_holder(self, session: MariaDbSession) -> None:
         session.change(
-            f"INSERT INTO {self.names().plain('postdate_holder')} (store_id, lock_name, pid, machine, started_at) "
+            f"INSERT INTO {self.names().qualified_name('postdate_holder')} (store_id, lock_name, pid, machine, "
+            f"started_at) "
             f"VALUES (1, 'of a dead process', 1, 'machine', 1)"
         )
 
@@ -153,11 +154,12 @@ class SqlServerPlace(LockingPlace):
             session.change(f"KILL {number}")
 
     def rename(self, session: SqlServerSession, table: str, new: str) -> None:
-        session.change(f"EXEC sp_rename {literal(self.names().plain(table))}, {literal(new)}")
+        session.change(f"EXEC sp_rename {literal(self.names().qualified_name(table))}, {literal(new)}")
 
     def add_dead_holder(self, session: SqlServerSession) -> None:
         session.change(
-            f"INSERT INTO {self.names().plain('postdate_holder')} (store_id, lock_name, pid, machine, started_at) "
+            f"INSERT INTO {self.names().qualified_name('postdate_holder')} (store_id, lock_name, pid, machine, "
+            f"started_at) "
             f"VALUES (1, 'of a dead process', 1, 'machine', 1)"
         )
 

@@ -6,11 +6,11 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import MariaDbNames, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, quote_name
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 DAMAGES = {
     Damage.HEADERS: ("headers = %(value)s", '{"a": "b'),
@@ -29,7 +29,7 @@ def fresh_schema() -> str:
 
 def drop_schema(url: str, schema: str) -> None:
     session = MariaDbServer(url).connect()
-    session.change(f"DROP DATABASE IF EXISTS {quoted(schema)}")
+    session.change(f"DROP DATABASE IF EXISTS {quote_name(schema)}")
     session.close()
 
 
@@ -46,11 +46,11 @@ class MariaDbStoreSubject(StoreSubject):
         return MariaDbStore(self.url, schema=self.schema)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, DAMAGES)
+        return damages_of(self.damage, DAMAGES)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with closing(MariaDbServer(self.url).connect()) as session:
-            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').of('store')}")
+            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').name_of('store')}")
             pending = MariaDbNames(self.schema, table).pending
             column, value = DAMAGES[damage]
             change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
@@ -66,10 +66,10 @@ class MariaDbStoreSubject(StoreSubject):
     def _refusing(self, state: str, number: int) -> Generator[None]:
         """Have a trigger answer for the server."""
         with closing(MariaDbServer(self.url).connect()) as session:
-            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').of('store')}")
+            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').name_of('store')}")
             pending, trigger = (
                 MariaDbNames(self.schema, table).pending,
-                f"{quoted(self.schema)}.refuses".replace("%", "%%"),
+                f"{quote_name(self.schema)}.refuses".replace("%", "%%"),
             )
             says = f"SIGNAL SQLSTATE '{state}' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'as the server'"
             session.change(f"CREATE TRIGGER {trigger} BEFORE INSERT ON {pending} FOR EACH ROW {says}", {})

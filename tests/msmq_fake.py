@@ -227,11 +227,11 @@ class FakeCom:
         self.entered: dict[int, int] = {}
         self.made: list[str] = []
 
-    def enter(self) -> None:
+    def initialize(self) -> None:
         thread = threading.get_ident()
         self.entered[thread] = self.entered.get(thread, 0) + 1
 
-    def leave(self) -> None:
+    def uninitialize(self) -> None:
         thread = threading.get_ident()
         if not self.entered.get(thread):
             raise Misuse("CoUninitialize without CoInitialize")

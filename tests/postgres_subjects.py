@@ -12,7 +12,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import StoreSubject, TransportSubject
 from postdate.testing.conformance import Damage
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 _NUMBERS = itertools.count(1)
 
@@ -72,7 +72,7 @@ class PostgresStoreSubject(StoreSubject):
         return PostgresTransport(self.url, schema=self.schema, recording=self._recording)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage)
+        return damages_of(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT number FROM record WHERE message_id = %s AND kind = 1"
@@ -124,7 +124,7 @@ class PostgresTransportSubject(TransportSubject):
         return PostgresTransport(self.url, schema=self.schema)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
+        return damages_of(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT content FROM queue_message WHERE message_id = %s"

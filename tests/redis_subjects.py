@@ -10,7 +10,7 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.ports import MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 _NUMBERS = itertools.count(1)
 _DAMAGED_HEADERS = b'{"a": "b'
@@ -67,7 +67,7 @@ class RedisStoreSubject(StoreSubject):
         return RedisTransport(self.prefix.login, recording=self._recording)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage)
+        return damages_of(self.damage)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [key for key in self.prefix.all_keys() if key.endswith(f":m:{message_id}".encode())]
@@ -93,7 +93,7 @@ class RedisTransportSubject(TransportSubject):
         return RedisStore(self.prefix.login, table="conformance")
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
+        return damages_of(self.damage, [each for each in Damage if each is not Damage.DESTINATION])
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [

@@ -140,7 +140,7 @@ class World:
     async def send(self, endpoint: Endpoint, *messages: object) -> None:
         for message in messages:
             await endpoint.send(message)
-            await self.clock.settle()
+            await self.clock.run_until_idle()
 
     async def record(self, order_id: str = "o-1", saga: str = "OrderSaga") -> SagaRecord | None:
         return await self.sagas.find(saga, Correlation("order_id", order_id))

@@ -24,7 +24,7 @@ async def send(address: str, settings: dict[str, str], messages: Sequence[tuple[
             time_to_be_received=timedelta(seconds=seconds),
             headers={Headers.ENCLOSED_MESSAGE_TYPES: "Offer"},
         )
-        message = sender.outgoing.make(b"{}", options)
+        message = sender.outgoing.create(b"{}", options)
         assert isinstance(message, Envelope)
         if not native:
             message = replace(message, time_to_be_received=None)

@@ -26,7 +26,7 @@ from typing import Any
 import pyspark
 from hatchling.builders.wheel import WheelBuilder
 
-from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
 
 from .machine import LOOPBACK, Daemon, daemons_with, until  # noqa: TID252 - as in servers.py
 
@@ -192,7 +192,7 @@ class SparkCluster:
             "HOME": str(home),
             "LC_ALL": "C.UTF-8",
             "TZ": "America/St_Johns",  # not that of the driver, nor UTC: no time may depend on it
-            "JAVA_HOME": str(runnable_java_home(find_java_home(None, os.environ), self.directory)),
+            "JAVA_HOME": str(prepare_java_home(find_java_home(None, os.environ), self.directory)),
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_WORKER_DIR": str(home / "work"),
             "SPARK_DAEMON_MEMORY": "256m",

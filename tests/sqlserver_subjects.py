@@ -8,11 +8,11 @@ from tests.mariadb_subjects import DAMAGES
 
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.connection import SqlServerInstance
-from postdate.backends.sqlserver.schema import SqlServerNames, literal, quoted
+from postdate.backends.sqlserver.schema import SqlServerNames, literal, quote_name
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 VARIABLE = "POSTDATE_SQLSERVER_URL"
 _NUMBERS = itertools.count(1)
@@ -31,11 +31,11 @@ class SqlServerStoreSubject(StoreSubject):
         return SqlServerStore(self.url, schema=self.schema)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, DAMAGES)
+        return damages_of(self.damage, DAMAGES)
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with closing(SqlServerInstance(self.url).connect()) as session:
-            ((table,),) = session.rows(f"SELECT name FROM {SqlServerNames(self.schema, 'any').of('store')}", {})
+            ((table,),) = session.rows(f"SELECT name FROM {SqlServerNames(self.schema, 'any').name_of('store')}", {})
             pending = SqlServerNames(self.schema, table).pending
             column, value = DAMAGES[damage]
             change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
@@ -48,13 +48,13 @@ class SqlServerStoreSubject(StoreSubject):
                 f"SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID({literal(self.schema)}) ORDER BY name"
             )
             for (table,) in tables:
-                session.change(f"DROP TABLE {SqlServerNames(self.schema, 'any').plain(table)}")
-            session.change(f"DROP SCHEMA IF EXISTS {quoted(self.schema)}")
+                session.change(f"DROP TABLE {SqlServerNames(self.schema, 'any').qualified_name(table)}")
+            session.change(f"DROP SCHEMA IF EXISTS {quote_name(self.schema)}")
 
 
 def sqlserver_subjects() -> dict[str, str]:
     """Return the server's URL by the name of its store; nothing without one."""
     url = os.environ.get(VARIABLE, "")
     if url:
-        BACKEND.announce()  # here, and in no test
+        BACKEND.warn_if_untested()  # here, and in no test
     return {"SqlServerStore": url} if url else {}

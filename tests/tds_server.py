@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from postdate.backends.sqlserver.channel import _exactly
-from postdate.backends.sqlserver.login import ENCRYPT_NOT_SUPPORTED, ENCRYPT_ON, HEADER, encryption, packet
+from postdate.backends.sqlserver.channel import _receive_exactly
+from postdate.backends.sqlserver.login import ENCRYPT_NOT_SUPPORTED, ENCRYPT_ON, HEADER, packet, read_encryption
 
 BATCH, RPC, REPLY, ATTENTION, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 _ENDS_WITHIN_SECONDS = 10.0
@@ -236,7 +236,7 @@ class _Conversation:
 
     def _agree(self, content: bytes) -> None:
         server = self._server
-        wanted = encryption(content)
+        wanted = read_encryption(content)
         offered = ENCRYPT_NOT_SUPPORTED
         if server.certificates is not None and (wanted == ENCRYPT_ON or server.demands):
             offered = ENCRYPT_ON
@@ -299,8 +299,8 @@ class _Conversation:
     def _message(self) -> tuple[int, bytes]:
         content = bytearray()
         while True:
-            kind, status, length, *_ = HEADER.unpack(_exactly(self, HEADER.size))
-            content += _exactly(self, length - HEADER.size)
+            kind, status, length, *_ = HEADER.unpack(_receive_exactly(self, HEADER.size))
+            content += _receive_exactly(self, length - HEADER.size)
             if status & 1:
                 return kind, bytes(content)
 

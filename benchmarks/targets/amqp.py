@@ -46,7 +46,7 @@ class RawConnection:
             if login.tls is not None:
                 self._socket = login.tls.wrap_socket(self._socket, server_hostname=login.host)
         except OSError as error:
-            raise TransportUnavailable(f"cannot reach {login.place}: {error}") from error
+            raise TransportUnavailable(f"cannot reach {login.description}: {error}") from error
         try:
             self._log_in()
         except BaseException:
@@ -102,7 +102,7 @@ class RawConnection:
                     self._unread = before + frames[:position] + frames[position + 1 :]
                     return payload
             before += frames
-        raise TransportUnavailable(f"{self._login.place} does not answer")
+        raise TransportUnavailable(f"{self._login.description} does not answer")
 
     def read(self, seconds: float) -> list[Frame]:
         """Return the frames that have arrived; none after so many seconds.
@@ -127,16 +127,20 @@ class RawConnection:
         except TimeoutError:
             return []
         except OSError as error:
-            raise TransportUnavailable(f"{self._login.place} went away: {error}") from error
+            raise TransportUnavailable(f"{self._login.description} went away: {error}") from error
         finally:
             self._socket.settimeout(None)
         if not received:
-            raise TransportUnavailable(f"{self._login.place} closed the connection; are user and virtual host right?")
+            raise TransportUnavailable(
+                f"{self._login.description} closed the connection; are user and virtual host right?"
+            )
         frames = list(self._reader.frames(received))
         for kind, _, payload in frames:
             if kind == wire.METHOD and _method_of(payload) in {wire.CHANNEL_CLOSE, wire.CONNECTION_CLOSE}:
                 code = int.from_bytes(payload[4:6], "big")
-                raise TransportUnavailable(f"{self._login.place} says {code} {payload[7 : 7 + payload[6]].decode()}")
+                raise TransportUnavailable(
+                    f"{self._login.description} says {code} {payload[7 : 7 + payload[6]].decode()}"
+                )
         return frames
 
     # --- queues -------------------------------------------------------------------------------------------------

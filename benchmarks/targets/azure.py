@@ -23,7 +23,7 @@ from benchmarks.targets.target import BareRow, BenchmarkRun, BenchmarkTarget, In
 from postdate.backends.azure.envelope import from_text, to_text
 from postdate.backends.azure.layout import DelayedEntity, read_entity, second_key
 from postdate.backends.azure.login import AzureLogin, parse_login
-from postdate.backends.azure.scratch import clean
+from postdate.backends.azure.scratch import sanitize_queue
 from postdate.cli.bench.messages import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.errors import TransportUnavailable
@@ -89,7 +89,7 @@ class PlainAzure(BenchmarkTarget):
             return run(measured)
         except AzureError as error:
             reason = str(error).partition("\n")[0]
-            raise TransportUnavailable(f"{self.login.place('queue')} does not answer: {reason}") from error
+            raise TransportUnavailable(f"{self.login.describe_service('queue')} does not answer: {reason}") from error
 
     @contextmanager
     def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
@@ -131,7 +131,7 @@ class PlainAzure(BenchmarkTarget):
     def take(self, queue: str, limit: int) -> list[str]:
         """Hide messages of a queue and return their ids: one request for many, where deleting takes one each."""
         with QueueServiceClient(self.login.endpoint("queue"), self.login.credential, retry_total=0) as service:
-            found = service.get_queue_client(clean(queue)).receive_messages(
+            found = service.get_queue_client(sanitize_queue(queue)).receive_messages(
                 messages_per_page=_RECEIVED_AT_ONCE, visibility_timeout=_HIDDEN_SECONDS, max_messages=limit
             )
             return [from_text(queue, each.id, each.content).message_id for each in found]
@@ -238,7 +238,7 @@ def _text(entity: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def _queue(login: AzureLogin, name: str) -> AsyncGenerator[QueueClient]:
-    async with login.queue_service() as service:
+    async with login.create_queue_service() as service:
         client = await service.create_queue(name)
         try:
             yield client
@@ -249,7 +249,7 @@ async def _queue(login: AzureLogin, name: str) -> AsyncGenerator[QueueClient]:
 
 @asynccontextmanager
 async def _table(login: AzureLogin, name: str) -> AsyncGenerator[TableClient]:
-    service: Any = login.table_service()
+    service: Any = login.create_table_service()
     async with service:
         client = await service.create_table(name)
         try:

@@ -66,7 +66,7 @@ def demo(
         typer.echo(json.dumps(_json(outcome, str(report if folder is None else outcome.report))))
     else:
         _print(outcome, console, report if folder is None else outcome.report)
-    if not outcome.audit.clean:
+    if not outcome.audit.is_clean:
         raise typer.Exit(1)
 
 
@@ -96,7 +96,7 @@ def _print(outcome: DemoResult, console: Console, report: Path) -> None:
         )
     for finding in outcome.audit.findings:
         console.print(f"{finding.name}: {finding.count:,}, for example {', '.join(finding.sample[:3])}")
-    kept = "Nothing was lost, doubled or early." if outcome.audit.clean else "The promise was NOT kept."
+    kept = "Nothing was lost, doubled or early." if outcome.audit.is_clean else "The promise was NOT kept."
     console.print(f"[bold]{kept}[/] Report: {report}")
 
 
@@ -106,7 +106,7 @@ def _json(outcome: DemoResult, report: str) -> dict[str, Any]:
         "scheduled_by_spark": outcome.scheduled.accepted,
         "schedule_seconds": round(outcome.scheduled.seconds, 1),
         "clock_speed": outcome.speed,
-        "clean": audit.clean,
+        "clean": audit.is_clean,
         **asdict(audit.counts),
         **asdict(audit.lateness),
         "audit_seconds": round(audit.took_seconds, 1),

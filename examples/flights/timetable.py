@@ -43,7 +43,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from examples.flights import QUEUE
 from postdate.errors import PipelineError
 from postdate.messages import Headers
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.session import check_utc
 
 NEW_YORK = ZoneInfo("America/New_York")
 
@@ -99,7 +99,7 @@ def flight_messages(spark: SparkSession, day: date | None = BUSIEST_DAY) -> Flig
     Raises:
         PipelineError: the session is not in UTC, or the flights are not installed.
     """
-    require_utc(spark)
+    check_utc(spark)
     timed = with_schedule(flights(spark, day))
     messages = _messages_of(timed.where(F.col("error").isNull()))
     if day is not None:

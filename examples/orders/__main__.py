@@ -17,9 +17,9 @@ from rich.console import Console
 
 from examples.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail, configure
 from postdate import Endpoint, HandlerContext, ScaledClock, SystemClock
-from postdate.config import Settings, load_settings, without_secrets
+from postdate.config import Settings, load_settings, redact_secrets
 from postdate.errors import PostdateError
-from postdate.wiring import OpenDeployment, delayed_delivery, open_saga_store, opened
+from postdate.wiring import OpenDeployment, build_delayed_delivery, open_deployment, open_saga_store
 
 _HABITS: Final = {
     "Ada": {"reminder 1": PaymentReceived},
@@ -73,12 +73,12 @@ def main(
     try:
         anyio.run(_play, load_settings(None, os.environ), speed)
     except PostdateError as error:  # a setting, or a server that is not there: the text says what to do
-        typer.echo(f"error [{error.code}]: {without_secrets(str(error))}", err=True)
+        typer.echo(f"error [{error.code}]: {redact_secrets(str(error))}", err=True)
         raise typer.Exit(1) from error
 
 
 async def _play(settings: Settings, speed: float) -> None:
-    async with opened(settings, create=True, initialize=False) as deployment:
+    async with open_deployment(settings, create=True, initialize=False) as deployment:
         sagas = open_saga_store(settings, deployment.databases)
         try:
             named = settings.origin("endpoint.name") != "default"
@@ -88,7 +88,7 @@ async def _play(settings: Settings, speed: float) -> None:
             orders = Endpoint(
                 name,
                 transport=deployment.transport,
-                delayed_delivery=delayed_delivery(settings, deployment.kept),
+                delayed_delivery=build_delayed_delivery(settings, deployment.required_store),
                 sagas=sagas,
                 transaction_mode=settings.endpoint.transaction_mode,
                 error_queue=settings.endpoint.error_queue,

@@ -105,7 +105,7 @@ __all__ = [
 """The front door. The adapters that database objects make, and other names below, are found here as well."""
 
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
-_ROOMS = {
+_NAMES_BY_MODULE = {
     "client.client": ("BlockingClient", "Client", "connect"),
     "core.changes": ("Pending",),
     "core.limits": ("Limits",),
@@ -158,25 +158,25 @@ _ROOMS = {
     "backends.postgres.transport": ("PostgresTransport",),
     "backends.rabbitmq.transport": ("RabbitMq", "RabbitMqTransport"),
 }
-_HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
+_MODULES_BY_NAME = {name: f"{__name__}.{room}" for room, names in _NAMES_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module_name = _MODULES_BY_NAME.get(name)
+    if module_name is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(home)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         from postdate.errors import extra_of
 
         if (extra := extra_of(error)) is None:
             raise
-        how = f"{name} needs {error.name}: pip install 'postdate[{extra}]'"
-        raise ModuleNotFoundError(how, name=error.name) from error
+        advice = f"{name} needs {error.name}: pip install 'postdate[{extra}]'"
+        raise ModuleNotFoundError(advice, name=error.name) from error
     value = globals()[name] = getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_HOMES})
+    return sorted({*globals(), *__all__, *_MODULES_BY_NAME})

@@ -14,7 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 import anyio
 
 from postdate.errors import ConfigurationError
-from postdate.runtime.threads import in_thread, our_threads
+from postdate.runtime.threads import run_in_thread, thread_limiter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,7 +54,7 @@ class Clock(Protocol):
 
 _SINCE_BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
 
-_NEVER_BACK: Final[int | None] = getattr(time, "CLOCK_MONOTONIC", None)  # not on Windows
+_MONOTONIC_CLOCK: Final[int | None] = getattr(time, "CLOCK_MONOTONIC", None)  # not on Windows
 
 
 def steady_seconds() -> float:
@@ -63,7 +63,7 @@ def steady_seconds() -> float:
     `time.monotonic` cannot be used. Libraries for tests replace it in some threads and not in others, so the difference
     of two values would be decades. `freezegun` decides by the call stack; it does not replace `time.clock_gettime`.
     """
-    return time.monotonic() if _NEVER_BACK is None else time.clock_gettime(_NEVER_BACK)
+    return time.monotonic() if _MONOTONIC_CLOCK is None else time.clock_gettime(_MONOTONIC_CLOCK)
 
 
 _TIMER_SLACK_SECONDS = 0.0015
@@ -73,15 +73,15 @@ _TIMER_SLACK_SECONDS = 0.0015
 async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
     """Wait for ``event`` or ``seconds``, to a tenth of a millisecond; the last 1.5 ms ignore ``event``."""
     if seconds > _TIMER_SLACK_SECONDS:
-        started = steady_seconds()
+        started_at = steady_seconds()
         with anyio.move_on_after(seconds - _TIMER_SLACK_SECONDS):
             await event.wait()
             return
-        seconds -= steady_seconds() - started
+        seconds -= steady_seconds() - started_at
     if seconds <= 0 or event.is_set():
         return
-    if our_threads().available_tokens > 0:
-        await in_thread(time.sleep, seconds)
+    if thread_limiter().available_tokens > 0:
+        await run_in_thread(time.sleep, seconds)
     else:  # hanging calls have all threads; if this waited for a thread, the deadlines of these calls would never end
         with anyio.move_on_after(seconds):
             await event.wait()
@@ -99,7 +99,7 @@ class SystemClock:
     def monotonic(self) -> float:
         return steady_seconds()
 
-    def since_boot(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Return seconds as :meth:`monotonic` does, and include the time of suspension where the system can tell."""
         return steady_seconds() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
 
@@ -165,14 +165,14 @@ def later(instant: datetime, duration: timedelta) -> datetime:
         return LATEST if duration > timedelta(0) else EARLIEST
 
 
-def brought_up_to_date(shown: datetime, read_at: float) -> datetime:
+def earliest_time_now(clock_time: datetime, read_at: float) -> datetime:
     """Return the earliest time that a clock can show now, from the time that it showed when it was read.
 
     Args:
-        shown: time that the clock showed; aware, UTC.
+        clock_time: time that the clock showed; aware, UTC.
         read_at: when the clock was read, in seconds of :func:`steady_seconds`; in any thread.
     """
-    return later(shown, timedelta(seconds=steady_seconds() - read_at))
+    return later(clock_time, timedelta(seconds=steady_seconds() - read_at))
 
 
 def time_until(deadline: float, seconds: float) -> timedelta:
@@ -184,14 +184,14 @@ def time_until(deadline: float, seconds: float) -> timedelta:
     return timedelta(microseconds=max(math.ceil(round(remaining * 1_000_000, 3)), 1)) if remaining > 0 else timedelta(0)
 
 
-def checked_clock(clock: Clock) -> Clock:
+def check_clock(clock: Clock) -> Clock:
     """Return the clock of an endpoint if it has all methods of :class:`Clock`.
 
     Raises:
         ConfigurationError: methods are missing, as in a clock that was written for an earlier version.
     """
-    needed = ("now", "wait", "monotonic", "wait_for", "sleep")
-    missing = [f"{method}()" for method in needed if not callable(getattr(clock, method, None))]
+    methods = ("now", "wait", "monotonic", "wait_for", "sleep")
+    missing = [f"{method}()" for method in methods if not callable(getattr(clock, method, None))]
     if missing:
         raise ConfigurationError(
             f"{type(clock).__name__} is not a clock: it has no {' and no '.join(missing)}; subclass SystemClock, or "

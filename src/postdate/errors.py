@@ -147,10 +147,10 @@ class DuplicateMessage(StoreError):
     @classmethod
     def of(cls, *message_ids: str) -> Self:
         """Return the error of a store in which these ids were used before."""
-        were = f"message {message_ids[0]!r} was"
+        subject = f"message {message_ids[0]!r} was"
         if len(message_ids) > 1:
-            were = f"messages {', '.join(map(repr, message_ids))} were"
-        return cls(f"{were} stored before: an id is used once, whatever became of the first one")
+            subject = f"messages {', '.join(map(repr, message_ids))} were"
+        return cls(f"{subject} stored before: an id is used once, whatever became of the first one")
 
 
 class SagaConflict(StoreError):
@@ -228,11 +228,14 @@ class QueueNotFound(TransportError):
     """The destination queue does not exist."""
 
     @classmethod
-    def of(cls, queue: str, message_id: str = "", *, place: str = "") -> Self:
-        """Return the error with the command that creates the queue; ``place`` names the database without the queue."""
+    def of(cls, queue: str, message_id: str = "", *, database: str = "") -> Self:
+        """Return the error with the command that creates the queue.
+
+        ``database`` names the database without the queue.
+        """
         message = f" for message {message_id!r}" if message_id else ""
-        no = f"{place} has no" if place else "there is no"
-        return cls(f"{no} queue {queue!r}{message}; create it: postdate setup --queue {queue}")
+        beginning = f"{database} has no" if database else "there is no"
+        return cls(f"{beginning} queue {queue!r}{message}; create it: postdate setup --queue {queue}")
 
 
 class TransportUnavailable(TransportError):
@@ -262,9 +265,9 @@ class ClaimLost(TransportError):
     @classmethod
     def of(cls, *message_ids: str, queue: str = "", reason: str = "") -> Self:
         """Return the error for messages of a store or a queue; this process has lost the claim on one of them."""
-        what = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
-        where, why = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
-        return cls(f"{what}{where} is no longer held here{why}")
+        subject = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
+        queue_text, reason_text = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
+        return cls(f"{subject}{queue_text} is no longer held here{reason_text}")
 
 
 class TimeoutConcurrentlyProcessed(PostdateError):
@@ -287,7 +290,7 @@ class PipelineError(PostdateError):
     """A bulk job cannot do what it was asked for; nothing was changed."""
 
 
-_BROUGHT_BY: Final = {
+_PACKAGES_BY_EXTRA: Final = {
     "azure": {"aiohttp", "azure"},
     "dashboard": {"jinja2", "markupsafe", "starlette", "uvicorn"},
     "mariadb": {"pymysql"},
@@ -301,7 +304,7 @@ _BROUGHT_BY: Final = {
 def extra_of(error: ModuleNotFoundError) -> str | None:
     """Return the extra of Postdate that installs the missing package; ``None``: no extra does."""
     package = (error.name or "").partition(".")[0]
-    return next((extra for extra, packages in _BROUGHT_BY.items() if package in packages), None)
+    return next((extra for extra, packages in _PACKAGES_BY_EXTRA.items() if package in packages), None)
 
 
 def first_line(error: BaseException) -> str:

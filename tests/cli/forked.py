@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from postdate.cli.entry import run
 from postdate.ports.backends import Role
-from postdate.wiring.adapters import kinds, loaded
+from postdate.wiring.adapters import adapters_of, load_factory
 
 ROLES: Final[tuple[Role, ...]] = ("store", "transport", "database")
 
@@ -22,8 +22,8 @@ ROLES: Final[tuple[Role, ...]] = ("store", "transport", "database")
 def main() -> None:
     """Import what addresses of all kinds need, and do what is ordered."""
     for role in ROLES:
-        for kind in kinds(role).values():
-            loaded(kind)
+        for kind in adapters_of(role).values():
+            load_factory(kind)
     running = set[int]()
     for line in sys.stdin:
         order = json.loads(line)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from postdate import SqliteStore
-from postdate.cli.command import logging_to_stderr
-from postdate.config import Address, load_settings, without_secrets
+from postdate.cli.command import log_to_stderr
+from postdate.config import Address, load_settings, redact_secrets
 from postdate.errors import ConfigurationError
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Recording
@@ -197,12 +197,12 @@ def test_opening_a_file_loads_no_driver_of_a_server(own_folder):
     ],
 )
 def test_the_words_of_a_driver_lose_their_secrets(text):
-    assert not secret_in(without_secrets(text))
+    assert not secret_in(redact_secrets(text))
 
 
 def test_what_is_no_secret_stays():
     for text in ("at 12:30 me@host said a://b", "amqp://host:5672/", "queue 'a:b@c'"):
-        assert without_secrets(text) == text
+        assert redact_secrets(text) == text
 
 
 def test_errors_and_tracebacks_show_no_password(cli, monkeypatch):
@@ -220,7 +220,7 @@ def test_errors_and_tracebacks_show_no_password(cli, monkeypatch):
 def test_logs_show_no_password_and_logging_is_afterwards_as_it_was(capsys):
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
-    with logging_to_stderr("INFO"):
+    with log_to_stderr("INFO"):
         logging.getLogger("driver").warning("no answer from %s", POSTGRES)
     assert "postgresql://me:***@host/db" in capsys.readouterr().err
     assert (root.handlers, root.level) == (before, level)
@@ -228,7 +228,7 @@ def test_logs_show_no_password_and_logging_is_afterwards_as_it_was(capsys):
 
 def test_drivers_are_heard_of_when_they_warn_and_not_before(capsys):
     """One logs every statement at INFO: 2,746 of the 2,748 lines of a service were its own."""
-    with logging_to_stderr("INFO"):
+    with log_to_stderr("INFO"):
         logging.getLogger("pytds").info("Sending RPC")
         logging.getLogger("pytds").warning("something is wrong")
         logging.getLogger("postdate.stores").info("messages are free again")
@@ -236,10 +236,10 @@ def test_drivers_are_heard_of_when_they_warn_and_not_before(capsys):
     assert "Sending RPC" not in said
     assert "something is wrong" in said
     assert "messages are free again" in said
-    with logging_to_stderr("DEBUG"):
+    with log_to_stderr("DEBUG"):
         logging.getLogger("pytds").info("Sending RPC")
     assert "Sending RPC" in capsys.readouterr().err
-    with logging_to_stderr("ERROR"):
+    with log_to_stderr("ERROR"):
         logging.getLogger("pytds").warning("something is wrong")
         logging.getLogger("postdate.stores").warning("lost the connection")
     assert not capsys.readouterr().err
@@ -278,7 +278,7 @@ def test_a_spec_follows_its_reference_where_it_is_opened(own_folder, monkeypatch
 
 def test_a_spec_hides_a_password_that_it_was_given():
     assert not secret_in(repr(StoreSpec(POSTGRES)))
-    assert StoreSpec(POSTGRES).shown == "postgresql://me:***@host/db"
+    assert StoreSpec(POSTGRES).redacted_address == "postgresql://me:***@host/db"
 
 
 # --- SQL for an administrator ---------------------------------------------------------------------------------------

@@ -115,12 +115,12 @@ def test_a_person_reads_a_name_and_a_figure_a_line(cli):
     ids=["each once", "one lost", "two doubled", "one of nobody"],
 )
 def test_a_promise_that_is_not_kept_is_counted(cli, monkeypatch, arrivals, figures):
-    received_ids = commands.received_ids
+    received_ids = commands.receive_ids
 
     async def received(*arguments):
         return arrivals(await received_ids(*arguments))
 
-    monkeypatch.setattr(commands, "received_ids", received)
+    monkeypatch.setattr(commands, "receive_ids", received)
     ran = cli("bench", "drain", "--n", "20", "--json")
     assert (ran.json["lost"], ran.json["duplicated"], ran.json["early"]) == figures
     assert ran.status == (1 if any(figures) else 0)
@@ -128,7 +128,7 @@ def test_a_promise_that_is_not_kept_is_counted(cli, monkeypatch, arrivals, figur
 
 def test_deliveries_that_do_not_come_end_a_run(cli, monkeypatch):
     monkeypatch.setattr(messages, "STUCK_SECONDS", 0.2)
-    monkeypatch.setattr(messages.Deliveries, "delivered", lambda *_: None)
+    monkeypatch.setattr(messages.Deliveries, "add_deliveries", lambda *_: None)
     ran = cli("bench", "drain", "--n", "20", "--json")
     assert ran.status == 1
     assert "nothing was delivered for" in ran.err

@@ -222,7 +222,7 @@ def test_a_file_that_is_not_text_is_an_error(own_folder):
     ],
 )
 def test_secrets_are_hidden_wherever_an_address_is_shown(address, shown):
-    assert Address(address).shown == shown
+    assert Address(address).redacted_text == shown
     assert repr(Address(address)) == repr(shown)
     settings = load_settings(None, {"POSTDATE_STORE__ADDRESS": address})
     assert settings.store.address == address

@@ -67,7 +67,7 @@ def test_what_is_set_reaches_the_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(store, AzureTableStore)
     assert isinstance(transport, AzureStorageQueueTransport)
     assert (store.table_name, store.polling) == ("billing", Polling(page_size=20))
-    assert "'a-b-c'" in transport.service.what("A..b_c")
+    assert "'a-b-c'" in transport.service.describe_queue("A..b_c")
 
 
 def test_what_only_azure_has_is_refused_elsewhere() -> None:

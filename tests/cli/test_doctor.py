@@ -10,7 +10,7 @@ import pytest
 
 from postdate import LocalTransport, SystemClock, connect
 from postdate.messages import Envelope
-from postdate.operations.doctor import Verdict, file_system, loopback
+from postdate.operations.doctor import Verdict, diagnose_file_system, diagnose_loopback
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -157,7 +157,7 @@ def test_a_machine_without_loopback_datagrams_is_told_what_it_misses():
     def nothing_arrives() -> None:
         raise TimeoutError("timed out")
 
-    found = loopback(nothing_arrives)
+    found = diagnose_loopback(nothing_arrives)
     assert found.result is Verdict.WARN
     assert "1 s late" in found.mend
     assert "a minute late" in found.mend
@@ -185,8 +185,8 @@ MOUNTS = """\
 def test_a_file_on_a_network_is_found(tmp_path, path, result):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
-    assert file_system(Path(path), mounts).result is result
+    assert diagnose_file_system(Path(path), mounts).result is result
 
 
 def test_a_system_without_a_list_of_mounts_is_not_guessed_at(tmp_path):
-    assert "cannot be told" in file_system(Path("/home/postdate.db"), tmp_path / "missing").found
+    assert "cannot be told" in diagnose_file_system(Path("/home/postdate.db"), tmp_path / "missing").found

@@ -9,17 +9,17 @@ from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
 from postdate.operations.doctor import Probe, Verdict
-from postdate.operations.doctor.checks import settings_read
+from postdate.operations.doctor.checks import diagnose_settings
 from postdate.operations.doctor.servers import (
-    clocks,
-    judged,
-    look_at_server,
-    old_snapshot,
-    schema,
-    service_clocks,
-    version,
+    diagnose_old_snapshot,
+    diagnose_schema,
+    diagnose_server_clock,
+    diagnose_server_settings,
+    diagnose_service_clocks,
+    diagnose_version,
+    inspect_server,
 )
-from postdate.operations.doctor.traffic import Queues, StoreTraffic, traffic
+from postdate.operations.doctor.traffic import Queues, StoreTraffic, diagnose_traffic
 from postdate.ports import OldSnapshot, Process, ServerFacts
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -43,7 +43,7 @@ MS = timedelta(milliseconds=1)
     ],
 )
 def test_a_server_that_is_too_old_is_a_failure(product, number, result):
-    assert version("store server", ServerFacts(product, number)).result is result
+    assert diagnose_version("store server", ServerFacts(product, number)).result is result
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_server_that_is_too_old_is_a_failure(product, number, result):
     ],
 )
 def test_tables_must_be_those_of_this_version(there, result, said):
-    check = schema(there, 2)
+    check = diagnose_schema(there, 2)
     assert check.result is result
     assert said in check.mend
 
@@ -93,7 +93,7 @@ def test_tables_must_be_those_of_this_version(there, result, said):
     ],
 )
 def test_what_a_setting_means_is_said(product, settings, expected):
-    checks = list(judged(ServerFacts(product, "99", settings=settings)))
+    checks = list(diagnose_server_settings(ServerFacts(product, "99", settings=settings)))
     assert {check.name: check.result.value for check in checks} == expected
     for check in checks:
         assert bool(check.mend) is (check.result is not Verdict.OK)
@@ -111,45 +111,45 @@ def test_what_a_setting_means_is_said(product, settings, expected):
     ],
 )
 def test_clocks_are_compared_without_blaming_the_way_of_the_answer(server, result, said):
-    check = clocks(NOW, server, NOW + 1000 * MS)
+    check = diagnose_server_clock(NOW, server, NOW + 1000 * MS)
     assert check.result is result
     assert said in check.found
 
 
 @pytest.mark.parametrize(("judges", "said"), [(True, "is judged by the server's"), (False, "comes early or late")])
 def test_it_is_said_by_whose_clock_it_is_due(judges, said):
-    assert said in clocks(NOW, NOW - timedelta(hours=2), NOW, judges=judges).found
+    assert said in diagnose_server_clock(NOW, NOW - timedelta(hours=2), NOW, is_judge=judges).found
 
 
 def test_each_service_whose_clock_is_off_by_more_than_a_second_is_named():
     minutes = timedelta(minutes=10)
     ahead = {"a:1": minutes, "b:2": -minutes, "c:3": 900 * MS}
-    check = service_clocks(ahead, judges=True)
+    check = diagnose_service_clocks(ahead, is_judge=True)
     assert check.result is Verdict.WARN
     assert (
         check.found
         == "a:1 is 10m ahead of the server, b:2 is 10m behind the server; due times are judged by the server's"
     )
     assert "NTP" in check.mend
-    check = service_clocks(ahead, judges=False)
+    check = diagnose_service_clocks(ahead, is_judge=False)
     assert "delivers early or late" in check.found
     assert "use_store_clock = true" in check.mend
-    assert service_clocks({"c:3": 900 * MS}, judges=True).result is Verdict.OK
+    assert diagnose_service_clocks({"c:3": 900 * MS}, is_judge=True).result is Verdict.OK
 
 
 def test_a_session_with_an_old_snapshot_is_named_with_the_way_to_end_it():
     session = OldSnapshot(4711, "psql", "alice", timedelta(hours=2, minutes=5), "idle in transaction")
-    check = old_snapshot(session, "PostgreSQL")
+    check = diagnose_old_snapshot(session, "PostgreSQL")
     assert check.result is Verdict.WARN
     assert check.found.startswith("session 4711 (psql, user alice) has held one for 2h5m (idle in transaction):")
     assert "SELECT pg_terminate_backend(4711)" in check.mend
-    assert "KILL 4711" in old_snapshot(session, "MariaDB").mend
+    assert "KILL 4711" in diagnose_old_snapshot(session, "MariaDB").mend
 
 
 def test_what_is_no_session_is_mended_by_its_own_statement():
     end = "SELECT pg_drop_replication_slot('copy')"
     slot = OldSnapshot(0, "replication slot 'copy'", "", timedelta(days=1), "inactive", end)
-    check = old_snapshot(slot, "PostgreSQL")
+    check = diagnose_old_snapshot(slot, "PostgreSQL")
     assert check.found.startswith("replication slot 'copy' has held one for 1d (inactive)")
     assert check.mend.endswith(end)
 
@@ -177,7 +177,7 @@ class Unreachable(MemoryStore):
 
 
 async def results(adapter: object) -> tuple[dict[str, str], bool]:
-    checks, usable = await look_at_server("store server", adapter, SystemClock())
+    checks, usable = await inspect_server("store server", adapter, SystemClock())
     return {check.name: check.result.value for check in checks}, usable
 
 
@@ -202,7 +202,7 @@ async def test_a_server_that_tells_nothing_is_not_guessed_at():
 def about_queues(queues: Queues, processes: list[Process] | None = None) -> dict[str, Probe]:
     zone = {"zone": "Europe/Paris", "at": "now", "moved": "3"}
     stored = StoreTraffic(0, 0, None, processes, ("postdate.zones",), [zone])
-    return {check.name: check for check in traffic(Settings(), queues, stored, NOW)}
+    return {check.name: check for check in diagnose_traffic(Settings(), queues, stored, NOW)}
 
 
 def test_destinations_that_are_no_queues_are_not_listed_as_such():
@@ -224,4 +224,4 @@ def test_a_service_that_cannot_be_seen_is_nothing_to_rely_on():
 
 def test_a_value_that_follows_from_another_was_not_set():
     settings = load_settings(None, {}, {"store.address": "postgresql://host/db", "store.schema": "shop"})
-    assert "2 values set" in settings_read(settings).found
+    assert "2 values set" in diagnose_settings(settings).found

@@ -116,7 +116,7 @@ def test_what_another_process_has_in_hand_is_said_with_its_number(cli, with_erro
     async def while_held() -> None:
         transport = LocalTransport("postdate.db")
         receiver = transport.receiver("error")
-        await receiver.take("m1")
+        await receiver.receive_by_id("m1")
         ran = await anyio.to_thread.run_sync(cli, "errors", "return", "m1")
         said = f"m1: not returned: process {os.getpid()} has it in hand\n"
         assert (ran.status, ran.out) == (1, said)

@@ -11,13 +11,13 @@ from anyio import to_thread
 from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.config import load_settings
-from postdate.core.limits import change_limits, limited
+from postdate.core.limits import change_limits, limit_change
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.operations import Explanation, MessageState, explain, show_message
-from postdate.ports import HANDLED, Claim, End, Outcome, Received, RecordKind, Scan
-from postdate.wiring import OpenDeployment, opened
+from postdate.ports import HANDLED, Claim, Completion, Outcome, Received, RecordKind, Scan
+from postdate.wiring import OpenDeployment, open_deployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -58,7 +58,7 @@ class Scene:
 @asynccontextmanager
 async def scene(recording: str = "all"):
     settings = load_settings(None, {"POSTDATE_STORE__RECORDING": recording, "POSTDATE_STORE__SYNCHRONOUS": "normal"})
-    async with opened(settings, create=True) as deployment:
+    async with open_deployment(settings, create=True) as deployment:
         assert isinstance(deployment.store, SqliteStore)
         assert isinstance(deployment.transport, LocalTransport)
         await deployment.store.setup()
@@ -161,7 +161,7 @@ async def test_it_is_in_the_intake_queue():
         ("all", HANDLED, "HANDLED", "it arrived: handled from queue 'orders' at 2026-01-31T12:00:00Z", ""),
         (
             "all",
-            End(RecordKind.DISCARDED, "expired at noon"),
+            Completion(RecordKind.DISCARDED, "expired at noon"),
             "DISCARDED",
             "the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: expired at noon",
             "",
@@ -191,8 +191,8 @@ async def test_handling_it_failed_and_it_is_retried_under_another_id():
         async with here.received() as (receiver, received):
             headers = delayed_retry_headers(received.envelope.headers, NOW)
             retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
-            work = [here.sqlite.storing([retry], NOW)]
-            await receiver.commit(received, NOW, End(RecordKind.RETRIED, "ValueError: no stock", work=work))
+            work = [here.sqlite.storing_work([retry], NOW)]
+            await receiver.commit(received, NOW, Completion(RecordKind.RETRIED, "ValueError: no stock", work=work))
         found = await here.explain()
         assert found.message_id == "m1"
         assert found.state is MessageState.WAITING
@@ -208,7 +208,7 @@ async def test_it_is_in_the_error_queue():
     async with scene() as here:
         (claim,) = await here.claim()
         headers = error_headers(claim.message.headers, QueueNotFound("no queue"), "orders", NOW, Host("postdate"))
-        work = [here.sqlite.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
+        work = [here.sqlite.finishing_work([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
         await here.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
         found = await here.explain()
     assert found.state is MessageState.IN_ERROR_QUEUE
@@ -316,11 +316,11 @@ async def test_what_failed_and_is_held_says_what_holds_it() -> None:
         await here.store(NOW)
         (claim,) = await here.sqlite.claim_due(NOW + MINUTE, 1)
         await here.sqlite.retry_later(claim, NOW, NOW, "no")
-        await change_limits(here.sqlite, "orders", limited(50, ()), NOW)
+        await change_limits(here.sqlite, "orders", limit_change(50, ()), NOW)
         found = await here.explain(now=NOW + MINUTE)
         assert found.state is MessageState.HELD
         assert found.headline.endswith("and is held: the limits of its queue 'orders' are: at most 50 a second")
-        await change_limits(here.sqlite, "orders", limited(None, "13:00-14:00 UTC"), NOW)
+        await change_limits(here.sqlite, "orders", limit_change(None, "13:00-14:00 UTC"), NOW)
         found = await here.explain(now=NOW + MINUTE)
     assert "nothing goes there before 2026-01-31T13:00:00Z" in found.facts
     assert "to change that: postdate destinations resume orders, or limit" in found.advice
@@ -331,15 +331,15 @@ async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_n
         await here.store(NOW)
         (claim,) = await here.sqlite.claim_due(NOW + MINUTE, 1)
         await here.sqlite.retry_later(claim, NOW + 5 * MINUTE, NOW, "it is full")
-        await change_limits(here.sqlite, "orders", limited(50, ()), NOW)
+        await change_limits(here.sqlite, "orders", limit_change(50, ()), NOW)
         found = await here.explain(now=NOW + MINUTE)
         assert (found.state, "it is full" in found.headline) == (MessageState.RETRYING, True)
-        (kept,) = await here.sqlite.kept_limits()
+        (kept,) = await here.sqlite.load_limits()
         (claim,) = await here.sqlite.claim_due(NOW + 6 * MINUTE, 1)
-        await here.sqlite.release([claim], kept.place(NOW))
+        await here.sqlite.release([claim], kept.attempt_time(NOW))
         assert (await here.explain(now=NOW + MINUTE)).state is MessageState.HELD
         assert (await show_message(here.deployment, "m1")).places[0].next_attempt_at is None
-        await change_limits(here.sqlite, "orders", limited(None, ()), NOW)
+        await change_limits(here.sqlite, "orders", limit_change(None, ()), NOW)
         found = await here.explain(now=NOW + MINUTE)
     assert found.state is MessageState.RETRYING
     assert "9000" not in found.headline
@@ -348,7 +348,7 @@ async def test_what_waits_for_its_retry_is_not_held_and_what_lay_in_a_lane_has_n
 async def test_what_a_window_holds_in_a_zone_that_this_machine_does_not_know_is_explained() -> None:
     async with scene() as here:
         await here.store(NOW + MINUTE)
-        await here.sqlite.keep_limits("orders", '{"windows":["09:00-17:00 Europe/Neverland"]}', NOW)
+        await here.sqlite.store_limits("orders", '{"windows":["09:00-17:00 Europe/Neverland"]}', NOW)
         found = await here.explain(now=NOW)
     assert found.state is MessageState.WAITING
     assert "the limits of its queue 'orders' are: within 09:00-17:00 Europe/Neverland" in found.facts

@@ -9,7 +9,7 @@ from tests.cli.test_explain import MINUTE, NOW, scene
 from postdate.messages import Envelope
 from postdate.operations import MessageState
 from postdate.operations.messages import show_message, statistics
-from postdate.ports import End, RecordKind
+from postdate.ports import Completion, RecordKind
 
 REASON = "expired at 2026-01-31 11:59:00:000000 Z"
 AGAINST_IT = ("clocks", "time_to_be_received_allowance", "ignore_incoming_time_to_be_received_headers", "longer")
@@ -18,7 +18,7 @@ AGAINST_IT = ("clocks", "time_to_be_received_allowance", "ignore_incoming_time_t
 async def _discarded(here, reason: str = REASON) -> None:
     receiver = here.transport.receiver("orders")
     (received,) = await receiver.receive(1)
-    await receiver.commit(received, NOW, End(RecordKind.DISCARDED, reason))
+    await receiver.commit(received, NOW, Completion(RecordKind.DISCARDED, reason))
     await receiver.close()
 
 

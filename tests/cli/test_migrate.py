@@ -9,7 +9,7 @@ import pytest
 
 from postdate import SystemClock
 from postdate.errors import PipelineError
-from postdate.pipeline.migrate.looking import endpoint_named
+from postdate.pipeline.migrate.looking import match_endpoint
 
 FROM = ("--from", "sqlite:///old.db")
 
@@ -99,9 +99,9 @@ def test_row_115_what_is_in_the_way_ends_a_preview_with_1(cli, old):
     ],
 )
 def test_row_115_an_endpoint_is_found_in_any_case_and_with_points(named: str, meant: str) -> None:
-    assert endpoint_named(named, ["Billing", "Sales_Orders", "billing"]) == meant
+    assert match_endpoint(named, ["Billing", "Sales_Orders", "billing"]) == meant
 
 
 def test_row_115_an_endpoint_that_may_be_either_is_refused() -> None:
     with pytest.raises(PipelineError, match="may be any of Billing, billing"):
-        endpoint_named("BILLING", ["Billing", "billing"])
+        match_endpoint("BILLING", ["Billing", "billing"])

@@ -102,7 +102,7 @@ def test_nothing_moves_while_a_service_of_the_old_store_runs(
 
 
 def _shown(place: StorePlace) -> str:
-    return place.spec.shown
+    return place.spec.redacted_address
 
 
 def _write_settings(path: Path, place: StorePlace) -> None:

@@ -34,7 +34,7 @@ from postdate.operations import (
     show_message,
     statistics,
 )
-from postdate.ports import HANDLED, End, Outcome, Received, TransactionMode
+from postdate.ports import HANDLED, Completion, Outcome, Received, TransactionMode
 from postdate.wiring import OpenDeployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -80,7 +80,7 @@ def failed(message_id: str, queue: str | None = "orders") -> Envelope:
 
 async def test_a_message_is_explained_without_claiming_to_see_processes_or_queues():
     async with deployment() as here:
-        await here.kept.store(message(), NOW)
+        await here.required_store.store(message(), NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is MessageState.WAITING
     assert found.facts == (
@@ -116,7 +116,7 @@ async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
 
 async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
     async with deployment() as here:
-        await here.kept.store(message(due=NOW - MINUTE), NOW)
+        await here.required_store.store(message(due=NOW - MINUTE), NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is MessageState.OVERDUE
     assert "its turn has not come yet" in found.headline
@@ -125,8 +125,8 @@ async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
 
 async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
     async with deployment() as here:
-        await here.kept.store(message(due=NOW - MINUTE), NOW)
-        await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
+        await here.required_store.store(message(due=NOW - MINUTE), NOW)
+        await here.required_store.finish(await here.required_store.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is MessageState.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
@@ -135,15 +135,15 @@ async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_
 
 async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_cannot_be_seen():
     async with deployment() as here:
-        await here.kept.store(message(due=NOW - MINUTE), NOW)
-        await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
+        await here.required_store.store(message(due=NOW - MINUTE), NOW)
+        await here.required_store.finish(await here.required_store.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
         found = await explain(here, "m1", NOW)
     assert found.headline.endswith("because of no queue, and its copy went to the error queue 'error'")
 
 
 async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
     async with deployment() as here:
-        await here.kept.store_many([message("m1"), message("m2")], NOW)
+        await here.required_store.store_many([message("m1"), message("m2")], NOW)
         counts = await statistics(here, NOW)
         assert (counts.pending, counts.queues, counts.services) == (2, None, None)
         listed = await list_messages(here, Pending(), 9, NOW)
@@ -167,7 +167,7 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
         assert (await set_up(here, ["orders"])).created == ["orders"]
         assert (await send(here, b"{}", SendOptions("nowhere", delay=MINUTE))).queue_exists is False
         assert (await statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
-        await here.kept.store(message(), NOW)
+        await here.required_store.store(message(), NOW)
         assert not any("exist" in fact for fact in (await explain(here, "m1", NOW)).facts)
 
 
@@ -267,7 +267,7 @@ class Unsteady(MemoryTransport):
         receiver: Any = super().receiver(queue)
         commit, roll_back = receiver.commit, receiver.roll_back
 
-        async def unsteady_commit(received: Received, now: datetime, end: End = HANDLED) -> None:
+        async def unsteady_commit(received: Received, now: datetime, end: Completion = HANDLED) -> None:
             if received.envelope.message_id == "m2":
                 raise TransportUnreachable("the answer was lost")
             await commit(received, now, end)
@@ -329,7 +329,7 @@ async def test_any_queue_is_looked_into_and_emptied(transport, soon) -> None:
     async with with_failed(transport(), "m1", "m2", "m3") as here:
         found = await queues.peek(here, "error", 2, NOW)
         assert [each.message_id for each in found.messages] == ["m1", "m2"]
-        printed = list[queues.QueuedMessage]()
+        printed = list[queues.MessageContent]()
         assert await queues.receive(here, "error", 1, NOW, printed.append) == 1
         assert printed[0].body.text == "{}"
         assert (await queues.purge(here, "error", NOW, lambda _: None, dry_run=False)).count == 2

@@ -13,7 +13,7 @@ from msgspec import Meta
 from tests.cli.conftest import CommandLine, Ran
 
 from postdate.backends import registry
-from postdate.backends.sqlite.observation import look_at
+from postdate.backends.sqlite.observation import read_file_facts
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
 
@@ -237,7 +237,7 @@ def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, ev
     assert listed.status == 2, listed
     assert "the store 'table:///waiting.db' does not show what is in it" in listed.err
     assert postdate("doctor").status == 0
-    eventually(lambda: look_at(own_folder / "queues.db", 0).queues["orders"] == 1, "delivered")
+    eventually(lambda: read_file_facts(own_folder / "queues.db", 0).queues["orders"] == 1, "delivered")
     running.process.terminate()
     assert running.end() == 0
 
@@ -373,8 +373,8 @@ def test_loading_that_is_interrupted_is_begun_again(monkeypatch):
     point, found = Point(), registry._Registry()
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
     with pytest.raises(KeyboardInterrupt):
-        found.all()
-    assert "Other" in {each.product for each in found.all()}
+        found.load_all()
+    assert "Other" in {each.product for each in found.load_all()}
 
 
 def test_what_it_refers_to_and_is_not_there_is_named(postdate):

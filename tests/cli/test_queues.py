@@ -43,7 +43,7 @@ def test_purge_empties_it_or_counts(orders) -> None:
 @pytest.mark.parametrize("what", ["peek", "receive", "purge"])
 def test_an_interrupt_ends_in_one_line_and_loses_nothing(orders, monkeypatch, what) -> None:
     """It comes with the second message in hand, or with all of them; peek is that of queues that cannot be browsed."""
-    pages, peek, arrived = queues.Walk.pages, queues.peek, list[str]()
+    pages, peek, arrived = queues.QueueWalk.receive_pages, queues.peek, list[str]()
 
     async def interrupted(walk, *at_once):
         async for page in pages(walk, *at_once):
@@ -53,7 +53,7 @@ def test_an_interrupt_ends_in_one_line_and_loses_nothing(orders, monkeypatch, wh
             yield page
 
     with monkeypatch.context() as patch:
-        patch.setattr(queues.Walk, "pages", interrupted)
+        patch.setattr(queues.QueueWalk, "receive_pages", interrupted)
         patch.setattr(queues, "peek", lambda here, *rest: peek(replace(here, queue_view=None), *rest))
         ran = orders("queues", what, "orders", *["--limit=3"][: what != "purge"])
     assert (ran.status, ran.err) == (130, "postdate: error [interrupted]: stopped by the user\n")

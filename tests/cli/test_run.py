@@ -95,7 +95,7 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
         "    if number == signal.SIGTERM:\n"
         "        os.write(1, b'listening')\n"
         "signal.signal = listen_and_say\n"
-        "service.ONE_ORDER_SECONDS = 0\n"
+        "service.SAME_SIGNAL_SECONDS = 0\n"
         "from postdate.cli.entry import run\n"
         "sys.exit(run(['run']))\n"
     )
@@ -122,11 +122,11 @@ def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
     script = (
         "import sys, threading\n"
         "from postdate.backends.sqlite.store import SqliteStore\n"
-        "from postdate.runtime.threads import in_thread\n"
+        "from postdate.runtime.threads import run_in_thread\n"
         "from postdate.wiring import deployment\n"
-        "deployment.CLOSES_WITHIN /= 100\n"
+        "deployment.CLOSE_DEADLINE /= 100\n"
         "async def close(self):\n"
-        "    await in_thread(threading.Event().wait)\n"
+        "    await run_in_thread(threading.Event().wait)\n"
         "SqliteStore.close = close\n"
         "from postdate.cli.entry import run\n"
         "sys.exit(run(['run']))\n"

@@ -27,13 +27,13 @@ from postdate import (
 from postdate.backends.sql.migrations import setup_command
 from postdate.config import load_settings
 from postdate.errors import StoreNotSetUp
-from postdate.operations import check_set_up, set_up
-from postdate.ports import End
+from postdate.operations import check_setup, set_up
+from postdate.ports import Completion
 from postdate.wiring import (
+    open_deployment,
     open_outbox,
     open_saga_store,
     open_transport,
-    opened,
     own_queues,
     setup_sql,
     timeout_manager,
@@ -176,8 +176,8 @@ async def runs_in_full(variables: dict[str, str]) -> None:
     """Run an endpoint that creates nothing: a saga, whose timeout is kept by a timeout manager, with an outbox."""
     settings = load_settings(None, variables)
     sagas, outbox, clock = open_saga_store(settings), open_outbox(settings), ScaledClock(SystemClock().now(), speed=100)
-    async with opened(settings, initialize=False) as deployment:
-        await check_set_up(deployment)
+    async with open_deployment(settings, initialize=False) as deployment:
+        await check_setup(deployment)
         await set_up(deployment, sagas=True, outbox=True)  # nothing is missing, so nothing has to be created
         endpoint = Endpoint(
             settings.endpoint.name,
@@ -195,7 +195,7 @@ async def runs_in_full(variables: dict[str, str]) -> None:
             async with endpoint:
                 await endpoint.send(PlaceOrder("1"), destination=endpoint.name)
                 (told,) = await receiver.receive(1)
-                await receiver.commit(told, clock.now(), End(record=None))
+                await receiver.commit(told, clock.now(), Completion(record=None))
         finally:
             await receiver.close()
             await sagas.close()
@@ -253,17 +253,17 @@ async def test_a_table_that_came_with_a_later_version_is_missed_before_a_service
     if place is not None:
         variables = {"POSTDATE_STORE__ADDRESS": place.admin, "POSTDATE_STORE__SCHEMA": place.schema}
     settings = load_settings(None, variables)
-    async with opened(settings, create=True) as deployment:
+    async with open_deployment(settings, create=True) as deployment:
         await set_up(deployment)
-        await check_set_up(deployment)
+        await check_setup(deployment)
     if place is not None:
         place.run(f'DROP TABLE "{place.schema}".destination_limit')
     else:
         with closing(sqlite3.connect(own_folder / "postdate.db")) as connection, connection:
             connection.execute("DROP TABLE destination_limit")
-    async with opened(settings) as deployment:
+    async with open_deployment(settings) as deployment:
         with pytest.raises(StoreNotSetUp, match="postdate setup"):
-            await check_set_up(deployment)
+            await check_setup(deployment)
 
 
 def test_setup_makes_what_the_settings_name_and_what_is_asked_for(cli, own_folder):

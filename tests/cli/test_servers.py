@@ -16,7 +16,7 @@ from psycopg import sql
 
 from postdate.config import load_settings
 from postdate.messages import DelayedMessage
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -119,7 +119,7 @@ def test_the_service_creates_what_is_missing(cli, site, service, eventually, mon
 
 def test_what_waits_can_be_listed_changed_and_cancelled(cli, site):
     cli.ok("setup", "--queue", site.orders)
-    with opened(StoreSpec.of(load_settings(None, site.variables))) as store:
+    with open_spec(StoreSpec.of(load_settings(None, site.variables))) as store:
         store.store_many([DelayedMessage(f"m{n}", NOW.replace(year=2126 + n), site.orders) for n in range(3)], NOW)
     listed = cli.ok("messages", "list", "--json").json["messages"]
     assert [each["message_id"] for each in listed] == ["m0", "m1", "m2"]
@@ -160,7 +160,7 @@ def test_the_doctor_asks_a_broker_what_it_is_and_looks_for_the_queues_that_messa
     missing, there, nowhere = f"{site.name}.missing", "exchange:amq.direct/key", f"exchange:{site.name}/key"
     cli.ok("setup", "--queue", site.orders)
     destinations = [site.orders, missing, there, nowhere]
-    with opened(StoreSpec.of(load_settings(None, site.variables))) as store:
+    with open_spec(StoreSpec.of(load_settings(None, site.variables))) as store:
         later = NOW.replace(year=2126)
         store.store_many([DelayedMessage(f"m{n}", later, each) for n, each in enumerate(destinations)], NOW)
     checks = {check["name"]: check for check in cli("doctor", "--json").json["checks"]}

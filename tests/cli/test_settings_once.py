@@ -15,7 +15,7 @@ from postdate.config import PREFIX, SECTIONS, Address, definitions, keys, load_s
 from postdate.config.sections import Section
 from postdate.errors import ConfigurationError
 from postdate.ports.settings import Setting, Span, format_duration, settings_of
-from postdate.wiring import delayed_delivery
+from postdate.wiring import build_delayed_delivery
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli" / "config.md"
 
@@ -142,6 +142,6 @@ def test_the_settings_of_delayed_delivery_reach_it_whole(own_folder):
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     (own_folder / "postdate.toml").write_text("\n".join(["[delayed_delivery]", *lines]))
     settings = load_settings(None, {})
-    made = delayed_delivery(settings, MemoryStore())
+    made = build_delayed_delivery(settings, MemoryStore())
     assert {name: getattr(made, name) for name in names} == settings.delayed_delivery.of(DelayedDelivery)
     assert made != DelayedDelivery(made.store)

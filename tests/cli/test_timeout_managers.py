@@ -11,7 +11,7 @@ import pytest
 
 from postdate import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.config import load_settings
-from postdate.core.simple_store import sharing
+from postdate.core.simple_store import sharing_store
 from postdate.errors import ConfigurationError
 from postdate.messages import Headers
 from postdate.ports import TransportCapabilities
@@ -178,9 +178,9 @@ def test_timeouts_in_any_schema_share_the_transactions_of_the_queues_there():
     settings = load_settings(None, variables)
     (persister,) = open_timeouts(settings).values()
     queues = open_transport(settings.transport.address, schema="queues")
-    assert sharing(persister, persister.database, queues.capabilities.database) is persister
+    assert sharing_store(persister, persister.database, queues.capabilities.database) is persister
     elsewhere = open_transport(SERVER.replace("/db", "/other"))
-    assert sharing(persister, persister.database, elsewhere.capabilities.database) is None
+    assert sharing_store(persister, persister.database, elsewhere.capabilities.database) is None
 
 
 def test_doctor_says_what_the_timeouts_wait_for(cli, own_folder):

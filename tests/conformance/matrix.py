@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from postdate.core.simple_store import enlisting
+from postdate.core.simple_store import enlisting_store
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import UnsupportedTransactionMode
@@ -75,7 +75,7 @@ def promise(store: DelayedMessageStore, transport: Transport, mode: TransactionM
         check_mode(DelayedDelivery(store), transport, mode)
     except UnsupportedTransactionMode:
         return f"refused: {_why_refused(store, transport, mode)}"
-    together = enlisting(DelayedDelivery(store).claims, transport) is not None
+    together = enlisting_store(DelayedDelivery(store).claiming_store, transport) is not None
     promised = {
         TransactionMode.TRANSACTION_SCOPE: "exactly once",
         # Off the queue before it is handled. Where sending and removing are two steps it may be in the queue twice.
@@ -108,7 +108,7 @@ def _store_cells(store: DelayedMessageStore) -> dict[str, str]:
         "has a clock that all services go by": _yes(can.has_clock),
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         **{name: _yes(isinstance(store, port)) for name, port in _STORE_PORTS.items()},
-        "gives and takes Arrow batches": _yes(isinstance(store, ScannableStore) and store.gives_columns),
+        "gives and takes Arrow batches": _yes(isinstance(store, ScannableStore) and store.has_columns),
     }
 
 
@@ -125,7 +125,7 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
         "keeps expired messages as dead letters": _yes(can.dead_letters),
         "marks rows that it cannot read": _yes(isinstance(transport, UnreadableRows)),
         "takes all destinations in one call": _yes(can.pipelines),
-        "takes one message out of a queue by its id": _yes(can.takes_by_id),
+        "takes one message out of a queue by its id": _yes(can.receives_by_id),
     }
 
 

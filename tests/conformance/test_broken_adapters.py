@@ -25,7 +25,7 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
-from postdate.backends.memory.transport import MemoryReceiver, _has_ended
+from postdate.backends.memory.transport import MemoryReceiver, _has_expired
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import LATEST, to_microseconds
@@ -38,11 +38,11 @@ from postdate.errors import (
     StoreError,
 )
 from postdate.messages import new_message_id
-from postdate.pipeline.rows import INSTANT, restored
+from postdate.pipeline.rows import INSTANT, messages_of
 from postdate.ports import (
     HANDLED,
     Claim,
-    End,
+    Completion,
     MessageFilter,
     MoveReport,
     Outcome,
@@ -58,10 +58,10 @@ from postdate.ports import (
     UnreadableRow,
     Wake,
     Work,
-    counted_between,
+    counts_between,
 )
-from postdate.ports.changing import KEYED_ID, Making
-from postdate.ports.limits import KeptLimits, LimitsInUse
+from postdate.ports.changing import KEYED_ID, CreateMessage
+from postdate.ports.limits import LimitsInUse, StoredLimits
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
 
 MICROSECOND = timedelta(microseconds=1)
@@ -86,7 +86,7 @@ class EarlyByOneMicrosecond(MemoryStore):
 class OverwritesOnDuplicate(MemoryStore):
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         self._entries.pop(message.message_id, None)
-        self._seen_ids.discard(message.message_id)
+        self._known_ids.discard(message.message_id)
         await super().store(message, now)
 
 
@@ -98,7 +98,7 @@ class SwallowsDuplicates(MemoryStore):
 class LosesTheBatchAfterADuplicate(MemoryStore):
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         report = await super().store_many(messages, now)
-        if report.already_there and len(messages) > 1:
+        if report.duplicate_ids and len(messages) > 1:
             self._entries.pop(messages[0].message_id, None)
         return report
 
@@ -148,7 +148,7 @@ class StoresHalfABatch(MemoryStore):
             return await super().store_many(messages, now)
         reports = [await self.store_many([message], now) for message in messages]
         return StoreReport(
-            sum(each.stored for each in reports), tuple(id_ for each in reports for id_ in each.already_there)
+            sum(each.stored for each in reports), tuple(id_ for each in reports for id_ in each.duplicate_ids)
         )
 
 
@@ -189,7 +189,7 @@ class ReleasesWhatItDoesNotHold(MemoryStore):
 class KeepsWhatItCannotRead(SqliteStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         with mock.patch(
-            "postdate.backends.sqlite.rows.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
+            "postdate.backends.sqlite.rows.decode_rows", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
             return await super().claim_due(now, limit)
 
@@ -267,9 +267,9 @@ class SleepsOverWhatIsStoredDuringALook(MemoryStore):
         self._is_looking = False
         return first
 
-    def _wake_if_earlier(self, first_before: datetime | None) -> None:
+    def _wake_if_earlier(self, previous_first: datetime | None) -> None:
         if not self._is_looking:
-            super()._wake_if_earlier(first_before)
+            super()._wake_if_earlier(previous_first)
 
 
 class MovesAndSleepsOverWhatIsStored(SqliteStore):
@@ -302,71 +302,71 @@ class CancelsWhatIsBeingDispatched(MemoryStore):
 
 
 class ReplacesNothing(MemoryStore):
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
-        message = make(new_message_id(), None)
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
+        message = create_message(new_message_id(), None)
         await self.store(message, now)
         return message.message_id
 
 
 class ForgetsLanes(MemoryStore):
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-        return [replace(each, lane=1) for each in await super().kept_limits(destinations)]
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
+        return [replace(each, lane=1) for each in await super().load_limits(destinations)]
 
 
 class ChangesWhatItHasNotSeen(MemoryStore):
-    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+    async def store_limits(self, destination: str, limits: str, free_at: datetime, previous_limits: str = "") -> bool:
         seen = self._limits[destination].limits if destination in self._limits else ""
-        return await super().keep_limits(destination, limits, free_at, seen)
+        return await super().store_limits(destination, limits, free_at, seen)
 
 
 class ForgetsWhatIsLifted(MemoryStore):
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-        return [each for each in await super().kept_limits(destinations) if each.limits]
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
+        return [each for each in await super().load_limits(destinations) if each.limits]
 
 
 class ReadsTheLimitsOfAll(MemoryStore):
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-        return await super().kept_limits()
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
+        return await super().load_limits()
 
 
 class LooksIntoNoLane(MemoryStore):
-    async def limits_in_use(self) -> LimitsInUse:
-        return replace(await super().limits_in_use(), held=())
+    async def load_limits_in_use(self) -> LimitsInUse:
+        return replace(await super().load_limits_in_use(), lanes=())
 
 
 class GivesATurnToAll(MemoryStore):
-    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
-        await super().take_turns(kept, free_at)
+    async def reserve_slots(self, stored_limits: StoredLimits, free_at: datetime) -> bool:
+        await super().reserve_slots(stored_limits, free_at)
         return True
 
 
 class ClaimsEveryLane(MemoryStore):
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
         return await self.claim_due(LATEST, limit)
 
 
 class MarksByTheLane(SqliteStore):
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        return await super().claim_held(kept, kept.end, limit)
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await super().claim_lane(stored_limits, stored_limits.lane_end, limit)
 
 
 class MovesWhatIsLimited(SqliteStore):
-    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        return await super().keep_limits(destination + "?", limits, free_at, before)
+    async def store_limits(self, destination: str, limits: str, free_at: datetime, previous_limits: str = "") -> bool:
+        return await super().store_limits(destination + "?", limits, free_at, previous_limits)
 
 
 class ReplacesWhatIsBeingDelivered(MemoryStore):
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         for entry in self._entries.values():
             entry.token = None
-        return await super().replace(key, make, now)
+        return await super().replace(key, create_message, now)
 
 
 class ReplacesByTheFormOfTheId(MemoryStore):
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
-        likely = [id_ for id_ in self._seen_ids if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
-        await self.keep_keys(sorted(likely)[-1:])
-        return await super().replace(key, make, now)
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
+        likely = [id_ for id_ in self._known_ids if KEYED_ID.search(id_) and id_.startswith(f"{key}~")]
+        await self.store_keys(sorted(likely)[-1:])
+        return await super().replace(key, create_message, now)
 
 
 class KeepsFailures(MemoryStore):
@@ -375,9 +375,9 @@ class KeepsFailures(MemoryStore):
         done = await super().reschedule(message_id, due, now, wall_time)
         return done and self._keep(message_id, before)
 
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
-        before = await self.get(self._newest.get(key, ""))
-        message_id = await super().replace(key, make, now)
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
+        before = await self.get(self._last_id_by_key.get(key, ""))
+        message_id = await super().replace(key, create_message, now)
         self._keep(message_id, before)
         return message_id
 
@@ -389,22 +389,22 @@ class KeepsFailures(MemoryStore):
 
 
 class MakesMessagesOfAllInOneTurn(MemoryStore):
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         if not hasattr(self, "_turn"):
             self._turn = copy_context()
-        return await super().replace(key, partial(self._turn.run, make), now)
+        return await super().replace(key, partial(self._turn.run, create_message), now)
 
 
 class ForgetsKeys(MemoryStore):
-    async def keep_keys(self, message_ids: Sequence[str]) -> None: ...
+    async def store_keys(self, message_ids: Sequence[str]) -> None: ...
 
 
 class CountsOn(MemoryStore):
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         try:
-            return await super().replace(key, make, now)
+            return await super().replace(key, create_message, now)
         except InvalidMessage:
-            message = make(f"{key}~100000000", None)
+            message = create_message(f"{key}~100000000", None)
             await self.store(message, now)
             return message.message_id
 
@@ -438,14 +438,14 @@ class ScansTheLastRowOfAPartTwice(SqliteStore):
 
 class IgnoresFilters(SqliteStore):
     def scan(self, scan, part, page):
-        return super().scan(replace(scan, where=replace(scan.where, destinations=None)), part, page)
+        return super().scan(replace(scan, row_filter=replace(scan.row_filter, destinations=None)), part, page)
 
 
 class LeavesOutTheLastMicrosecond(SqliteStore):
     def scan(self, scan, part, page):
-        due_to = scan.where.due_to
-        where = scan.where if due_to is None else replace(scan.where, due_to=due_to - MICROSECOND)
-        return super().scan(replace(scan, where=where), part, page)
+        due_to = scan.row_filter.due_to
+        where = scan.row_filter if due_to is None else replace(scan.row_filter, due_to=due_to - MICROSECOND)
+        return super().scan(replace(scan, row_filter=where), part, page)
 
 
 class NamesASnapshotThatMoves(SqliteStore):
@@ -457,7 +457,7 @@ class ColumnarSqlite(SqliteStore):
     """A store that gives and takes columns, as simply as can be; not broken."""
 
     @property
-    def gives_columns(self) -> bool:
+    def has_columns(self) -> bool:
         return True
 
     def scan_columns(self, scan, part):
@@ -475,7 +475,7 @@ class ColumnarSqlite(SqliteStore):
         return pa.array(values, pa.int64() if whole else pa.binary() if name == "body" else pa.string())
 
     def store_columns(self, batch, now):
-        return anyio.run(self.store_many, restored(batch), now)
+        return anyio.run(self.store_many, messages_of(batch), now)
 
 
 class CutsColumnsToMilliseconds(ColumnarSqlite):
@@ -486,7 +486,7 @@ class CutsColumnsToMilliseconds(ColumnarSqlite):
 
 class ScansColumnsUnfiltered(ColumnarSqlite):
     def scan_columns(self, scan, part):
-        return super().scan_columns(replace(scan, where=ScanFilter()), part)
+        return super().scan_columns(replace(scan, row_filter=ScanFilter()), part)
 
 
 class StoresColumnsWithoutExpiry(ColumnarSqlite):
@@ -498,12 +498,12 @@ class StoresColumnsWithoutExpiry(ColumnarSqlite):
 class ForgetsWhichIdsWereKnown(ColumnarSqlite):
     def store_columns(self, batch, now):
         report = super().store_columns(batch, now)
-        return StoreReport(report.stored, tuple(dict.fromkeys(report.already_there)) if report.stored else ())
+        return StoreReport(report.stored, tuple(dict.fromkeys(report.duplicate_ids)) if report.stored else ())
 
 
 class FinishesLostClaims(SqliteStore):
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        work = super().finishing(claims, outcome, now, detail)
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        work = super().finishing_work(claims, outcome, now, detail)
 
         def forgiving(transaction: object) -> None:
             try:
@@ -515,8 +515,8 @@ class FinishesLostClaims(SqliteStore):
 
 
 class SwallowsDuplicatesInTransactions(SqliteStore):
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        work = super().storing(messages, now)
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        work = super().storing_work(messages, now)
 
         def forgiving(transaction: object) -> None:
             try:
@@ -530,7 +530,7 @@ class SwallowsDuplicatesInTransactions(SqliteStore):
 class CountsByNextAttempt(MemoryStore):
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
         dues = [(each.attempt_at, 1) for each in self._entries.values() if each.attempt_at is not None]
-        return counted_between(edges, dues)
+        return counts_between(edges, dues)
 
 
 class ForgetsWhatHasLeft(MemoryStore):
@@ -694,7 +694,7 @@ class BrokenTransport(MemoryTransport):
 class IgnoresRollback(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-            self._end_claim(received)
+            self._pop_unsettled(received)
 
 
 class ForgetsFailuresOnRollback(BrokenTransport):
@@ -706,7 +706,7 @@ class ForgetsFailuresOnRollback(BrokenTransport):
 class KeepsWhatItHeldWhenClosed(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def close(self) -> None:
-            self._claimed.clear()
+            self._unsettled.clear()
             await super().close()
 
 
@@ -721,8 +721,8 @@ class HandsOutTwice(BrokenTransport):
 
 class GoesOnTakingWhenStopped(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-            await super().commit(received, now, end)
+        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+            await super().commit(received, now, completion)
             await super().receive(1)
 
 
@@ -748,17 +748,17 @@ class NewestFirstOut(BrokenTransport):
 
 class CommitsTwice(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
             try:
-                await super().commit(received, now, end)
+                await super().commit(received, now, completion)
             except ClaimLost:
-                await self._transport.send(end.outgoing, now)
+                await self._transport.send(completion.outgoing, now)
 
 
 class SendsBeforeItFails(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-            errors = await self._transport.send(end.outgoing, now)
+        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+            errors = await self._transport.send(completion.outgoing, now)
             for error in errors:
                 if error is not None:
                     raise error
@@ -826,7 +826,7 @@ class TakesTooLarge(BrokenTransport):
 
 
 class SaysItExpires(BrokenTransport):
-    def ending(self, envelope, now):
+    def add_expiry(self, envelope, now):
         return envelope
 
 
@@ -837,20 +837,20 @@ class SaysItDoesNotExpire(BrokenTransport):
 
 
 class LivesByTheSendersClock(BrokenTransport):
-    def ending(self, envelope, now):
+    def add_expiry(self, envelope, now):
         if envelope.time_to_be_received is None:
             return envelope
-        return super().ending(replace(envelope, expires_at=now + envelope.time_to_be_received), self._clock.now())
+        return super().add_expiry(replace(envelope, expires_at=now + envelope.time_to_be_received), self._clock.now())
 
 
 class LosesWhatExpiresInItsHands(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
             assert isinstance(received.token, int)
-            _, kept = self._claimed[received.token]
-            if _has_ended(kept, to_microseconds(self._transport._clock.now())):
-                self._end_claim(received)
-            await super().commit(received, now, end)
+            _, kept = self._unsettled[received.token]
+            if _has_expired(kept, to_microseconds(self._transport._clock.now())):
+                self._pop_unsettled(received)
+            await super().commit(received, now, completion)
 
 
 class RefusesInTransactions(BrokenTransport):
@@ -871,7 +871,7 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
-        with mock.patch("postdate.backends.sqlite.rows.decoded", decoded):
+        with mock.patch("postdate.backends.sqlite.rows.decode_rows", decoded):
             return await super().receive(limit, wait=wait)
 
 
@@ -902,9 +902,9 @@ class WorksAfterTheCommit(LocalTransport):
 
 
 class WorksAfterTheCommitReceiver(LocalReceiver):
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await super().commit(received, now, replace(end, work=()))
-        await self._transport.send((), now, work=end.work)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        await super().commit(received, now, replace(completion, work=()))
+        await self._transport.send((), now, work=completion.work)
 
 
 BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {

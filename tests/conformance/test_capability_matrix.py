@@ -26,7 +26,7 @@ from postdate import (
 )
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.backends.registry import _own_backends
+from postdate.backends.registry import _import_own_backends
 from postdate.testing import store_checks, transport_checks
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "capabilities.md"
@@ -68,14 +68,14 @@ def is_documented(table: str) -> None:
 
 def test_every_backend_answers_the_same_questions_as_the_document_says() -> None:
     """To bring the document up to date, change ``answers.py``, and put the table that this test prints into it."""
-    assert list(ANSWERS) == [each.product for each in _own_backends()]
+    assert list(ANSWERS) == [each.product for each in _import_own_backends()]
     assert all(set(answers) == set(QUESTIONS) for answers in ANSWERS.values())
     is_documented(answers_table())
 
 
 def test_each_answer_names_a_check_that_its_backend_is_put_to_or_a_test() -> None:
     known, of_stores, of_queues = existing(), set(map(str, store_checks())), set(map(str, transport_checks()))
-    for backend in _own_backends():
+    for backend in _import_own_backends():
         checks = (of_stores if backend.store else set()) | (of_queues if backend.transport else set())
         for question, answer in ANSWERS[backend.product].items():
             assert answer.proofs, (backend.product, question)

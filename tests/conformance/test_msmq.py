@@ -33,7 +33,7 @@ class FakeSubject(TransportSubject):
         self._passed_seconds = 0.0
         self.manager.now = lambda: self._passed_seconds
 
-    async def let_pass(self, span: timedelta) -> None:
+    async def pass_time(self, span: timedelta) -> None:
         self._passed_seconds += span.total_seconds()
 
     def open(self, **settings: Any) -> Transport:
@@ -48,12 +48,12 @@ class RealSubject(TransportSubject):
 
     def __init__(self, transactional: bool) -> None:
         self.transactional, com = transactional, PyWin32()
-        com.enter()
+        com.initialize()
         try:
             for name in _QUEUES:
                 self._delete(com, name)
         finally:
-            com.leave()
+            com.uninitialize()
 
     def _delete(self, com: PyWin32, name: str) -> None:
         info = com.create(QUEUE_INFO)

@@ -13,9 +13,9 @@ from postdate.clock import SystemClock
 from postdate.config import load_settings
 from postdate.errors import QueueNotFound
 from postdate.messages import Envelope, format_timestamp
-from postdate.ports import End, RecordKind, Transport
+from postdate.ports import Completion, RecordKind, Transport
 from postdate.testing import TransportSubject
-from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, ids_in, queues, receive_all
+from postdate.testing.transport_suite.subject import IN, OUT, SECOND, closing, ids_in, open_queues, receive_all
 from postdate.wiring import OpenDeployment
 
 START = SystemClock().now()
@@ -45,7 +45,7 @@ async def failing(transport: Transport) -> AsyncGenerator[list[str]]:
                     received_ids.append(id_)
                     sent_as = received.envelope.headers[Headers.MESSAGE_ID]
                     again = failed(f"{id_}.again", sent_as, received.envelope.body, seconds=len(received_ids))
-                    await receiver.commit(received, START, End(RecordKind.FAILED, outgoing=[again]))
+                    await receiver.commit(received, START, Completion(RecordKind.FAILED, outgoing=[again]))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(fail)
@@ -78,7 +78,7 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_each_failed_message_is_returned_once_while_its_cause_is_still_there(
     transport_subject: TransportSubject,
 ) -> None:
-    async with queues(transport_subject) as transport, filled(transport) as here:
+    async with open_queues(transport_subject) as transport, filled(transport) as here:
         await check_returned_once(here)
 
 
@@ -105,7 +105,7 @@ async def test_nor_does_it_go_on_with_what_fails_on_a_machine_whose_clock_is_beh
                     for received in await receiver.receive(1):
                         id_ = received.envelope.message_id
                         again = failed(id_, id_, received.envelope.body, seconds=-3_600)
-                        await receiver.commit(received, START, End(RecordKind.FAILED, outgoing=[again]))
+                        await receiver.commit(received, START, Completion(RecordKind.FAILED, outgoing=[again]))
 
         tasks.start_soon(fail)
         results = await operations.return_all(here, IN, START, progress=heard)
@@ -131,7 +131,7 @@ async def test_those_that_match_are_returned_or_discarded_and_the_others_stay(
 ) -> None:
     odd, even = operations.ErrorFilter(text="odd"), operations.ErrorFilter(text="even")
     discarding = operations.Treatment(discard=True)
-    async with queues(transport_subject) as transport, filled(transport) as here:
+    async with open_queues(transport_subject) as transport, filled(transport) as here:
         dry = await operations.return_all(here, IN, START, odd, operations.Treatment(dry_run=True))
         await all_are_back(transport)
         async with failing(transport):
@@ -145,13 +145,13 @@ async def test_those_that_match_are_returned_or_discarded_and_the_others_stay(
 
 async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject: TransportSubject) -> None:
     """Or both would be handled: the message that was made of it was sent in its place."""
-    async with queues(transport_subject) as transport:
+    async with open_queues(transport_subject) as transport:
         await transport.send([failed("m1", "m1"), failed("m2", "m2")], START)
         here = OpenDeployment(load_settings(None, {}), None, transport, None, transport.observer())
         sent = await operations.edit(here, IN, "m1", START, operations.Edit(b"new", {"own": "1"}, None))
         for how in (operations.Treatment(dry_run=True), operations.Treatment()):
             await all_are_back(transport, 3)
-            results = {each.message_id: each for each in await operations.return_all(here, IN, START, how=how)}
+            results = {each.message_id: each for each in await operations.return_all(here, IN, START, treatment=how)}
             assert (results["m1"].done, results["m2"].done) == (False, True)
             assert f"it was edited, and sent as {sent.message_id}" in results["m1"].remark
         assert sorted(await ids_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])

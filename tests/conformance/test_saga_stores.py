@@ -24,7 +24,7 @@ from postdate import (
 from postdate.backends.mariadb.schema import MariaDbOutbox, MariaDbSagaStore
 from postdate.backends.sqlserver.schema import SqlServerOutbox, SqlServerSagaStore
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
-from postdate.ports import Correlation, OutboxStore, SagaChange, SagaFate, SagaRecord, SagaStore
+from postdate.ports import Correlation, OutboxStore, SagaChange, SagaChangeKind, SagaRecord, SagaStore
 from postdate.testing import Check, ConformanceFailure, SagaStoreSubject, saga_checks
 
 
@@ -146,7 +146,7 @@ async def test_tables_of_a_later_version_are_left_alone(tmp_path: Path, postgres
             await store.setup()
         later = "INSERT INTO postdate_migration VALUES (99, 'later', 'saga')"
         file.file.write_blocking(lambda tx: tx.execute(later))
-        marks = f"INSERT INTO {database.database.names.of('migration')} VALUES ('saga', 99, 'later')"
+        marks = f"INSERT INTO {database.database.names.name_of('migration')} VALUES ('saga', 99, 'later')"
         database.database.run_blocking(lambda c: c.execute(marks.replace("%%", "%").encode()))
         for store in (file, database):
             with pytest.raises(StoreFromNewerVersion, match="newer Postdate"):
@@ -180,7 +180,7 @@ class TwoOfAKind(MemorySagaStore):
             try:
                 await super().apply([change])
             except SagaConflict:
-                if change.fate is not SagaFate.CREATED:
+                if change.kind is not SagaChangeKind.CREATED:
                     raise
                 record = replace(change.record, version=1)
                 self._records[record.saga_type, record.saga_id] = record
@@ -198,7 +198,7 @@ class AnyType(MemorySagaStore):
 
 class NeverForgets(MemorySagaStore):
     async def apply(self, changes: Sequence[SagaChange]) -> None:
-        await super().apply([c for c in changes if c.fate is not SagaFate.COMPLETED])
+        await super().apply([c for c in changes if c.kind is not SagaChangeKind.COMPLETED])
 
 
 class StaleVersions(MemorySagaStore):

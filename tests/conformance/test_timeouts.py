@@ -29,12 +29,12 @@ from postdate import (
     SqlServerTimeouts,
 )
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.sql.timeouts_layout import table_name
 from postdate.backends.sqlite.connection import connect
 from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.backends.sqlserver.schema import SqlServerNames
-from postdate.backends.sqlserver.timeouts import as_stored
+from postdate.backends.sqlserver.timeouts import round_up_to_datetime
 from postdate.ports import timeouts as ports
 from postdate.testing import Check
 from postdate.testing.timeout_suite import ENDPOINT, TimeoutSubject, timeout_checks
@@ -53,7 +53,7 @@ class CoarseTimeouts(MemoryTimeouts):
     """Keeps due times as a ``datetime`` of SQL Server does, which can be found out without one."""
 
     async def add(self, timeout: ports.Timeout) -> bool:
-        return await super().add(replace(timeout, due=as_stored(timeout.due)))
+        return await super().add(replace(timeout, due=round_up_to_datetime(timeout.due)))
 
 
 class CoarseSubject(TimeoutSubject):
@@ -75,7 +75,7 @@ class SqliteSubject(TimeoutSubject):
         return as_another_process(self.open)
 
     @contextmanager
-    def removing_elsewhere(self, timeout_id: str) -> Generator[None]:
+    def remove_elsewhere(self, timeout_id: str) -> Generator[None]:
         with closing(connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f'DELETE FROM "{TABLE}" WHERE "Id" = ?', (timeout_id,))
@@ -93,7 +93,7 @@ class PostgresSubject(TimeoutSubject):
         return PostgresTimeouts(self.url, schema=self.schema)
 
     @contextmanager
-    def removing_elsewhere(self, timeout_id: str) -> Generator[None]:
+    def remove_elsewhere(self, timeout_id: str) -> Generator[None]:
         with closing(psycopg.connect(self.url)) as connection:
             table = Identifier(self.schema, TABLE)
             delete = SQL('DELETE FROM {} WHERE "Id" = {}').format(table, Literal(timeout_id))
@@ -115,10 +115,10 @@ class MariaDbSubject(TimeoutSubject):
         return MariaDbTimeouts(self.url, schema=self.schema)
 
     @contextmanager
-    def removing_elsewhere(self, timeout_id: str) -> Generator[None]:
+    def remove_elsewhere(self, timeout_id: str) -> Generator[None]:
         with closing(MariaDbServer(self.url).connect()) as session:
             session.begin()
-            table = f"{quoted(self.schema)}.{quoted(TABLE)}".replace("%", "%%")
+            table = f"{quote_name(self.schema)}.{quote_name(TABLE)}".replace("%", "%%")
             session.change(f"DELETE FROM {table} WHERE Id = %(id)s", {"id": timeout_id})
             yield
 
@@ -136,10 +136,10 @@ class SqlServerSubject(TimeoutSubject):
         return SqlServerTimeouts(self.store.url, schema=self.store.schema)
 
     @contextmanager
-    def removing_elsewhere(self, timeout_id: str) -> Generator[None]:
+    def remove_elsewhere(self, timeout_id: str) -> Generator[None]:
         with closing(SqlServerInstance(self.store.url).connect()) as session:
             session.begin()
-            table = SqlServerNames(self.store.schema, "any").plain(TABLE).replace("%", "%%")
+            table = SqlServerNames(self.store.schema, "any").qualified_name(TABLE).replace("%", "%%")
             session.change(f"DELETE FROM {table} WHERE [Id] = CAST(%(id)s AS uniqueidentifier)", {"id": timeout_id})
             yield
 

@@ -12,7 +12,7 @@ from tests.conformance.test_timeouts import SqliteSubject
 from tests.conftest import as_another_process
 
 from postdate import LocalTransport, MemoryTimeouts, SqliteTimeouts
-from postdate.backends.sql.timeouts_layout import in_order, normal_id
+from postdate.backends.sql.timeouts_layout import normal_id, sort_by_due
 from postdate.errors import StoreUnavailable, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutPersister
@@ -78,7 +78,7 @@ class CutsBetweenEqualTimes(MemoryTimeouts):
 class LatestFirst(MemoryTimeouts):
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
         chunk = await super().next_chunk(start, now, 100)
-        return DueChunk(in_order(reversed(chunk.due))[-limit:], now if len(chunk.due) > limit else chunk.next_query)
+        return DueChunk(sort_by_due(reversed(chunk.due))[-limit:], now if len(chunk.due) > limit else chunk.next_query)
 
 
 class AsksInAMinute(MemoryTimeouts):
@@ -127,7 +127,7 @@ class SetsUpByItself(SqliteTimeouts):
 
 class GivesOneToSeveral(MemoryTimeouts):
     async def claim(self, timeout_id: str) -> Any:
-        self._claimed.clear()
+        self._claimed_ids.clear()
         return await super().claim(timeout_id)
 
 
@@ -139,12 +139,12 @@ class NeverLetsGo(MemoryTimeouts):
 
 class HidesWhatIsClaimed(MemoryTimeouts):
     async def peek(self, timeout_id: str) -> Timeout | None:
-        return None if normal_id(timeout_id) in self._claimed else await super().peek(timeout_id)
+        return None if normal_id(timeout_id) in self._claimed_ids else await super().peek(timeout_id)
 
 
 class AddsBesideTheTransaction(SqliteTimeouts):
-    def adding(self, timeout: Timeout) -> Work:
-        work = super().adding(timeout)
+    def adding_work(self, timeout: Timeout) -> Work:
+        work = super().adding_work(timeout)
 
         def add(tx: Any) -> None:
             work(tx)
@@ -155,8 +155,8 @@ class AddsBesideTheTransaction(SqliteTimeouts):
 
 
 class ForgivesWhatIsGone(SqliteTimeouts):
-    def removing(self, timeout_id: str) -> Work:
-        work = super().removing(timeout_id)
+    def removing_work(self, timeout_id: str) -> Work:
+        work = super().removing_work(timeout_id)
 
         def remove(tx: Any) -> None:
             try:
@@ -174,7 +174,7 @@ class NamesAnotherDatabase(SqliteTimeouts):
 
 
 class LeavesTheSagaInTheTransaction(SqliteTimeouts):
-    def removing_by_saga(self, saga_id: str) -> Work:
+    def removing_by_saga_work(self, saga_id: str) -> Work:
         return lambda tx: None
 
 
@@ -222,8 +222,8 @@ class BrokenSubject(TimeoutSubject):
     def open_elsewhere(self) -> TimeoutPersister:
         return as_another_process(self.open)
 
-    def removing_elsewhere(self, timeout_id: str) -> AbstractContextManager[None]:
-        return self._good.removing_elsewhere(timeout_id)
+    def remove_elsewhere(self, timeout_id: str) -> AbstractContextManager[None]:
+        return self._good.remove_elsewhere(timeout_id)
 
     def transport(self) -> LocalTransport:
         return self._good.transport()

@@ -18,9 +18,9 @@ from pyspark.pipelines.output import Output, Sink
 from pyspark.sql import DataFrame
 from tests import java
 
-from postdate.pipeline.java import find_java_home, runnable_java_home
+from postdate.pipeline.java import find_java_home, prepare_java_home
 from postdate.pipeline.session import spark_session
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 
 LOADS = {("2030-05-01 12:00:00", "reminders"): 2, ("2030-05-01 13:00:00", "invoices"): 1}
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -87,7 +87,7 @@ def test_what_the_files_describe_stores_orders_once_and_becomes_tables(
 ) -> None:
     """Each flow runs as Spark's command would run it, one after the other, in the Java of the documentation."""
     address = f"sqlite:///{project / 'orders.db'}"
-    with opened(StoreSpec(address), create=True) as store:
+    with open_spec(StoreSpec(address), create=True) as store:
         store.setup()
     described = Described()
     with java.lasting(java.folder(tmp_path_factory)), spark_session("orders", with_format=True, cores=1) as spark:
@@ -131,7 +131,7 @@ def test_what_the_files_describe_stores_orders_once_and_becomes_tables(
 
 
 def _environment(project: Path) -> dict[str, str]:
-    home = runnable_java_home(find_java_home(None, os.environ), project.parent)
+    home = prepare_java_home(find_java_home(None, os.environ), project.parent)
     return {
         **os.environ,
         "JAVA_HOME": str(home),

@@ -17,7 +17,7 @@ NAME = re.compile(r"\bpostdate_(?!outcome|within|message_type)[a-z_]+")
 def exported() -> set[str]:
     """Return the names that Prometheus would see, of all that a service can tell."""
     metrics, registry = prometheus()
-    metrics.show(lambda: {name: {attribute and "hour": 1.0} for name, (_, _, attribute) in GAUGES.items()})
+    metrics.register_gauges(lambda: {name: {attribute and "hour": 1.0} for name, (_, _, attribute) in GAUGES.items()})
     note_everything(metrics)
     text = generate_latest(registry).decode()
     return {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE")}

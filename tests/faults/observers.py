@@ -20,7 +20,7 @@ from pika.exceptions import AMQPError
 from tests.faults.ledger import Arrival
 
 from postdate import SystemClock
-from postdate.backends.sqlite.connection import is_leftover
+from postdate.backends.sqlite.connection import has_leftover_log
 
 _ENDS_WITHIN_SECONDS = 60.0
 _AMQP_ANSWERS_WITHIN_SECONDS = 5
@@ -134,7 +134,9 @@ class SqliteObserver(RowsObserver):
         file = self._path.stat().st_ino
         if self._connection is None or file != self._file:
             self.close()
-            if is_leftover(self._path):  # opened with the log of the file before, it would spoil it for this process
+            if has_leftover_log(
+                self._path
+            ):  # opened with the log of the file before, it would spoil it for this process
                 return []
             self._connection = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, check_same_thread=False)
             self._file, last = file, 0

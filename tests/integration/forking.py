@@ -35,7 +35,7 @@ from postdate import (
     TransactionMode,
 )
 from postdate.clock import SystemClock
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 from postdate.wiring import open_store
 
 HOUR: Final = timedelta(hours=1)
@@ -295,7 +295,7 @@ def an_adapter_of_the_parent(place: Place) -> object:
             each for each in await store.claim_due(now + 2 * HOUR, 10_000) if each.message.message_id.endswith("held")
         ]
         came.append(Child(lambda: asyncio.run(child())).came())
-        came.append(str(store.still_holds(held)))
+        came.append(str(store.is_in_force(held)))
         await store.close()
 
     asyncio.run(parent())
@@ -328,7 +328,7 @@ def a_handler_forks(place: Place) -> object:
             async with endpoint:
                 await endpoint.send(Ping("fork"))
                 while len(names) < 4:
-                    names.extend((await in_thread(os.read, handled[0], 1000)).decode().split())
+                    names.extend((await run_in_thread(os.read, handled[0], 1000)).decode().split())
 
     async def child(endpoint: Endpoint) -> None:
         await endpoint.send(Ping("sent"))

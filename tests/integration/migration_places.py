@@ -304,5 +304,5 @@ def hours(count: int, start: datetime = NEXT_YEAR) -> list[Row]:
 
 def new_begun(source: MigrationSource) -> MigrationRun:
     run = new_run()
-    source.begin(run)
+    source.start_run(run)
     return run

@@ -35,7 +35,7 @@ from postdate import (
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import ClaimLost
-from postdate.ports import ClaimingStore, End, Outcome, Transport
+from postdate.ports import ClaimingStore, Completion, Outcome, Transport
 from postdate.wiring import open_store, open_transport
 
 
@@ -184,7 +184,7 @@ async def zombie(path: str, seconds: str, go: str) -> None:
     lost = 0
     for each in received:
         try:
-            await receiver.commit(each, now, End(outgoing=[Envelope("sent", f"by-{each.envelope.message_id}")]))
+            await receiver.commit(each, now, Completion(outgoing=[Envelope("sent", f"by-{each.envelope.message_id}")]))
         except ClaimLost:
             lost += 1
     await store.store(DelayedMessage("afterwards", now, "done"), now)

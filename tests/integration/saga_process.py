@@ -9,7 +9,7 @@ import anyio
 
 from postdate import Endpoint, HandlerContext, Saga, handles_timeout, started_by
 from postdate.config import load_settings
-from postdate.wiring import delayed_delivery, open_saga_store, opened
+from postdate.wiring import build_delayed_delivery, open_deployment, open_saga_store
 
 STEPS = 3
 APART = timedelta(milliseconds=10)
@@ -55,12 +55,12 @@ class Relay(Saga[RelayState], correlated_by="number", name="Relay"):
 
 async def main() -> None:
     settings = load_settings(None, os.environ)
-    async with opened(settings, create=True, initialize=False) as deployment:
+    async with open_deployment(settings, create=True, initialize=False) as deployment:
         sagas = open_saga_store(settings)
         endpoint = Endpoint(
             settings.endpoint.name,
             transport=deployment.transport,
-            delayed_delivery=delayed_delivery(settings, deployment.kept),
+            delayed_delivery=build_delayed_delivery(settings, deployment.required_store),
             sagas=sagas,
             error_queue=settings.endpoint.error_queue,
         )

@@ -15,12 +15,12 @@ from tests.azure_store_subjects import drop_table, fresh_table
 from tests.redis_subjects import Prefix
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.messages import OF_THE_STORE, DelayedMessage
 from postdate.operations.store_move import StoreMove, StoreMoveResult, move_store
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import MessageFilter, Outcome, Record, TransactionMode
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class StorePlace:
         return anyio.run(asked)
 
     def add(self, messages: Sequence[DelayedMessage]) -> None:
-        with opened(self.spec) as store:
+        with open_spec(self.spec) as store:
             store.store_many(messages, SystemClock().now())
 
     def waiting(self) -> list[DelayedMessage]:
@@ -111,7 +111,7 @@ def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing
     if kind == "sqlite":
         folder = request.getfixturevalue("tmp_path")
         spec = StoreSpec(f"sqlite:///{folder / f'{endpoint}.db'}", synchronous="normal", endpoint=endpoint)
-        with opened(spec, create=True) as store:
+        with open_spec(spec, create=True) as store:
             store.setup()
         yield StorePlace(spec)
         return
@@ -126,7 +126,7 @@ def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing
         connection, table = request.getfixturevalue("azurite_connection"), fresh_table()
         request.getfixturevalue("monkeypatch").setenv("AZURITE_OF_THIS_TEST", connection)
         spec = StoreSpec("azure-table://?connection=env:AZURITE_OF_THIS_TEST", table=table, endpoint=endpoint)
-        with opened(spec, create=True) as store:
+        with open_spec(spec, create=True) as store:
             store.setup()
         yield StorePlace(spec)
         drop_table(connection, table)
@@ -135,11 +135,11 @@ def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing
     url, schema = request.getfixturevalue(f"{kind}_url"), subjects.fresh_schema()
     if kind == "mariadb":
         session = MariaDbServer(url).connect()
-        session.change(f"CREATE DATABASE IF NOT EXISTS {quoted(schema)}")
+        session.change(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)}")
         session.close()
     spec = StoreSpec(url, schema=schema, endpoint=endpoint)
     try:
-        with opened(spec, create=True) as store:
+        with open_spec(spec, create=True) as store:
             store.setup()
         yield StorePlace(spec)
     finally:

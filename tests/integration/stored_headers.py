@@ -38,7 +38,7 @@ def rewrite_headers(subject: StoreSubject, rewritten: Callable[[str], str]) -> N
                     connection.execute("UPDATE content SET headers = %s WHERE number = %s", new)
         case MariaDbStoreSubject():
             with closing(MariaDbServer(subject.url).connect()) as session:
-                ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').of('store')}")
+                ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').name_of('store')}")
                 pending = MariaDbNames(subject.schema, table).pending
                 for number, headers in session.rows(f"SELECT number, headers FROM {pending}"):
                     new = {"number": number, "headers": rewritten(headers)}

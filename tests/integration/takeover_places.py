@@ -31,12 +31,12 @@ from postdate import (
     SqliteTimeouts,
 )
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import MariaDbNames, MariaDbOutbox, MariaDbSagaStore, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, MariaDbOutbox, MariaDbSagaStore, quote_name
 from postdate.backends.postgres import names as postgres_names
-from postdate.backends.postgres.names import quoted as quoted_in_postgres
+from postdate.backends.postgres.names import quote_name as quoted_in_postgres
 from postdate.backends.postgres.names import steps as postgres_steps
 from postdate.backends.sql.migrations import Step
-from postdate.backends.sql.row_locks.names import mark_done, steps_of
+from postdate.backends.sql.row_locks.names import mark_statement, steps_of
 from postdate.backends.sqlite import connection as sqlite_connection
 
 DUMPS = Path(__file__).parent / "takeover"
@@ -225,7 +225,7 @@ class PostgresPlace(Place):
         self.change(script)
 
     def mark_done(self, step: Step) -> str:
-        return postgres_names.mark_done(self.schema, step)
+        return postgres_names.mark_statement(self.schema, step)
 
     def steps(self) -> Sequence[Step]:
         return postgres_steps(self.schema, TABLE)
@@ -303,8 +303,8 @@ class MariaDbPlace(Place):
 
     def run_script(self, script: str) -> None:
         with closing(MariaDbServer(self.url).connect()) as session:
-            session.change(f"CREATE DATABASE {quoted(self.schema)}")
-            session.change(f"USE {quoted(self.schema)}")
+            session.change(f"CREATE DATABASE {quote_name(self.schema)}")
+            session.change(f"USE {quote_name(self.schema)}")
             for statement in script.removesuffix(";\n").split(";\n"):
                 session.change(statement.encode())
 
@@ -323,7 +323,7 @@ class MariaDbPlace(Place):
         return [*([each] for each in statements[:-1] if each not in prepared), [*prepared, statements[-1]]]
 
     def mark_done(self, step: Step) -> str:
-        return mark_done(self.names, step)
+        return mark_statement(self.names, step)
 
     def steps(self) -> Sequence[Step]:
         return steps_of(self.names)
@@ -341,7 +341,7 @@ class MariaDbPlace(Place):
             "SELECT table_name, column_name FROM information_schema.columns "
             f"WHERE table_schema = {self._schema()} ORDER BY table_name, ordinal_position"
         ):
-            columns.setdefault(table, []).append(quoted(name))
+            columns.setdefault(table, []).append(quote_name(name))
         return columns
 
     def catalog(self) -> Any:
@@ -377,7 +377,7 @@ class MariaDbPlace(Place):
         return MariaDbTimeouts(self.url, schema=self.schema)
 
     def named(self, table: str) -> str:
-        return f"{quoted(self.schema)}.{quoted(table)}"
+        return f"{quote_name(self.schema)}.{quote_name(table)}"
 
     def drop(self) -> None:
         drop_database(self.url, self.schema)

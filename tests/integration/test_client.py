@@ -618,7 +618,7 @@ async def test_replacing_is_part_of_a_transaction(sales: Sales, shop: Client, be
 async def test_a_key_that_an_open_transaction_has_is_not_waited_for_for_long(
     sales: Sales, shop: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.postgres.changing._NO_LONG_WAIT", b"SET LOCAL lock_timeout = '10ms'")
+    monkeypatch.setattr("postdate.backends.postgres.changing._SHORT_LOCK_TIMEOUT", b"SET LOCAL lock_timeout = '10ms'")
     replace = partial(shop.replace, destination="sales", delay=HOUR)
     async with await psycopg.AsyncConnection.connect(sales.place.url) as application:
         id_ = await replace(b"1", key="k", transaction=application)

@@ -18,7 +18,7 @@ from tests.integration.test_client import client_of
 
 import postdate
 from postdate import Answer, Client, DelayedMessage, Pending, TransactionMode
-from postdate.client.background import Background, InUse
+from postdate.client.background import Background, StoreSession
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, StoreUnreachable
 from postdate.ports import Outcome, RecordKind, answer_of
@@ -211,15 +211,15 @@ async def test_a_transaction_of_another_database_is_refused(request: pytest.Fixt
 async def test_a_call_under_way_when_the_client_is_closed_ends_with_an_error_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.client.background._CLOSES_WITHIN", 1.0)
+    monkeypatch.setattr("postdate.client.background._CLOSE_TIMEOUT_SECONDS", 1.0)
     settings = load_settings(None, {}, {"store.address": f"sqlite:///{tmp_path / 'shop.db'}"})
     background, begun = Background(settings, create=True), threading.Event()
 
-    async def hang(_: InUse) -> None:
+    async def hang(_: StoreSession) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    async def hang_whatever_happens(_: InUse) -> None:
+    async def hang_whatever_happens(_: StoreSession) -> None:
         begun.set()
         while True:
             try:

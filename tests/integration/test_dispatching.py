@@ -19,10 +19,10 @@ from tests.waiting import PATIENCE_SECONDS
 from postdate import DelayedMessage, LocalTransport, SystemClock
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreNotSetUp, StoreUnavailable
-from postdate.pipeline.dispatching import DispatchJournal, SweepSpec, drain_due, swept
+from postdate.pipeline.dispatching import DispatchJournal, SweepSpec, drain_due, sweep_in_thread
 from postdate.pipeline.rows import LEDGER_ARROW
-from postdate.pipeline.stores import OpenStore, StoreSpec, opened
-from postdate.ports import Moved, RecordKind, Scan
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
+from postdate.ports import MovedMessages, RecordKind, Scan
 
 SECOND = timedelta(seconds=1)
 QUEUES = ["orders", "error"]
@@ -58,18 +58,18 @@ def _prepare(spec: SweepSpec, transport: Callable[[], LocalTransport | PostgresT
         await queues.create_queues(QUEUES)
         await queues.close()
 
-    with opened(spec.store, create=True) as store:
+    with open_spec(spec.store, create=True) as store:
         store.setup()
     anyio.run(create)
 
 
 def put(spec: SweepSpec, *messages: DelayedMessage) -> None:
-    with opened(spec.store) as store:
+    with open_spec(spec.store) as store:
         store.store_many(messages, now())
 
 
 def scanned(store: OpenStore, what: str, *columns: str) -> list[tuple[Any, ...]]:
-    scannable = store.scannable()
+    scannable = store.require_scannable()
     return [
         tuple(row)
         for part in scannable.scan_parts(what, 1)
@@ -80,7 +80,7 @@ def scanned(store: OpenStore, what: str, *columns: str) -> list[tuple[Any, ...]]
 
 def events(spec: SweepSpec) -> list[tuple[Any, ...]]:
     """Return what the store has recorded but for the scheduling."""
-    with opened(spec.store) as store:
+    with open_spec(spec.store) as store:
         rows = scanned(store, "records", "kind", "message_id", "at", "due", "destination", "detail")
     return sorted((RecordKind(row[0]).name.lower(), *row[1:]) for row in rows if row[0] != RecordKind.SCHEDULED)
 
@@ -104,7 +104,7 @@ def test_what_is_due_is_delivered_and_what_is_not_waits(spec: SweepSpec) -> None
         message("later", now() + timedelta(hours=1)),
     )
     assert drain_due(spec) == Counter(delivered=1, expired=1, failed=1)
-    with opened(spec.store) as store:
+    with open_spec(spec.store) as store:
         assert scanned(store, "pending", "message_id") == [("later",)]
         assert Counter(scanned(store, "queued", "message_id", "queue")) == Counter(
             [("due", "orders"), ("nowhere", "error")]
@@ -120,7 +120,7 @@ def test_a_ledger_has_the_same_lines_as_the_records(spec: SweepSpec) -> None:
     past = now() - 10 * SECOND
     put(spec, *(message(f"m-{n}", past) for n in range(2_500)), message("nowhere", past, "no-such-queue"))
     put(spec, message("expired", past, expires_at=past + SECOND))
-    assert lines(list(swept(spec, None))) == events(spec)
+    assert lines(list(sweep_in_thread(spec, None))) == events(spec)
     assert len(events(spec)) == 2_502
 
 
@@ -128,7 +128,7 @@ def test_a_resident_dispatcher_delivers_what_falls_due_while_it_is_there(spec: S
     due = now() + SECOND
     put(spec, *(message(f"m-{n}", due + n * timedelta(milliseconds=10)) for n in range(50)))
     batches = list[pa.RecordBatch]()
-    for batch in swept(spec, 3_600, tmp_path / "stop"):
+    for batch in sweep_in_thread(spec, 3_600, tmp_path / "stop"):
         batches.append(batch)
         if sum(each.num_rows for each in batches) >= 50:
             (tmp_path / "stop").touch()
@@ -141,13 +141,13 @@ def test_a_resident_dispatcher_delivers_what_falls_due_while_it_is_there(spec: S
 def test_it_ends_early_when_it_is_told_to(spec: SweepSpec, tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     put(spec, message("m", now() - SECOND))
-    batches = swept(spec, 3_600, tmp_path / "stop")
+    batches = sweep_in_thread(spec, 3_600, tmp_path / "stop")
     assert lines(list(batches)) == events(spec)
 
 
 def test_who_stops_reading_ends_it(spec: SweepSpec) -> None:
     put(spec, message("m", now() - SECOND))
-    batches = swept(spec, 3_600)
+    batches = sweep_in_thread(spec, 3_600)
     assert next(batches).num_rows == 1
     batches.close()
     assert not [thread for thread in threading.enumerate() if "portal" in thread.name.lower()]
@@ -194,14 +194,14 @@ def test_a_server_that_does_not_answer_is_given_up_when_patience_ends(tmp_path: 
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
         drain_due(spec)
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
-        list(swept(spec, 0.1))
+        list(sweep_in_thread(spec, 0.1))
 
 
 def test_a_full_ledger_says_so_until_it_is_read() -> None:
     ledger, at = DispatchJournal(), datetime(2026, 1, 1, tzinfo=UTC)
     n = 60_000
-    ledger.moved(Moved(["m"] * n, [at] * n, ["orders"] * n, [False] * n), at)
+    ledger.record_move(MovedMessages(["m"] * n, [at] * n, ["orders"] * n, [False] * n), at)
     assert ledger.is_full
-    assert sum(batch.num_rows for batch in ledger.take(0)) == n
+    assert sum(batch.num_rows for batch in ledger.drain(0)) == n
     assert not ledger.is_full
-    assert list(ledger.take(0)) == []
+    assert list(ledger.drain(0)) == []

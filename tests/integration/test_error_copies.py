@@ -5,7 +5,7 @@ import pytest
 from postdate.errors import MessageTooLarge
 from postdate.messages import Envelope, Headers, encode_headers, size_in_bytes
 from postdate.testing import TransportSubject
-from postdate.testing.transport_suite.subject import IN, NOW, queues, receive_one
+from postdate.testing.transport_suite.subject import IN, NOW, open_queues, receive_one
 
 LIMIT = 1_000
 ROOM = 256 * 1024
@@ -23,7 +23,7 @@ async def test_a_copy_may_be_larger_than_the_message_and_has_its_own_limit(
 ) -> None:
     copied = {"kind": "check", header: "2026-01-31 12:00:00:000000 Z"}
     largest = TAKEN_BY_AZURE if "Azure" in type(transport_subject).__name__ else LIMIT + ROOM
-    async with queues(transport_subject, largest_message_bytes=LIMIT) as transport:
+    async with open_queues(transport_subject, largest_message_bytes=LIMIT) as transport:
         plain = [of_size(LIMIT + 1, {"kind": "check"}), of_size(LIMIT, {"kind": "check"})]
         assert [type(answer) for answer in await transport.send(plain, NOW)] == [MessageTooLarge, type(None)]
         copies = [of_size(LIMIT + ROOM + 1, copied), of_size(largest, copied)]

@@ -11,7 +11,7 @@ from tests.conftest import as_another_process
 from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.backends.sqlite.processes import Sign, Silence
+from postdate.backends.sqlite.processes import Heartbeat, SilenceObserver
 from postdate.backends.sqlite.registration import unregister
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
@@ -79,7 +79,7 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
 
 async def test_a_process_shows_life_while_it_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.backends.sqlite.upkeep._HOUSEKEEPING_SECONDS", 0.1)
-    monkeypatch.setattr("postdate.backends.sqlite.processes._SIGNS_IN_A_BOUND", 600)
+    monkeypatch.setattr("postdate.backends.sqlite.processes._HEARTBEATS_IN_BOUND", 600)
     store = SqliteStore(tmp_path / "a.db")
     await store.store_many([DelayedMessage(f"m-{n}", NOW, "done") for n in range(3)], NOW)
     claims = await store.claim_due(LATER, 10)
@@ -125,15 +125,15 @@ async def test_whoever_sends_is_told_that_others_have_it(tmp_path: Path) -> None
     (finished,), held = await store.claim_due(LATER, 1), await store.claim_due(LATER, 10)
     await store.finish([finished], Outcome.DELIVERED, NOW)
     lost = list[str]()
-    stop = store.when_lost(lost.extend)
-    assert all(store.still_holds(claim) for claim in held)
+    stop = store.listen_for_lost_claims(lost.extend)
+    assert all(store.is_in_force(claim) for claim in held)
     other = as_another_process(lambda: SqliteStore(tmp_path / "a.db"))
     number = store.file.claimant
     other.file.write_blocking(lambda tx: unregister(tx, number))
     await until(lambda: set(lost) >= {claim.message.message_id for claim in held})
-    assert not any(store.still_holds(claim) for claim in held)
+    assert not any(store.is_in_force(claim) for claim in held)
     again = await store.claim_due(LATER, 10)
-    assert all(store.still_holds(claim) for claim in again)
+    assert all(store.is_in_force(claim) for claim in again)
     assert await store.finish(held, Outcome.DELIVERED, NOW) == 0
     assert await store.finish(again, Outcome.DELIVERED, NOW) == 2
     stop()
@@ -143,13 +143,13 @@ async def test_whoever_sends_is_told_that_others_have_it(tmp_path: Path) -> None
 
 async def test_silence_is_counted_only_while_somebody_looks_and_something_is_held() -> None:
     """A machine that slept, or a process that holds nothing, loses nothing; whoever never gave a sign is not judged."""
-    silence, signs = Silence(), {1: Sign(100, 10.0), 2: Sign(100, 10.0), 3: None}
+    silence, signs = SilenceObserver(), {1: Heartbeat(100, 10.0), 2: Heartbeat(100, 10.0), 3: None}
     for _ in range(10):
-        assert silence.look([1, 2, 3], signs.__getitem__, 1.0) == []
-    signs[2] = Sign(101, 10.0)
-    assert silence.look([1, 2, 3], signs.__getitem__, 1.0) == [1]
-    assert silence.look([3], signs.__getitem__, 1_000.0) == []
-    assert silence.look([1, 2, 3], signs.__getitem__, 1_000.0) == []
+        assert silence.find_silent([1, 2, 3], signs.__getitem__, 1.0) == []
+    signs[2] = Heartbeat(101, 10.0)
+    assert silence.find_silent([1, 2, 3], signs.__getitem__, 1.0) == [1]
+    assert silence.find_silent([3], signs.__getitem__, 1_000.0) == []
+    assert silence.find_silent([1, 2, 3], signs.__getitem__, 1_000.0) == []
 
 
 async def test_store_and_queues_on_one_file_share_the_bound(tmp_path: Path) -> None:

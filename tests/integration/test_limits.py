@@ -13,7 +13,7 @@ from tests.integration.test_client_races import services
 from tests.waiting import until
 
 from postdate import Client, Limits, SendOptions, connect
-from postdate.core.changes import administrable
+from postdate.core.changes import administrable_store
 from postdate.errors import NotSupported
 from postdate.operations import MessageState
 from postdate.ports import RecordKind, TransactionMode
@@ -52,7 +52,7 @@ class Shop:
         store = open_store(self._url, **self._more)
         try:
             await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
-            found = [await administrable(store).history(each) for each in ids]
+            found = [await administrable_store(store).history(each) for each in ids]
         finally:
             await store.close()
         return sorted(each.at for records in found for each in records if each.kind is RecordKind.DELIVERED)

@@ -26,11 +26,11 @@ from postdate.backends.sqlite.housekeeping import (
     DEAD_LETTER_HEADER,
     DEAD_LETTERS,
     ROUNDS_UNUSED,
-    take_out_expired,
+    remove_expired,
 )
 from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
 from postdate.messages import Headers
-from postdate.ports import End, Record, Recording, RecordKind
+from postdate.ports import Completion, Record, Recording, RecordKind
 from postdate.ports.transports import ExpiryRules
 from postdate.testing import VirtualClock
 
@@ -76,13 +76,13 @@ class Place:
             for each in await receiver.receive(100):
                 found.append(each.envelope.message_id)
                 if found[-1] == "probe":
-                    await receiver.commit(each, self.clock.now(), End(None))
+                    await receiver.commit(each, self.clock.now(), Completion(None))
         await receiver.close()
         return found[:-1]
 
     def keep_house(self) -> None:
         """Do what a thread does every second, now."""
-        self.transport.file._chores.round()
+        self.transport.file._upkeep.run_chores()
 
     def ask(self, sql: str) -> list[tuple]:
         return self.transport.file.read_blocking(lambda c: c.execute(sql).fetchall())
@@ -144,7 +144,7 @@ async def test_a_message_is_received_until_its_time_has_passed_and_never_later_r
         assert await at.received() == ["m", "endless"]
         await at.clock.advance(MICROSECOND)
         assert await at.received() == ["endless"]
-        assert await at.receiver.take("m") is None
+        assert await at.receiver.receive_by_id("m") is None
         assert await at.transport.lengths_of(["orders", "out", "nowhere", "\0"]) == {"orders": 1, "out": 0}
 
 
@@ -212,7 +212,7 @@ async def test_a_held_message_survives_its_time_and_can_be_committed(path: Path)
         await at.clock.advance(HALF_A_MINUTE * 2)
         at.keep_house()
         assert [name for name, _, _ in at.queued()] == ["m"]
-        await at.receiver.commit(held, at.clock.now(), End(outgoing=[lasting("sent", None, to="out")]))
+        await at.receiver.commit(held, at.clock.now(), Completion(outgoing=[lasting("sent", None, to="out")]))
         assert [name for name, _, _ in at.queued()] == ["sent"]
         assert await at.history("m") == []
 
@@ -233,7 +233,7 @@ async def test_what_a_receiver_discards_is_recorded_though_it_was_not_delayed(pa
     async with place(path, recording=recording) as at:
         for kind in (RecordKind.DISCARDED, RecordKind.HANDLED):
             await at.send(lasting(kind.name))
-            await at.receiver.commit(await held_one(at), NOW, End(kind, "because"))
+            await at.receiver.commit(await held_one(at), NOW, Completion(kind, "because"))
         assert [record.detail for record in await at.history("DISCARDED")] == ["because"]
         assert await at.history("HANDLED") == []
 
@@ -248,9 +248,9 @@ async def test_strict_queues_refuse_a_time_to_be_received_in_a_commit_row_61(pat
         held = await held_one(at)
         outgoing = [lasting("without", None, to="out"), lasting("with", to="out")]
         with pytest.raises(TimeToBeReceivedInTransaction, match=r"'with' to out.* transactional MSMQ\.$"):
-            await at.receiver.commit(held, NOW, End(outgoing=outgoing))
+            await at.receiver.commit(held, NOW, Completion(outgoing=outgoing))
         assert [name for name, _, _ in at.queued()] == ["in"]
-        await at.receiver.commit(held, NOW, End(outgoing=outgoing[:1]))
+        await at.receiver.commit(held, NOW, Completion(outgoing=outgoing[:1]))
         assert [name for name, _, _ in at.queued()] == ["without"]
 
 
@@ -283,7 +283,7 @@ async def test_queues_that_can_give_each_message_of_a_commit_its_own_time_row_62
         assert at.transport.capabilities.time_to_be_received_in_transactions
         await at.send(lasting("in", None))
         outgoing = [lasting("a", to="out"), lasting("b", SECOND, to="out"), lasting("c", None, to="out")]
-        await at.receiver.commit(await held_one(at), NOW, End(outgoing=outgoing))
+        await at.receiver.commit(await held_one(at), NOW, Completion(outgoing=outgoing))
         assert at.ends() == {"a": HALF_A_MINUTE, "b": SECOND, "c": None}
 
 
@@ -292,7 +292,7 @@ async def test_rather_than_refuse_they_leave_it_to_the_receiver_row_63(path: Pat
     async with place(path, expiry=rules) as at:
         await at.send(lasting("in", None))
         held = await held_one(at)
-        await at.receiver.commit(held, NOW, End(outgoing=[lasting("committed", to="orders")]))
+        await at.receiver.commit(held, NOW, Completion(outgoing=[lasting("committed", to="orders")]))
         await at.transport.send([lasting("with work", to="orders")], NOW, work=[lambda _: None])
         assert at.ends() == {"committed": None, "with work": None}
         received = await held_one(at)
@@ -475,10 +475,10 @@ async def test_at_the_same_moment_each_message_is_taken_out_by_one(path: Path) -
         def take_out(transport: LocalTransport) -> None:
             together.wait()
             while True:
-                batch = transport.file.write_blocking(lambda tx: take_out_expired(tx, now, 100))
-                if not batch.dropped:
+                batch = transport.file.write_blocking(lambda tx: remove_expired(tx, now, 100))
+                if not batch.deleted_count:
                     return
-                taken.append(batch.dropped)
+                taken.append(batch.deleted_count)
 
         async with anyio.create_task_group() as tasks:
             for transport in (at.transport, other):

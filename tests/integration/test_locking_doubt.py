@@ -37,7 +37,7 @@ class Place:
         return {holder for (holder,) in found}
 
     def holders(self) -> set[int]:
-        return {holder for (holder,) in self.session.rows(f"SELECT holder FROM {self.names.of('holder')}")}
+        return {holder for (holder,) in self.session.rows(f"SELECT holder FROM {self.names.name_of('holder')}")}
 
     async def claimed(self, count: int) -> Sequence[Claim]:
         """Claim until so many were claimed."""
@@ -108,9 +108,9 @@ async def test_what_was_not_committed_is_free_and_the_old_claims_do_nothing(
     lose_answer(False)
     with pytest.raises(StoreUnavailable):
         await doubtful.store.finish(claims[:1], Outcome.DELIVERED, NOW)
-    assert not doubtful.store.still_holds(claims[0])
+    assert not doubtful.store.is_in_force(claims[0])
     again = await doubtful.claimed(3)
-    assert all(map(doubtful.store.still_holds, again))
+    assert all(map(doubtful.store.is_in_force, again))
     assert await doubtful.store.finish(claims, Outcome.FAILED, NOW) == 0
     assert not await doubtful.store.retry_later(claims[2], NOW, NOW, "in doubt")
     assert await doubtful.store.finish(again, Outcome.DELIVERED, NOW) == 3
@@ -165,7 +165,7 @@ async def test_a_number_is_not_buried_while_somebody_leases_under_it(doubtful: P
     doubtful.store._tables.lease(other, [number for (number,) in _numbers(doubtful)], holder)
     doubtful.at.wait_for_no_lock(doubtful.session)
     with pytest.raises(StoreUnavailable):
-        doubtful.store._tables.bury(doubtful.session, [holder])
+        doubtful.store._tables.remove_holders(doubtful.session, [holder])
     other.rollback()
     other.close()
     stop()
@@ -206,14 +206,14 @@ async def test_a_table_that_is_gone_does_not_end_the_connection_that_holds_messa
     stop = await doubtful.store.listen(lambda: None)
     (number,) = doubtful.holders()
     tables, looks = doubtful.store._tables, list[str]()
-    dead = tables.dead
+    dead = tables.find_dead_holders
 
     def dead_and_noted(session: Any) -> Sequence[int]:
         found = dead(session)
         looks.extend(["dead"] if found else [])
         return found
 
-    monkeypatch.setattr(tables, "dead", dead_and_noted)
+    monkeypatch.setattr(tables, "find_dead_holders", dead_and_noted)
     with caplog.at_level(logging.ERROR, "postdate.stores"):
         doubtful.at.rename(doubtful.session, TABLE, "away")
         doubtful.at.add_dead_holder(doubtful.session)
@@ -233,7 +233,7 @@ async def test_who_loses_a_race_for_an_id_does_not_deadlock(
     place: LockingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each loser locked what all had found, together with the others, and then wanted it alone."""
-    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRIES", 1)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._MAX_ATTEMPTS", 1)
     store, lost = place.store(), list[str]()
     await store.setup()
     await store.store(DelayedMessage("m-1", NOW, "queue"), NOW)

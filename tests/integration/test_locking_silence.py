@@ -44,19 +44,19 @@ def messages(count: int) -> list[DelayedMessage]:
 def answers_within(seconds: float, store: MariaDbStore) -> Generator[None]:
     """Have so long for every answer: while what must fail is done, as good answers may take their time."""
     connection = "postdate.backends.sql.row_locks.connection"
-    sessions = [*store._pool._lent, *(session for session, _ in store._pool._connections.idle)]
+    sessions = [*store._pool._lent_sessions, *(session for session, _ in store._pool._connections.idle)]
     before = [session.seconds for session in sessions]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("postdate.backends.mariadb.connection.LOG_IN_WITHIN_SECONDS", seconds)
         for name in ("ANSWER_WITHIN", "ALIVE_WITHIN", "PATIENCE"):
             patch.setattr(f"{connection}._{name}_SECONDS", seconds)
         for session in sessions:
-            session.limit(seconds)
+            session.set_answer_limit(seconds)
         try:
             yield
         finally:
             for session, own in zip(sessions, before, strict=True):
-                session.limit(own)
+                session.set_answer_limit(own)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_how_long_a_server_may_be_silent_can_be_set(
     monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRUSTED_SECONDS", math.inf)
     store = open_store(_behind(mariadb_url, link), **settings)
     assert isinstance(store, MariaDbStore)
-    store._pool.put(await anyio.to_thread.run_sync(store._pool.take))  # logging in may take its time
+    store._pool.release(await anyio.to_thread.run_sync(store._pool.acquire))  # logging in may take its time
     link.stall()
     with pytest.raises(StoreUnreachable, match=r"did not answer within 0\.25 s"):
         await store.next_due()
@@ -202,7 +202,7 @@ async def test_closing_ends_what_others_wait_for(store: MariaDbStore, link: Faul
     with answers_within(_AN_HOUR, store):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
-            await until(lambda: store._pool._lent)
+            await until(lambda: store._pool._lent_sessions)
             store._pool.abort()
         await store.close()
     mend(link)
@@ -239,7 +239,7 @@ async def test_a_frozen_server_is_an_outage(server_folder: Path) -> None:
 async def test_a_table_that_somebody_has_locked_is_not_waited_for_for_ever(
     mariadb_url: str, schema: str, store: MariaDbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._GIVE_UP_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.pool._RETRY_FOR_SECONDS", 0.0)
     settings = MariaDbServer.connect.__globals__["_SETTINGS"]
     assert "lock_wait_timeout = 10," in settings
     monkeypatch.setattr(
@@ -248,7 +248,7 @@ async def test_a_table_that_somebody_has_locked_is_not_waited_for_for_ever(
     waiting = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     names = MariaDbNames(schema, TABLE)
     with closing(MariaDbServer(mariadb_url).connect()) as other:
-        other.change(f"LOCK TABLES {names.plain(TABLE)} WRITE")
+        other.change(f"LOCK TABLES {names.qualified_name(TABLE)} WRITE")
         for call in (waiting.claim_due(NOW + SECOND, 1), waiting.next_attempt()):
             with pytest.raises(StoreUnavailable, match="Lock wait timeout"):
                 await call
@@ -329,7 +329,7 @@ def brief(mariadb_url: str, schema: str) -> MariaDbStore:
 async def test_a_process_is_heard_of_on_each_connection_by_which_it_holds(
     mariadb_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._PING_AFTER_SECONDS", 0.1)
     store = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     await store.setup()
     await store.store_many(messages(3), NOW)
@@ -362,7 +362,7 @@ async def test_a_server_that_stands_still_for_a_while_ends_nothing_of_a_process_
     mariadb_url: str, schema: str, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, whoever got no answer within 2 s gave up what it held, and all of it was sent twice."""
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._PING_AFTER_SECONDS", 0.1)
     asked, ask = list[float | None](), MariaDbSession.is_alive
 
     def asked_in_vain(session: MariaDbSession, at_most: float | None = None) -> bool:
@@ -388,7 +388,7 @@ async def test_what_waits_for_one_connection_silences_no_other(
     mariadb_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that shows life goes on while a connection that holds a batch is asked."""
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._PING_AFTER_SECONDS", 0.1)
     store = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     await store.setup()
     await store.store_many(messages(3), NOW)
@@ -417,7 +417,7 @@ async def test_a_process_that_has_lost_what_it_held_finds_out(
     brief: MariaDbStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It need not be told by a failing call: whoever looks at its own connections sees that one is gone."""
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._SPEAKS_IN_TIME", 1 / 1.5)  # too late
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._PINGS_BEFORE_TIMEOUT", 1 / 1.5)  # too late
     brief._assemble(TABLE)
     await brief.setup()
     await brief.store_many(messages(3), NOW)

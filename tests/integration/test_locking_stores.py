@@ -198,7 +198,7 @@ async def test_an_administrator_may_run_the_statements(place: LockingPlace, sess
 async def test_tables_of_a_newer_postdate_are_left_alone(place: LockingPlace, session: Any) -> None:
     store = place.store()
     await store.setup()
-    session.change(f"UPDATE {place.names().plain('postdate_migration')} SET version = 99 WHERE subject = ''")
+    session.change(f"UPDATE {place.names().qualified_name('postdate_migration')} SET version = 99 WHERE subject = ''")
     with pytest.raises(StoreFromNewerVersion, match="99"):
         await store.setup()
     await store.close()
@@ -236,7 +236,7 @@ async def test_ids_differ_by_case_and_by_trailing_spaces(place: LockingPlace) ->
     report = await store.store_many(
         [DelayedMessage(id_, NOW, "очередь 📮 ", {"k": id_}, b"\\'\0%s") for id_ in ids], NOW
     )
-    assert report.already_there == ()
+    assert report.duplicate_ids == ()
     found = await store.claim_due(NOW + SECOND, 100)
     assert [claim.message.message_id for claim in found] == ids
     assert {claim.message.destination for claim in found} == {"очередь 📮 "}

@@ -12,8 +12,8 @@ from tests.servers import MariaDB
 from tests.waiting import until
 
 from postdate import DelayedMessage
-from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translated
-from postdate.backends.mariadb.schema import MariaDbNames, quoted
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translate_errors
+from postdate.backends.mariadb.schema import MariaDbNames, quote_name
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
@@ -68,8 +68,8 @@ async def test_every_look_goes_by_its_index_however_many_wait(
     await store.setup()
     await store.close()
     names = MariaDbNames(schema, TABLE)
-    table = names.plain(TABLE)
-    session.change(f"USE {quoted(schema)}")
+    table = names.qualified_name(TABLE)
+    session.change(f"USE {quote_name(schema)}")
     session.change(
         f"INSERT INTO {table} (number, due, attempt_at, message_id, destination, headers, body) "
         f"SELECT seq, seq * 1000, seq * 1000, seq, 'queue', '{{}}', REPEAT('x', 200) FROM seq_1_to_{ROWS}"
@@ -78,9 +78,9 @@ async def test_every_look_goes_by_its_index_however_many_wait(
     bounds = {"from": EARLIEST, "at": ROWS * 500}
     plans = {
         "claim": ({**bounds, "limit": 1_000}, "attempt"),
-        "first_free": (bounds, "attempt"),
+        "first_unclaimed": (bounds, "attempt"),
         "next_attempt": (bounds, "attempt"),
-        "next_attempt_but": ({**bounds, "locked": numbers}, "attempt"),
+        "next_attempt_except": ({**bounds, "locked": numbers}, "attempt"),
         "find_leased": ({"holders": [1]}, "attempt"),
         "record_claimed": (
             {"numbers": numbers, "holder": None, "at": 1, "store": 1, "kind": 2, "detail": None},
@@ -88,7 +88,7 @@ async def test_every_look_goes_by_its_index_however_many_wait(
         ),
         "delete_claimed": ({"numbers": numbers, "holder": None}, "PRIMARY"),
         "lease": ({"numbers": numbers, "holder": 1}, "PRIMARY"),
-        "free": ({"numbers": numbers, "holders": [1]}, "PRIMARY"),
+        "release_leases": ({"numbers": numbers, "holders": [1]}, "PRIMARY"),
         "next_due": ({}, "due"),
     }
     for name, (values, index) in plans.items():
@@ -200,7 +200,7 @@ def test_old_servers_and_other_servers_are_refused(
 ) -> None:
     monkeypatch.setattr(session, "rows", lambda _sql: [(version, 16_777_216)])
     with pytest.raises(ConfigurationError, match=r"10\.6"):
-        session.check()
+        session.check_server()
 
 
 async def test_the_server_says_how_safe_it_is(mariadb_url: str, schema: str) -> None:
@@ -220,8 +220,8 @@ def test_of_what_the_server_lists_old_snapshots_are_told_the_oldest_first(
 ) -> None:
     """The list is a table of the test's own here: the server makes its own anew from time to time only."""
     ((me,),) = session.rows("SELECT CONNECTION_ID()")
-    session.change(f"CREATE DATABASE {quoted(schema)}")
-    table = f"{quoted(schema)}.trx"
+    session.change(f"CREATE DATABASE {quote_name(schema)}")
+    table = f"{quote_name(schema)}.trx"
     session.change(f"CREATE TABLE {table} AS SELECT * FROM information_schema.innodb_trx LIMIT 0")
     table = table.replace("%", "%%")  # as in every statement with values
     for level, seconds, state in (
@@ -288,5 +288,5 @@ async def _an_old_snapshot_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -
     "error", [AssertionError("cut short"), IndexError(), pymysql.err.InternalError("Packet sequence number wrong")]
 )
 def test_a_packet_that_cannot_be_read_is_a_lost_connection(error: Exception) -> None:
-    with pytest.raises(StoreUnreachable), translated("here"):
+    with pytest.raises(StoreUnreachable), translate_errors("here"):
         raise error

@@ -11,7 +11,7 @@ from tests.waiting import claimed, until
 
 from postdate import DelayedMessage, Endpoint, HandlerContext, MariaDb, MemoryTransport, Saga, SqlServer, started_by
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.timeouts import MariaDbTimeouts
 from postdate.backends.sqlserver.store import SqlServerStore
@@ -154,7 +154,7 @@ class Orders(Saga[OrderState], correlated_by="number", name="Orders"):
 
 async def test_an_endpoint_has_its_sagas_and_its_outbox_in_one_commit(mariadb_url: str, schema: str) -> None:
     """Of a message that comes twice, each time with a row of the handler's own, everything is there once."""
-    table = f"{quoted(schema)}.`sold`".replace("%", "%%")
+    table = f"{quote_name(schema)}.`sold`".replace("%", "%%")
     async with MariaDb(mariadb_url, schema=schema) as database:
         shop = Endpoint("shop", database, transport=MemoryTransport(), outbox=True, transaction_mode="receive_only")
         shop.saga(Orders)
@@ -180,4 +180,4 @@ async def test_an_endpoint_has_its_sagas_and_its_outbox_in_one_commit(mariadb_ur
         for id_ in ("first", "last"):
             kept = await database.outbox.find("shop", id_)
             assert kept is not None
-            assert kept.dispatched
+            assert kept.is_dispatched

@@ -49,7 +49,7 @@ def all_hidden(place: Place, source: MigrationSource, size: int = 10) -> list[st
     run = new_begun(source)
     while source.hide(run, size, 3, MARGIN):
         pass
-    return [message.message_id for batch in source.batches(run) for message in source.read(run, batch.number)]
+    return [message.message_id for batch in source.batches(run) for message in source.read_batch(run, batch.number)]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_a_preview_counts_and_changes_nothing(place: Place) -> None:
     tables, rows = place.tables(), place.rows()
     source = place.source()
     seen = source.preview("Sales.Orders", NEXT_YEAR)
-    assert (seen.count, seen.left, seen.problems) == (4, 2, [])
+    assert (seen.count, seen.count_before_cutoff, seen.problems) == (4, 2, [])
     assert (seen.earliest, seen.latest) == (NEXT_YEAR, NEXT_YEAR + 2 * HOUR)
     assert seen.destinations == {"Sales": 3, "Billing": 1}
     assert source.history() == []
@@ -88,7 +88,7 @@ def test_a_preview_counts_and_changes_nothing(place: Place) -> None:
 
 def test_a_preview_of_nothing(place: Place) -> None:
     seen = place.source().preview("Sales.Orders", LONG_AGO)
-    assert (seen.count, seen.left, seen.earliest, seen.latest, seen.problems) == (0, 0, None, None, [])
+    assert (seen.count, seen.count_before_cutoff, seen.earliest, seen.latest, seen.problems) == (0, 0, None, None, [])
 
 
 def test_what_is_no_message_is_a_problem_with_its_id(place: Place) -> None:
@@ -121,10 +121,10 @@ def test_ids_and_times_that_cannot_be_read_are_problems(tmp_path: Path) -> None:
         "1 with an id that is no UUID: SALES-17",
     ]
     run = new_run()
-    source.begin(run)
+    source.start_run(run)
     source.hide(run, 10, 1, MARGIN)
     with pytest.raises(MessageError):
-        source.read(run, 1)
+        source.read_batch(run, 1)
     place.drop()
 
 
@@ -172,9 +172,9 @@ def test_what_is_due_soon_or_before_the_cutoff_stays(place: Place) -> None:
     exact = place.insert([Row(NEXT_YEAR), Row(NEXT_YEAR + SECOND / 2)])
     source = place.source()
     run = new_run(cutoff=NEXT_YEAR)
-    source.begin(run)
+    source.start_run(run)
     assert [batch.count for batch in source.hide(run, 10, 1, MARGIN)] == [len(exact)]
-    assert source.give_back(run, 1) == len(exact)
+    assert source.return_batch(run, 1) == len(exact)
     source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
     assert all_hidden(place, source) == [row.timeout_id for row in [*later, *early, *exact]]
     assert place.ids() == {row.timeout_id for row in soon}
@@ -199,13 +199,13 @@ def test_messages_are_read_as_they_were_stored(place: Place) -> None:
     source = place.source()
     run = new_begun(source)
     source.hide(run, 10, 1, MARGIN)
-    read = source.read(run, 1)
+    read = source.read_batch(run, 1)
     assert [message.message_id for message in read] == [row.timeout_id for row in stored]
     assert [message.due for message in read] == [due, due + HOUR, due + 2 * HOUR]
     assert [message.body for message in read] == [bytes(range(256)), b"", b""]
     assert [message.destination for message in read] == ["Sales", "Sales@here", "Sales@here"]
     assert all(message.headers == headers for message in read)
-    assert source.read(run, 2) == []
+    assert source.read_batch(run, 2) == []
 
 
 def test_texts_that_write_times_otherwise_are_never_hidden_too_early(tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_texts_that_write_times_otherwise_are_never_hidden_too_early(tmp_path: P
     noon = datetime(2100, 5, 1, 12, tzinfo=UTC)
     source, run = place.source(), new_run(cutoff=noon)
     seen = source.preview("Sales.Orders", noon)
-    assert (seen.count, seen.left, seen.earliest) == (3, 1, noon)
-    source.begin(run)
+    assert (seen.count, seen.count_before_cutoff, seen.earliest) == (3, 1, noon)
+    source.start_run(run)
     assert [batch.count for batch in source.hide(run, 10, 1, MARGIN)] == [3]
-    assert {message.due for message in source.read(run, 1)} == {noon}
+    assert {message.due for message in source.read_batch(run, 1)} == {noon}
     assert place.ids() == {rows[0].timeout_id}
     place.drop()
 
@@ -239,8 +239,8 @@ def test_texts_that_write_times_otherwise_are_never_hidden_too_early(tmp_path: P
 
 def test_a_run_is_written_down_as_it_began(place: Place) -> None:
     source, run = place.source(), new_run(cutoff=NEXT_YEAR + timedelta(microseconds=7))
-    source.begin(run)
-    source.begin(run)  # whoever got no answer asks again
+    source.start_run(run)
+    source.start_run(run)  # whoever got no answer asks again
     assert [*place.source().history()] == [run]
     source.set_status(run, MigrationStatus.PREPARED, NEXT_YEAR)
     source.set_status(run, MigrationStatus.COMPLETED, NEXT_YEAR)
@@ -250,7 +250,7 @@ def test_a_run_is_written_down_as_it_began(place: Place) -> None:
     assert [*source.history()] == [over]
     for attempt in (
         lambda: source.hide(run, 1, 1, MARGIN),
-        lambda: source.give_back(run, 1),
+        lambda: source.return_batch(run, 1),
         lambda: source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR),
     ):
         with pytest.raises(MigrationConflict, match="is COMPLETED"):
@@ -265,7 +265,7 @@ def test_one_run_at_a_time_has_an_endpoint(place: Place) -> None:
         source, run = place.source(), new_run(name)
         barrier.wait()
         try:
-            source.begin(run)
+            source.start_run(run)
         except MigrationConflict as error:
             return str(error)
         return run.run_id
@@ -275,7 +275,7 @@ def test_one_run_at_a_time_has_an_endpoint(place: Place) -> None:
     (begun,) = [run.run_id for run in place.source().history()]
     assert answers.count(begun) == 1
     assert sum(begun in answer for answer in answers) == 4
-    place.source().begin(new_run("Billing"))
+    place.source().start_run(new_run("Billing"))
     assert len(place.source().history()) == 2
 
 
@@ -287,14 +287,14 @@ def test_a_run_cannot_leave_batches_behind(place: Place) -> None:
     for status in (MigrationStatus.COMPLETED, MigrationStatus.ABORTED):
         with pytest.raises(MigrationConflict, match="batch 1 is PENDING"):
             source.set_status(run, status, NEXT_YEAR)
-    assert source.give_back(run, 1) == 1
+    assert source.return_batch(run, 1) == 1
     assert source.advance(run, 2, BatchStatus.PENDING, BatchStatus.STAGED)
     with pytest.raises(MigrationConflict, match="batch 2 is STAGED"):
         source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
     assert source.advance(run, 2, BatchStatus.STAGED, BatchStatus.COMPLETED)
     source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
     assert [batch.status for batch in source.batches(run)] == [BatchStatus.RETURNED, BatchStatus.COMPLETED]
-    assert len(source.read(run, 2)) == 1  # history stays
+    assert len(source.read_batch(run, 2)) == 1  # history stays
 
 
 def test_a_batch_advances_from_where_it_is_only(place: Place) -> None:
@@ -305,7 +305,7 @@ def test_a_batch_advances_from_where_it_is_only(place: Place) -> None:
     assert not source.advance(run, 1, BatchStatus.STAGED, BatchStatus.COMPLETED)
     assert source.advance(run, 1, BatchStatus.PENDING, BatchStatus.STAGED)
     assert not place.source().advance(run, 1, BatchStatus.PENDING, BatchStatus.STAGED)
-    assert source.give_back(run, 1) == 0
+    assert source.return_batch(run, 1) == 0
     assert place.ids() == set()
     assert not source.advance(run, 2, BatchStatus.PENDING, BatchStatus.STAGED)
 
@@ -321,9 +321,9 @@ def test_what_is_given_back_is_as_it_was(place: Place) -> None:
     source = place.source()
     run = new_begun(source)
     source.hide(run, 3, 2, MARGIN)
-    assert [source.give_back(run, number) for number in (1, 2, 1, 3)] == [3, 3, 0, 0]
+    assert [source.return_batch(run, number) for number in (1, 2, 1, 3)] == [3, 3, 0, 0]
     assert place.rows() == before
-    assert source.read(run, 1) == []
+    assert source.read_batch(run, 1) == []
     source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
     assert place.source().hide(new_begun(source), 10, 1, MARGIN)[0].count == 6
 
@@ -336,7 +336,7 @@ def test_what_is_there_again_does_not_keep_the_rest_from_being_given_back(place:
     run = new_begun(source)
     source.hide(run, 3, 1, MARGIN)
     place.insert([first])
-    assert source.give_back(run, 1) == 3
+    assert source.return_batch(run, 1) == 3
     assert place.rows() == before
 
 
@@ -346,4 +346,4 @@ def test_headers_of_which_some_are_null_are_no_problem(place: Place) -> None:
     assert list(source.preview("Sales.Orders", LONG_AGO).problems) == []
     run = new_begun(source)
     source.hide(run, 1, 1, MARGIN)
-    assert [message.headers for message in source.read(run, 1)] == [{"a": "", "b": "c"}]
+    assert [message.headers for message in source.read_batch(run, 1)] == [{"a": "", "b": "c"}]

@@ -87,7 +87,7 @@ def test_beside_an_old_manager_none_is_lost_and_none_sent_twice(place: Place) ->
         finally:
             over.set()
         manager.result()
-    hidden = [message.message_id for batch in source.batches(run) for message in source.read(run, batch.number)]
+    hidden = [message.message_id for batch in source.batches(run) for message in source.read_batch(run, batch.number)]
     assert beaten == []
     assert sorted([*sent, *hidden]) == sorted(row.timeout_id for row in rows)
     assert sent
@@ -108,7 +108,7 @@ def test_what_the_old_manager_has_locked_stays_with_it(server: Place) -> None:
         server.execute(other, "ROLLBACK")
     assert server.ids() == {kept.timeout_id}
     assert [batch.count for batch in source.hide(run, 10, 1, MARGIN)] == [1]
-    hidden = {message.message_id for number in (1, 2) for message in source.read(run, number)}
+    hidden = {message.message_id for number in (1, 2) for message in source.read_batch(run, number)}
     assert hidden == {row.timeout_id for row in rows} - {removed.timeout_id}
 
 
@@ -120,7 +120,7 @@ def test_an_old_manager_that_removes_what_is_being_hidden_finds_it_gone(server: 
     source.hide(run, 10, 1, MARGIN)
     with closing(server.connect()) as connection:
         assert not server.remove(connection, rows[0].timeout_id)
-    assert len(source.read(run, 1)) == 3
+    assert len(source.read_batch(run, 1)) == 3
 
 
 # --- giving up --------------------------------------------------------------------------------------------------------
@@ -185,15 +185,15 @@ def test_the_limits_of_hiding_are_for_hiding_only(server: Place) -> None:
     server.insert(hours(3))
     source = MigrationSource(server.dialect())
     run = new_begun(source)
-    assert source._open is not None
+    assert source._open_session is not None
     if isinstance(server, MariaDbPlace):
         look = "SELECT @@max_statement_time, @@innodb_lock_wait_timeout, @@idle_write_transaction_timeout"
     else:
         names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         look = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
-    before = source._open.rows(look, {})
+    before = source._open_session.rows(look, {})
     source.hide(run, 10, 1, MARGIN)
-    assert source._open.rows(look, {}) == before
+    assert source._open_session.rows(look, {}) == before
     source.close()
 
 
@@ -205,7 +205,7 @@ def test_the_server_ends_a_transaction_whose_client_is_suspended(
     before = server.rows()
     dialect = server.dialect()
     source, run, looks = MigrationSource(dialect), new_run(), list[datetime]()
-    source.begin(run)
+    source.start_run(run)
 
     def now(session: Session) -> datetime:
         if looks:
@@ -241,7 +241,7 @@ def test_the_clock_is_looked_at_before_the_commit(tmp_path: Path, margin: timede
     place.create()
     place.insert(hours(3))
     source, run = MigrationSource(SqliteDialect(place.path, _SteppingClock())), new_run()
-    source.begin(run)
+    source.start_run(run)
     if count:
         assert [batch.count for batch in source.hide(run, 10, 1, margin)] == [count]
     else:
@@ -261,7 +261,7 @@ def test_the_table_of_another_tool_is_not_touched(place: Place) -> None:
         table, column = place.table("TimeoutsMigration_State"), place.quoted("MigrationRunId")
         place.execute(connection, f"CREATE TABLE {table} ({column} varchar(500))")
     source = place.source()
-    for attempt in (source.history, lambda: source.begin(new_run())):
+    for attempt in (source.history, lambda: source.start_run(new_run())):
         with pytest.raises(MigrationConflict, match="another tool"):
             attempt()
 
@@ -300,7 +300,7 @@ def test_a_table_without_transactions_is_refused(mariadb_url: str) -> None:
     with closing(place.connect()) as connection:
         place.execute(connection, f"ALTER TABLE {place.table('Sales_Orders_TimeoutData')} ENGINE = MyISAM")
     with pytest.raises(ConfigurationError, match="change it to InnoDB"):
-        place.source().begin(new_run())
+        place.source().start_run(new_run())
     place.drop()
 
 

@@ -10,7 +10,7 @@ from sqlglot import expressions
 from tests.integration.migration_places import new_run
 
 from postdate.backends.sql.timeouts_layout import COLUMNS
-from postdate.backends.sql.timeouts_migration.dialect import STATE_COLUMNS, Hiding
+from postdate.backends.sql.timeouts_migration.dialect import STATE_COLUMNS, HideRequest
 from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.backends.sqlserver.timeouts_source import PlainSession, SqlServerDialect
 from postdate.errors import StoreUnavailable
@@ -89,13 +89,13 @@ def test_every_statement_parses_whatever_the_names(driver: tuple[MigrationSource
     run, margin = new_run("Sales"), timedelta(minutes=10)
     assert source.endpoints() == ["Sales"]
     seen = source.preview("Sales", NOW)
-    assert (seen.count, seen.left, seen.largest_bytes) == (1, 7, 7)
+    assert (seen.count, seen.count_before_cutoff, seen.largest_bytes) == (1, 7, 7)
     assert [each.run_id for each in source.history()] == ["r" * 32]
-    source.begin(run)
+    source.start_run(run)
     assert [batch.count for batch in source.hide(run, 3, 1, margin)] == [3]
-    assert [message.destination for message in source.read(run, 1)] == ["Sales"]
+    assert [message.destination for message in source.read_batch(run, 1)] == ["Sales"]
     assert source.advance(run, 1, BatchStatus.PENDING, BatchStatus.STAGED)
-    assert source.give_back(run, 1) == 3
+    assert source.return_batch(run, 1) == 3
     source.set_status(run, MigrationStatus.PREPARED, NOW)
     for statement in said.said:
         parsed = sqlglot.parse(statement, read="tsql")
@@ -109,7 +109,7 @@ def test_every_statement_parses_whatever_the_names(driver: tuple[MigrationSource
 @pytest.mark.parametrize("schema", SCHEMAS, ids=["plain", "hostile"])
 def test_the_tables_of_a_migration_parse(schema: str) -> None:
     driver, dialect = _Driver(), SqlServerDialect("mssql://user:secret@127.0.0.1:1/x", schema)
-    for statement in dialect.creating():
+    for statement in dialect.state_table_statements():
         PlainSession(driver).change(statement, {})  # pyright: ignore[reportArgumentType]
     found = [each for statement in driver.said for each in sqlglot.parse(statement, read="tsql")]
     assert [type(each) for each in found] == [expressions.IfBlock] * 3
@@ -120,7 +120,7 @@ def test_the_tables_of_a_migration_parse(schema: str) -> None:
 def test_what_is_hidden_is_locked_row_by_row_and_what_is_locked_is_skipped() -> None:
     dialect = SqlServerDialect("mssql://user:secret@127.0.0.1:1/x", None)
     driver = _Driver()
-    hiding = Hiding("Sales_TimeoutData", "TimeoutData_migration_x", COLUMNS, 5, 1024, 4096)
+    hiding = HideRequest("Sales_TimeoutData", "TimeoutData_migration_x", COLUMNS, 5, 1024, 4096)
     assert dialect.hide(PlainSession(driver), hiding, NOW) == 3  # pyright: ignore[reportArgumentType]
     copying, removing = driver.said
     assert "SELECT TOP (4096)" in copying

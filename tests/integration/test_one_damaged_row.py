@@ -28,7 +28,7 @@ from postdate import (
     started_by,
 )
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import MariaDbNames, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, quote_name
 from postdate.ports import ClaimingStore
 
 pytestmark = pytest.mark.anyio
@@ -57,9 +57,9 @@ def refuse_in_postgres(place: Place, table: str, condition: str) -> None:
 def refuse_in_mariadb(subject: MariaDbStoreSubject, number: int) -> None:
     """Have a trigger say of one row what the server says of a failing index."""
     with closing(MariaDbServer(subject.url).connect()) as session:
-        ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').of('store')}")
+        ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').name_of('store')}")
         pending = MariaDbNames(subject.schema, table).pending
-        trigger = f"{quoted(subject.schema)}.refuses".replace("%", "%%")
+        trigger = f"{quote_name(subject.schema)}.refuses".replace("%", "%%")
         session.change(
             f"CREATE TRIGGER {trigger} BEFORE INSERT ON {pending} FOR EACH ROW IF NEW.message_id = '{BAD}' THEN "
             f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'Got error 126'; END IF",
@@ -113,7 +113,7 @@ async def store_that_refuses(
 async def test_a_delayed_message_whose_row_cannot_be_written_ends_in_the_error_queue_and_others_are_stored(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.sqlite.connection._LOOKED_THROUGH_BYTES", 0)
+    monkeypatch.setattr("postdate.backends.sqlite.connection._CHECKED_BYTES", 0)
     queues, numbers, tomorrow = MemoryTransport(), count(), now() + timedelta(days=1)
 
     async def is_given_up() -> bool:

@@ -134,7 +134,7 @@ async def test_messages_for_a_missing_queue_do_not_hold_up_others(tmp_path: Path
         bad = [DelayedMessage(f"bad-{number}", NOW, "nowhere") for number in range(3000)]
         await store.store_many([*bad, message(1, NOW + timedelta(seconds=1))], NOW)
         report = await store.move_due(NOW + timedelta(minutes=1), 1000)
-        assert (report.delivered, report.left_behind) == (1, True)
+        assert (report.delivered, report.needs_claim) == (1, True)
 
 
 async def test_whatever_a_failure_says_the_message_reaches_the_error_queue(tmp_path: Path) -> None:
@@ -229,9 +229,9 @@ async def test_lock_files_that_were_removed_come_back(tmp_path: Path) -> None:
         await store.setup()
         folder = tmp_path / "a.db-claimants"
         shutil.rmtree(folder)
-        store.file._chores.round()
+        store.file._upkeep.run_chores()
         assert {each.name for each in folder.iterdir()} == {"1.lock", "1.alive"}
-        assert store.file._chores.free_claims_of_the_dead() == 0
+        assert store.file._upkeep.release_dead_claims() == 0
 
 
 async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
@@ -240,7 +240,7 @@ async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
     """A statement in progress would fail its commit: "SQL statements in progress"."""
     store = SqliteStore(tmp_path / "store.db", synchronous="normal")
     await store.setup()
-    turn = FileAccess._turn
+    turn = FileAccess._lock_for_writing
 
     @contextmanager
     def then_another_writer(access: FileAccess) -> Generator[None]:
@@ -250,7 +250,7 @@ async def test_a_checkpoint_is_over_when_the_next_writer_has_its_turn(
             assert access._writer is not None
             access._writer.execute(statement)
 
-    monkeypatch.setattr(FileAccess, "_turn", then_another_writer)
+    monkeypatch.setattr(FileAccess, "_lock_for_writing", then_another_writer)
     store.file.checkpoint_blocking()
     monkeypatch.undo()
     await store.close()

@@ -84,7 +84,7 @@ async def test_a_connection_lost_under_a_handler_is_not_the_fault_of_its_message
         assert (await queues.queue_lengths())["error"] == 0
         found = await outbox.find("sales", id_)
         assert found is not None
-        assert found.dispatched
+        assert found.is_dispatched
     finally:
         await outbox.close()
         drop_schema(postgres_url, schema)

@@ -95,7 +95,7 @@ class PostgresSubject(Subject):
         self.table = f"paid_{os.getpid()}"
         self.query(f"CREATE TABLE {self.table} (amount integer)")
         self.store, self.elsewhere = store, _ = tuple(PostgresOutbox(url, schema=self._schema) for _ in range(2))
-        self.marks = store._database.names.of("migration").replace("%%", "%")
+        self.marks = store._database.names.name_of("migration").replace("%%", "%")
 
     def query(self, statement: str) -> list[Any]:
         with psycopg.connect(self._url, autocommit=True) as connection:
@@ -114,7 +114,7 @@ class MariaDbSubject(Subject):
         self.table = f"`{database}`.paid_{os.getpid()}"
         self.query(f"CREATE TABLE {self.table} (amount integer)")
         self.store, self.elsewhere = store, _ = tuple(MariaDbOutbox(url, schema=self._schema) for _ in range(2))
-        self.marks = store._names.plain("postdate_migration")
+        self.marks = store._names.qualified_name("postdate_migration")
 
     def query(self, statement: str) -> list[Any]:
         with closing(MariaDbServer(self._url).connect_as_application()) as session:
@@ -163,15 +163,15 @@ async def test_business_data_and_record_are_one_commit(subject: Subject) -> None
     store = subject.store
     await store.setup()
     transaction = store.transaction("sales", "m-1")
-    assert not transaction.begun
+    assert not transaction.has_begun
     connection = await transaction.begin()
-    assert transaction.begun
+    assert transaction.has_begun
     assert await transaction.begin() is connection
     await execute(connection, subject.insert)
     assert subject.paid() == 0
     assert await transaction.commit(OPERATIONS, NOW)
     assert subject.paid() == 1
-    assert await store.find("sales", "m-1") == OutboxRecord(OPERATIONS, dispatched=False)
+    assert await store.find("sales", "m-1") == OutboxRecord(OPERATIONS, is_dispatched=False)
     assert await store.find("billing", "m-1") is None
 
     transaction = store.transaction("sales", "m-2")
@@ -192,13 +192,13 @@ async def test_operations_come_back_as_they_were(subject: Subject) -> None:
     await subject.store.mark_dispatched("sales", "m \0 1", NOW + SECOND)
     for another in ("m  1", "m 1", "m"):  # a NUL that is dropped, or that ends the id, would make it known
         assert await subject.store.find("sales", another) is None
-    assert await subject.store.find("sales", "m \0 1") == OutboxRecord((), dispatched=True)
+    assert await subject.store.find("sales", "m \0 1") == OutboxRecord((), is_dispatched=True)
 
 
 async def test_what_sends_nothing_is_dispatched_at_once(subject: Subject) -> None:
     await subject.store.setup()
     assert await subject.store.transaction("sales", "m-1").commit([], NOW)
-    assert await subject.store.find("sales", "m-1") == OutboxRecord((), dispatched=True)
+    assert await subject.store.find("sales", "m-1") == OutboxRecord((), is_dispatched=True)
 
 
 async def test_of_two_transactions_of_one_message_one_commits(subject: Subject) -> None:
@@ -236,11 +236,11 @@ async def test_what_many_do_at_once_is_done_for_each(subject: Subject) -> None:
         await subject.store.mark_dispatched("sales", id_, NOW)
         found[id_] = await subject.store.find("sales", id_)
 
-    assert await subject.store.find("sales", "m-1") == OutboxRecord(OPERATIONS, dispatched=False)
+    assert await subject.store.find("sales", "m-1") == OutboxRecord(OPERATIONS, is_dispatched=False)
     async with anyio.create_task_group() as tasks:
         for n in range(11):
             tasks.start_soon(end, f"m-{n}")
-    assert found == {**{f"m-{n}": OutboxRecord((), dispatched=True) for n in range(10)}, "m-10": None}
+    assert found == {**{f"m-{n}": OutboxRecord((), is_dispatched=True) for n in range(10)}, "m-10": None}
 
 
 async def test_work_of_others_is_part_of_the_commit(subject: Subject) -> None:

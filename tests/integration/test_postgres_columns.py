@@ -21,7 +21,7 @@ from postdate.backends.postgres.bulk import scan_query
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.ports import Scan, ScanFilter, ScanPart
-from postdate.runtime.threads import Alarm
+from postdate.runtime.threads import WakeUp
 from postdate.testing.store_suite.columns import message_batch, rows_of_columns
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ store.store_columns(batches[0].slice(0, 0), now)
 print("ready", flush=True)
 sys.stdin.readline()
 reports = [store.store_columns(batch, now) for batch in batches]
-print(sum(report.stored for report in reports), sum(len(report.already_there) for report in reports), flush=True)
+print(sum(report.stored for report in reports), sum(len(report.duplicate_ids) for report in reports), flush=True)
 anyio.run(store.close)
 """
 
@@ -76,7 +76,7 @@ async def test_names_may_have_anything_in_them(postgres_url: str) -> None:
     try:
         await store.setup()
         assert store.store_columns(batch_of("a", "b"), now()).stored == 2
-        assert tuple(store.store_columns(batch_of("b", "c"), now()).already_there) == ("b",)
+        assert tuple(store.store_columns(batch_of("b", "c"), now()).duplicate_ids) == ("b",)
         scan = Scan("pending", ("message_id", "body"), ScanFilter(message_ids=("a", "c")))
         rows = rows_of_columns(store, scan, store.scan_parts("pending", 1))
         assert sorted(rows) == [("a", b"body"), ("c", b"body")]
@@ -87,8 +87,8 @@ async def test_names_may_have_anything_in_them(postgres_url: str) -> None:
 
 async def test_another_process_is_woken_by_what_is_due_soon(place: Place) -> None:
     other = place.another_store()
-    alarm = Alarm()
-    stop = await other.listen(alarm.ring)
+    alarm = WakeUp()
+    stop = await other.listen(alarm.wake)
     try:
         place.store.store_columns(batch_of("soon", due=now() + SECOND), now())
         await until(alarm.event.is_set)
@@ -161,7 +161,7 @@ async def test_a_batch_that_loses_a_deadlock_is_stored_after_all(place: Place, e
             break
     else:
         raise AssertionError("the batch never lost")
-    assert (report.stored, tuple(report.already_there)) == (1, (z, a))
+    assert (report.stored, tuple(report.duplicate_ids)) == (1, (z, a))
     assert b in waiting(place)
 
 
@@ -199,7 +199,7 @@ async def test_a_batch_that_loses_again_and_again_goes_another_way(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.store.store_columns(batch_of("a"), now())
-    monkeypatch.setattr(columnar, "_TRIES", 0)
+    monkeypatch.setattr(columnar, "_MAX_ATTEMPTS", 0)
     batch = message_batch(
         [
             DelayedMessage("a", FAR, "q"),
@@ -208,7 +208,7 @@ async def test_a_batch_that_loses_again_and_again_goes_another_way(
         ]
     )
     report = place.store.store_columns(batch, now())
-    assert (report.stored, tuple(report.already_there)) == (1, ("a", "b"))
+    assert (report.stored, tuple(report.duplicate_ids)) == (1, ("a", "b"))
     stored = await place.store.get("b")
     assert stored == DelayedMessage("b", FAR, "q", {"k": "é"}, b"\0", FAR + SECOND)
     nothing_is_half_stored(place)
@@ -249,7 +249,7 @@ async def test_a_share_reads_its_own_pages_and_a_few_ids_are_found_by_the_index(
     place.run('ANALYZE record, content, "service.timeouts"')
 
     def plan(scan: Scan) -> str:
-        (first, *_) = place.store.scan_parts(scan.what, 4)
+        (first, *_) = place.store.scan_parts(scan.row_kind, 4)
         query = scan_query(place.store.database.names, "service.timeouts", scan, first, plain=False)
         with place.store.database.connect() as connection:
             return "\n".join(line for (line,) in connection.execute(b"EXPLAIN " + query.encode()).fetchall())

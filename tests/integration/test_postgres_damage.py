@@ -70,7 +70,7 @@ async def test_what_is_damaged_for_good_is_looked_at_by_operators_and_jobs_witho
     await damage_one_of_ten(place, "due infinity")
     place.run(f"UPDATE \"{TABLE}\" SET attempt_at = 'infinity' WHERE message_id = 'm-0'")  # never due
     observer = place.store.observer()
-    assert await observer.standing("m-0") is None
+    assert await observer.pending_state_of("m-0") is None
     assert await place.store.next_attempt() is not None
     assert (await place.store.statistics(now())).pending == 10
     (part,) = place.store.scan_parts("pending", 1)

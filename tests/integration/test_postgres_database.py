@@ -40,7 +40,7 @@ from postdate.backends.postgres.sessions import mark
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.ports import Outcome
-from postdate.wiring import open_outbox, open_saga_store, opened
+from postdate.wiring import open_deployment, open_outbox, open_saga_store
 
 CONCURRENCY, MESSAGES = 8, 40
 _SESSIONS = b"SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
@@ -96,7 +96,7 @@ def of_one_database(url: str, schema: str) -> Made:
 
 def of_adapters_on_one(url: str, schema: str) -> Made:
     database = Postgres(url, schema=schema)
-    database.expect(CONCURRENCY)
+    database.ensure_connections(CONCURRENCY)
     return of_adapters(database, schema)
 
 
@@ -122,7 +122,7 @@ class Counts:
 
     def __init__(self, url: str, schema: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True, application_name="counts")
-        self._holders = f"SELECT count(*) FROM {SchemaNames(schema).of('holder')} WHERE pid = %s".encode()
+        self._holders = f"SELECT count(*) FROM {SchemaNames(schema).name_of('holder')} WHERE pid = %s".encode()
         self.connections = self.listeners = self.identities = 0
 
     def take(self) -> None:
@@ -214,12 +214,12 @@ async def test_an_adapter_that_is_closed_gives_back_what_it_holds_and_leaves_the
         claims = await database.store.claim_due(now() + SECOND, 3)  # locked
         await database.store.finish(claims[:1], Outcome.DELIVERED, now())  # and the others are leased
         await database.store.claim_due(now() + SECOND, 1)
-        number = database.queues.database.listener().holder()
+        number = database.queues.database.listener().wait_for_holder()
         await database.store.close()
         another = PostgresStore(database, table="shop.timeouts")
         assert len(await another.claim_due(now() + SECOND, 10)) == 3
         await another.close()
-        assert database.queues.database.listener().holder() == number
+        assert database.queues.database.listener().wait_for_holder() == number
         await receiver.commit(held, now())
         with pytest.raises(StoreUnavailable, match="closed"):
             await database.store.next_due()
@@ -232,15 +232,15 @@ async def test_what_an_adapter_may_hold_without_knowing_it_is_free_when_it_is_cl
         first, second = PostgresTransport(database), PostgresTransport(database)
         await first.send([Envelope("shop", "e-1")], now())
         receiver = first.receiver("shop")
-        number = first.database.listener().holder()
-        claim = f"UPDATE {database.names.of('queue_message')} SET holder = %s".encode()
+        number = first.database.listener().wait_for_holder()
+        claim = f"UPDATE {database.names.name_of('queue_message')} SET holder = %s".encode()
         with pytest.raises(StoreUnavailable):
-            await anyio.to_thread.run_sync(receiver._certain, number, partial(lost_answer, first, claim, number))
+            await anyio.to_thread.run_sync(receiver._run_claim, number, partial(lost_answer, first, claim, number))
         await first.close()
         other = second.receiver("shop")
         (again,) = await received(other, 1)
         assert again.envelope.message_id == "e-1"
-        assert second.database.listener().holder() != number
+        assert second.database.listener().wait_for_holder() != number
         await other.commit(again, now())
         await other.close()
         await second.close()
@@ -272,7 +272,7 @@ async def test_brief_work_waits_for_a_place_and_is_never_kept_from_one_by_transa
         counts = Counts(postgres_url, schema)
         await counts.until_none_is_open()
         await set_up(database)
-        database.expect(2)
+        database.ensure_connections(2)
         pids = list[int]()
         transactions = [database.outbox.transaction("shop", f"m-{number}") for number in range(2)]
         for each in transactions:
@@ -297,7 +297,7 @@ async def test_brief_work_waits_for_a_place_and_is_never_kept_from_one_by_transa
 async def test_two_event_loops_share_a_database(postgres_url: str) -> None:
     async with schema_on(postgres_url) as schema, Postgres(postgres_url, schema=schema) as database:
         await set_up(database)
-        database.expect(4)
+        database.ensure_connections(4)
 
         async def use(outbox: PostgresOutbox, name: str) -> None:
             for number in range(20):
@@ -324,7 +324,7 @@ from postdate import Postgres
 access = Postgres(sys.argv[1], schema=sys.argv[2]).queues.database
 
 def show(who):
-    print(who, access.run_blocking(lambda c: c.info.backend_pid), access.listener().holder(), flush=True)
+    print(who, access.run_blocking(lambda c: c.info.backend_pid), access.listener().wait_for_holder(), flush=True)
 
 show("before")
 child = os.fork()
@@ -376,7 +376,7 @@ async def test_equal_addresses_in_the_settings_are_one_database(postgres_url: st
             "POSTDATE_TIMEOUT_MANAGER__ADDRESS": postgres_url,
         }
         settings = load_settings(None, variables)
-        async with opened(settings) as deployment:
+        async with open_deployment(settings) as deployment:
             sagas, outbox = open_saga_store(settings, deployment.databases), open_outbox(settings, deployment.databases)
             (timeouts,) = deployment.timeouts.values()
             assert isinstance(deployment.store, PostgresStore)

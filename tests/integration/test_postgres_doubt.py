@@ -11,7 +11,7 @@ from tests.waiting import received, until
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import Outcome
-from postdate.runtime.threads import Alarm
+from postdate.runtime.threads import WakeUp
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def test_a_lease_that_nobody_was_given_is_freed_as_soon_as_the_server_answ
         claims: Any = place.store._claims
 
         def hold_and_lose(connection: Any, rows: Any) -> Any:
-            tokens = type(claims).hold(claims, connection, rows)
+            tokens = type(claims).remember_batch(claims, connection, rows)
             tokens[0].batch.session = _LosesTheAnswerToCommit(connection)
             return tokens
 
@@ -82,7 +82,7 @@ async def test_a_lease_that_nobody_was_given_is_freed_as_soon_as_the_server_answ
             raise StoreUnavailable("the server is restarted")
 
         with monkeypatch.context() as outage:
-            outage.setattr(claims, "hold", hold_and_lose)
+            outage.setattr(claims, "remember_batch", hold_and_lose)
             outage.setattr(place.store.database, "run_blocking", unreachable)
             with pytest.raises(StoreUnavailable):
                 await place.store.fetch_next_due(now())
@@ -123,8 +123,8 @@ async def test_what_is_held_under_a_number_that_was_buried_is_freed(postgres_url
         place.run('UPDATE "service.timeouts" SET holder = 2000000000, attempt_at = NULL')
         receiver = place.transport.receiver("consumer")
         assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-1"]
-        alarm = Alarm()
-        stop = await place.store.listen(alarm.ring)
+        alarm = WakeUp()
+        stop = await place.store.listen(alarm.wake)
         while not await place.store.claim_due(now(), 10):
             await until(alarm.event.is_set)
             alarm.reset()
@@ -140,9 +140,9 @@ async def test_a_store_whose_table_was_dropped_harms_no_other(postgres_url: str)
         place.run("UPDATE queue_message SET holder = 2000000000")
         receiver = place.transport.receiver("consumer")
         listener = place.transport.database.listener()
-        number = listener.holder()
+        number = listener.wait_for_holder()
         await received(receiver, 1)
-        assert listener.holder() == number
+        assert listener.wait_for_holder() == number
         # What it held is free, and received, before it is buried.
         await until(lambda: place.rows("SELECT count(*) FROM holder WHERE holder = 2000000000") == [(0,)])
         await receiver.close()
@@ -150,10 +150,10 @@ async def test_a_store_whose_table_was_dropped_harms_no_other(postgres_url: str)
 
 async def test_notifications_of_strangers_do_no_harm(postgres_url: str) -> None:
     async with placed(postgres_url) as place:
-        alarm = Alarm()
-        stop = await place.store.listen(alarm.ring)
+        alarm = WakeUp()
+        stop = await place.store.listen(alarm.wake)
         listener = place.store.database.listener()
-        number = listener.holder()
+        number = listener.wait_for_holder()
         store_id = place.rows("SELECT store_id FROM store")[0][0]
         with place.connect() as stranger:
             for payload in ("", "due", f"due {store_id} {10**20}", "due x y", "\U0001f570 1 2"):
@@ -162,7 +162,7 @@ async def test_notifications_of_strangers_do_no_harm(postgres_url: str) -> None:
         await other.initialize("service", next(iter(other.capabilities.transaction_modes)))
         await other.store(place.work(1, now()), now())
         await until(alarm.event.is_set)
-        assert listener.holder() == number
+        assert listener.wait_for_holder() == number
         stop()
         await other.close()
 
@@ -171,7 +171,7 @@ async def test_nothing_is_remembered_of_messages_that_ended_in_a_transaction_of_
     async with placed(postgres_url) as place:
         await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(5)], now())
         claims = await place.store.claim_due(now(), 10)
-        work = place.store.finishing(claims, Outcome.FAILED, now())
+        work = place.store.finishing_work(claims, Outcome.FAILED, now())
         await place.transport.send([Envelope("error", "copy")], now(), work=[work])
         assert await place.store.claim_due(now(), 10) == []
         assert place.store._claims._tokens == {}

@@ -10,7 +10,7 @@ from tests.waiting import until
 
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, StoreUnreachable
 from postdate.messages import Envelope
-from postdate.ports import End, Ending, Received, Receiver, RecordKind
+from postdate.ports import Completion, Received, Receiver, RecordKind, Settlement
 
 pytestmark = pytest.mark.anyio
 
@@ -21,11 +21,11 @@ async def held(place: Place, count: int) -> tuple[Receiver, Sequence[Received]]:
     return receiver, await receiver.receive(count)
 
 
-async def ended(receiver: Receiver, ends: Sequence[tuple[Received, End]]) -> list[str]:
+async def ended(receiver: Receiver, ends: Sequence[tuple[Received, Completion]]) -> list[str]:
     """End messages at once; return how each ended: in the order of the messages."""
     outcomes = [""] * len(ends)
 
-    async def end(number: int, received: Received, how: End) -> None:
+    async def end(number: int, received: Received, how: Completion) -> None:
         try:
             await receiver.commit(received, now(), how)
         except PostdateError as error:
@@ -37,8 +37,8 @@ async def ended(receiver: Receiver, ends: Sequence[tuple[Received, End]]) -> lis
     return outcomes
 
 
-def sending(destination: str, number: int) -> End:
-    return End(RecordKind.HANDLED, outgoing=[Envelope(destination, f"out-{number}")])
+def sending(destination: str, number: int) -> Completion:
+    return Completion(RecordKind.HANDLED, outgoing=[Envelope(destination, f"out-{number}")])
 
 
 def transactions(place: Place) -> set[str]:
@@ -75,7 +75,7 @@ async def test_of_those_that_send_nothing_only_what_was_lost_is_told(postgres_ur
         receiver, messages = await held(place, 20)
         place.run("UPDATE queue_message SET holder = 0 WHERE message_id = 'm-7'")
         expected = [ClaimLost.__name__ if n == 7 else "" for n in range(20)]
-        assert await ended(receiver, [(each, End()) for each in messages]) == expected
+        assert await ended(receiver, [(each, Completion()) for each in messages]) == expected
         assert place.length("consumer") == 1
 
 
@@ -103,10 +103,10 @@ async def test_a_commit_that_waits_for_others_is_no_failure_of_those_that_end(po
             "CREATE CONSTRAINT TRIGGER wait AFTER DELETE ON queue_message DEFERRABLE INITIALLY DEFERRED "
             "FOR EACH ROW EXECUTE FUNCTION wait()"
         )
-        outcomes, does_something = list[Sequence[Exception | None]](), End(work=[lambda _: None])
+        outcomes, does_something = list[Sequence[Exception | None]](), Completion(work=[lambda _: None])
 
         async def settle() -> None:
-            outcomes.append(await receiver.settle([Ending(each, now(), does_something) for each in messages]))
+            outcomes.append(await receiver.settle([Settlement(each, now(), does_something) for each in messages]))
 
         with place.connect() as connection:
             connection.execute("SELECT pg_advisory_lock(27)")

@@ -20,7 +20,7 @@ from postdate import DelayedMessage, Endpoint, Envelope, HandlerContext, Headers
 from postdate.backends.postgres.bulk import PostgresRecordStream
 from postdate.backends.postgres.expiring import EXPIRED_IN_QUEUE, REAPED_AT_ONCE
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.ports import HANDLED, End, Received, RecordKind, Scan
+from postdate.ports import HANDLED, Completion, Received, RecordKind, Scan
 
 DAY = timedelta(days=1)
 HALF_A_MINUTE = timedelta(seconds=30)
@@ -182,8 +182,8 @@ async def test_what_has_expired_is_not_counted_nor_taken_before_it_is_removed(po
         assert await place.transport.lengths_of(["done", "nowhere", "error"]) == {"done": 3, "error": 0}
         assert (await place.transport.observer().queue_lengths())["done"] == 3
         receiver = place.transport.receiver("done")
-        assert await receiver.take("m-2") is None
-        taken = await receiver.take("m-4")
+        assert await receiver.receive_by_id("m-2") is None
+        taken = await receiver.receive_by_id("m-4")
         assert taken is not None
         place.run("UPDATE queue_message SET ends_at = clock_timestamp() WHERE message_id = 'm-4'")
         assert (await place.transport.queue_lengths())["done"] == 3, "in somebody's hands it counts"
@@ -245,12 +245,12 @@ async def test_a_role_that_may_not_remove_it_says_so_once_and_hears_on(
         place.run("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$")
         place.run("CREATE TRIGGER refuse BEFORE DELETE ON queue_message EXECUTE FUNCTION refuse()")
         put(place, 0, 1, "clock_timestamp()")
-        holder = place.transport.database.listener().holder()
+        holder = place.transport.database.listener().wait_for_holder()
         eventually(lambda: "cannot be removed" in caplog.text, "the complaint")
         assert left_over(place) == (1, 1)
         place.run("DROP TRIGGER refuse ON queue_message")
         eventually(lambda: left_over(place) == (0, 0), "it is removed as soon as that is possible")
-        assert place.transport.database.listener().holder() == holder, "the same connection"
+        assert place.transport.database.listener().wait_for_holder() == holder, "the same connection"
         assert caplog.text.count("cannot be removed") == 1
 
 
@@ -268,7 +268,7 @@ async def test_the_end_of_what_was_never_delayed_is_recorded(
             [lasting("discarded", None), lasting("handled", None), lasting("late", MILLISECOND)], now()
         )
         receiver = transport.receiver("done")
-        ends = [End(RecordKind.DISCARDED, "expired at noon"), HANDLED]
+        ends = [Completion(RecordKind.DISCARDED, "expired at noon"), HANDLED]
         held = list[Received]()
         while len(held) < len(ends):
             held += await until(lambda: receiver.receive(1))
@@ -292,13 +292,13 @@ async def test_whoever_reads_records_reads_those_of_messages_that_were_never_del
         (record,) = await place.store.history("m")
         assert (record.kind, record.due, record.detail) == (RecordKind.DISCARDED, None, EXPIRED_IN_QUEUE)
         assert await place.store.record_counts() == {RecordKind.DISCARDED: 1}
-        assert await place.store.observer().standing("m") is None
+        assert await place.store.observer().pending_state_of("m") is None
         assert await place.store.observer().find_in_queues("m") == []
         columns = ("kind", "message_id", "due", "destination", "detail")
         (part,) = place.store.scan_parts("records", 1)
         scanned = [row for page in place.store.scan(Scan("records", columns), part, 10) for row in page]
         with closing(PostgresRecordStream(postgres_url, schema=place.schema, table=TABLE)) as stream:
-            followed = [row for page in stream.records(0, stream.safe_end(), columns, 10) for row in page]
+            followed = [row for page in stream.read_records(0, stream.safe_end(), columns, 10) for row in page]
         assert scanned == followed == [(RecordKind.DISCARDED, "m", None, "done", EXPIRED_IN_QUEUE)]
 
 

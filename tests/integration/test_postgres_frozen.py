@@ -14,7 +14,7 @@ from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 from tests.waiting import claimed, freeze_processes, received, until
 
 from postdate import TransactionMode
-from postdate.backends.postgres.listening import Watched
+from postdate.backends.postgres.listening import ObservedHeartbeats
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import Envelope
@@ -45,7 +45,7 @@ HOLDER = """
         received = await receiver.receive(2)
         outbox, timeouts = PostgresOutbox(url, schema=schema), PostgresTimeouts(url, schema=schema)
         lock = "BEGIN; SELECT pg_advisory_xact_lock({key}, hashtext('{schema}'))"
-        handling, sending = (await outbox.take()).connection, timeouts._connections.take()
+        handling, sending = (await outbox.acquire()).connection, timeouts._connections.acquire()
         await handling.execute(lock.format(key=1, schema=schema).encode())
         sending.execute(lock.format(key=2, schema=schema).encode())
         print("holds", len(locked), len(leased) - 1, len(received), flush=True)
@@ -88,7 +88,7 @@ HANDLER = """
         await store.initialize("service", TransactionMode.RECEIVE_ONLY)
         await store.listen(lambda: None)  # so that this process shows life
         outbox = PostgresOutbox(url, schema=schema)
-        transaction = await outbox.take()
+        transaction = await outbox.acquire()
         await outbox.begin(transaction)
         connection = transaction.connection
         await connection.execute(f"SELECT pg_advisory_xact_lock(1, hashtext('{schema}'))".encode())
@@ -209,12 +209,12 @@ async def test_a_handler_that_is_frozen_amid_a_copy_or_a_pipeline_loses_its_lock
 
 
 async def test_a_process_shows_life_while_it_holds_something(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.postgres.listening._SHOW_LIFE_AT_LEAST_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.postgres.listening._MAX_HEARTBEAT_INTERVAL_SECONDS", 0.1)
     store = PostgresStore(place.url, schema=place.schema, table=TABLE)
     await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     try:
         claims = await store.claim_due(now(), 3)
-        sign = "SELECT seen FROM holder WHERE holder = %s", store.database.listener().holder()
+        sign = "SELECT seen FROM holder WHERE holder = %s", store.database.listener().wait_for_holder()
         for _ in range(2):
             seen = place.rows(*sign)
             await until(lambda seen=seen: place.rows(*sign) > seen)
@@ -251,13 +251,13 @@ async def test_a_process_that_lives_keeps_what_it_holds_however_long(place: Plac
 
 
 def test_whoever_stood_still_itself_takes_nobody_for_frozen() -> None:
-    watched = Watched()
-    assert watched.silent({1: ("a", 10)}, 0, 8) == set()
-    assert watched.silent({1: ("a", 10)}, 5, 8) == set()
-    assert watched.silent({1: ("a", 10)}, 100, 8) == set()
-    assert watched.silent({1: ("a", 10)}, 105, 8) == set()
-    assert watched.silent({1: ("a", 10), 2: ("b", 10)}, 110, 8) == {1}
-    assert watched.silent({1: ("c", 10), 2: ("b", 10)}, 112, 8) == set()
+    watched = ObservedHeartbeats()
+    assert watched.find_silent({1: ("a", 10)}, 0, 8) == set()
+    assert watched.find_silent({1: ("a", 10)}, 5, 8) == set()
+    assert watched.find_silent({1: ("a", 10)}, 100, 8) == set()
+    assert watched.find_silent({1: ("a", 10)}, 105, 8) == set()
+    assert watched.find_silent({1: ("a", 10), 2: ("b", 10)}, 110, 8) == {1}
+    assert watched.find_silent({1: ("c", 10), 2: ("b", 10)}, 112, 8) == set()
 
 
 @pytest.mark.parametrize("mark", ["", "by_tander%", "bystander"])
@@ -265,7 +265,7 @@ async def test_what_stands_in_the_table_ends_no_session_that_is_not_ours(
     place: Place, watcher: PostgresStore, mark: str
 ) -> None:
     """Anybody who may write there could have ended others by a mark that is a pattern."""
-    number = watcher.database.listener().holder() + 1000
+    number = watcher.database.listener().wait_for_holder() + 1000
     with place.connect(application_name="bystander") as other, place.connect(application_name="frozen") as frozen:
         frozen.execute("SELECT pg_advisory_lock(%s, %s)", (place.store.database.names.lock_class, number))
         frozen.execute(

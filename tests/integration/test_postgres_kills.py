@@ -47,7 +47,7 @@ async def check_all_done_once(place: Place, messages: int, eventually: Callable)
         RecordKind.DELIVERED: messages,
         RecordKind.HANDLED: messages,
     }
-    place.transport.database.listener().holder()  # somebody has to look for what the dead have left
+    place.transport.database.listener().wait_for_holder()  # somebody has to look for what the dead have left
     eventually(lambda: place.rows("SELECT count(*) FROM holder") == [(1,)], "the dead are forgotten")
 
 

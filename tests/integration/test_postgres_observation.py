@@ -18,7 +18,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
 from postdate.errors import QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.operations.doctor import Verdict
-from postdate.operations.doctor.servers import judged, look_at_server, old_snapshot
+from postdate.operations.doctor.servers import diagnose_old_snapshot, diagnose_server_settings, inspect_server
 from postdate.ports import AdministrableStore, Observer, OldSnapshot, Outcome, ServerFacts
 
 HOUR = timedelta(hours=1)
@@ -43,10 +43,10 @@ def test_the_adapters_offer_what_operations_ask_for(postgres_url: str) -> None:
 async def test_a_message_that_waits_stands_as_it_was_stored(place: Place) -> None:
     message = DelayedMessage("🦉", now() + HOUR, "orders", {"k": "v"}, b"body", now() + 2 * HOUR)
     await place.store.store(message, now())
-    standing = await place.store.observer().standing("🦉")
+    standing = await place.store.observer().pending_state_of("🦉")
     assert standing is not None
-    assert (standing.message, standing.attempt_at, standing.held_by) == (message, message.due, None)
-    assert await place.store.observer().standing("nobody") is None
+    assert (standing.message, standing.attempt_at, standing.claimed_by) == (message, message.due, None)
+    assert await place.store.observer().pending_state_of("nobody") is None
 
 
 async def test_a_message_that_failed_says_when_it_is_tried_again(place: Place) -> None:
@@ -54,18 +54,18 @@ async def test_a_message_that_failed_says_when_it_is_tried_again(place: Place) -
     (claim,) = await place.store.claim_due(now(), 1)
     again_at = now() + HOUR
     await place.store.retry_later(claim, again_at, now(), "no answer")
-    standing = await place.store.observer().standing("m-1")
+    standing = await place.store.observer().pending_state_of("m-1")
     assert standing is not None
-    assert (standing.attempt_at, standing.message.number_of_failures, standing.held_by) == (again_at, 1, None)
+    assert (standing.attempt_at, standing.message.number_of_failures, standing.claimed_by) == (again_at, 1, None)
 
 
 async def test_who_holds_a_message_by_a_row_lock_is_named(place: Place, start) -> None:
     await place.store.store(place.work(1, now()), now())
     holder = start("holder", place.address)
     holder.says("ready 1")
-    standing = await place.store.observer().standing("m-1")
+    standing = await place.store.observer().pending_state_of("m-1")
     assert standing is not None
-    assert (standing.attempt_at, standing.held_by) == (None, holder._process.pid)
+    assert (standing.attempt_at, standing.claimed_by) == (None, holder._process.pid)
     (process,) = await place.store.observer().processes()
     assert (process.pid, process.alive, process.delivers) == (holder._process.pid, True, False)
     holder.kill()
@@ -76,23 +76,23 @@ async def test_who_holds_a_message_by_a_lease_is_named(place: Place) -> None:
     claims = await place.store.claim_due(now(), 2)
     assert await place.store.finish(claims[:1], Outcome.DELIVERED, now()) == 1
     left = claims[1].message.message_id
-    standing = await place.store.observer().standing(left)
+    standing = await place.store.observer().pending_state_of(left)
     assert standing is not None
-    assert (standing.attempt_at, standing.held_by) == (None, os.getpid())
+    assert (standing.attempt_at, standing.claimed_by) == (None, os.getpid())
 
 
 async def test_a_stranger_that_locks_a_message_is_named_by_his_session(place: Place) -> None:
     await place.store.store(place.work(1, now()), now())
     with place.connect() as connection, connection.transaction():
         connection.execute('SELECT * FROM "service.timeouts" FOR UPDATE')
-        standing = await place.store.observer().standing("m-1")
+        standing = await place.store.observer().pending_state_of("m-1")
         (process,) = await place.store.observer().processes()
         assert standing is not None
-        assert standing.held_by == connection.info.backend_pid == process.pid
+        assert standing.claimed_by == connection.info.backend_pid == process.pid
         assert process.alive
-    standing = await place.store.observer().standing("m-1")
+    standing = await place.store.observer().pending_state_of("m-1")
     assert standing is not None
-    assert standing.held_by is None
+    assert standing.claimed_by is None
     assert standing.attempt_at is not None
 
 
@@ -106,16 +106,16 @@ async def test_delayed_retries_of_a_message_are_found_by_its_header(place: Place
 
 async def test_the_last_delivery_is_that_of_this_store(place: Place) -> None:
     observer, at = place.store.observer(), now()
-    assert await observer.last_delivered(5) == []
+    assert await observer.latest_deliveries(5) == []
     await place.store.store_many([place.work(n, at - HOUR, "orders") for n in range(3)], at)
     await place.store.move_due(at, 2)
     await place.store.move_due(at + SECOND, 2)
-    moments = [(each.at, each.due) for each in await observer.last_delivered(5)]
+    moments = [(each.at, each.due) for each in await observer.latest_deliveries(5)]
     assert moments == [(at + SECOND, at - HOUR), (at, at - HOUR), (at, at - HOUR)]
-    assert len(await observer.last_delivered(2)) == 2
+    assert len(await observer.latest_deliveries(2)) == 2
     other = PostgresStore(place.url, schema=place.schema, table="other")
     await other.setup()
-    assert await other.observer().last_delivered(5) == []
+    assert await other.observer().latest_deliveries(5) == []
     await other.close()
 
 
@@ -136,7 +136,7 @@ async def test_queues_are_looked_into_without_taking_anything_out(place: Place) 
     (held,) = await receiver.receive(1)
     browsed = await observer.browse("orders", 3)
     assert [each.envelope.message_id for each in browsed] == ["m-0", "m-1", "m-2"]
-    assert [each.held_by for each in browsed] == [os.getpid(), None, None]
+    assert [each.received_by for each in browsed] == [os.getpid(), None, None]
     assert browsed[1].envelope.body == b'{"number": 1}'
     assert browsed[1].envelope.due is not None
     assert (await observer.queue_lengths())["orders"] == 5
@@ -157,7 +157,7 @@ async def test_other_processes_are_named_with_what_they_do_and_the_dead_are_told
     service, consumer = start("service", place.address), start("consumer", place.address)
     for process in (service, consumer):
         process.says("ready")
-    place.store.database.listener().holder()  # we are one ourselves, and leave ourselves out
+    place.store.database.listener().wait_for_holder()  # we are one ourselves, and leave ourselves out
     store = place.another_store()
     sees = store.observer()
     pids = {service._process.pid: ("service", "service.timeouts"), consumer._process.pid: ("consumer",)}
@@ -187,7 +187,7 @@ async def test_a_process_that_died_is_told_until_somebody_noticed(place: Place) 
     (dead,) = await place.store.observer().processes()
     assert (dead.pid, dead.host, dead.alive, dead.delivers) == (4711, "elsewhere", False, True)
     assert dead.receives == ("a",)
-    place.store.database.listener().holder()
+    place.store.database.listener().wait_for_holder()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -234,14 +234,14 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 
 async def test_a_diagnosis_of_this_server_goes_through(place: Place) -> None:
-    checks, answers = await look_at_server("store server", place.store, SystemClock())
+    checks, answers = await inspect_server("store server", place.store, SystemClock())
     assert answers
     names = {check.name: check.result for check in checks}
     assert names["store server"] is names["schema"] is Verdict.OK
 
 
 def test_a_standby_is_no_place_to_store(postgres_url: str) -> None:
-    (check,) = judged(ServerFacts("PostgreSQL", "17", settings={"in_recovery": "on"}))
+    (check,) = diagnose_server_settings(ServerFacts("PostgreSQL", "17", settings={"in_recovery": "on"}))
     assert (check.name, check.result) == ("writes", Verdict.FAIL)
 
 
@@ -301,7 +301,7 @@ async def test_prepared_transactions_are_named_with_what_ends_them(server_with_t
         connection.execute("PREPARE TRANSACTION 'it''s old'")
         (found,) = await place.store.old_snapshots()
         assert (found.pid, found.application) == (0, "prepared transaction it's old")
-        check = old_snapshot(found, "PostgreSQL")
+        check = diagnose_old_snapshot(found, "PostgreSQL")
         assert check.found.startswith("prepared transaction it's old, user postdate has held one for ")
         assert check.mend.endswith(": ROLLBACK PREPARED 'it''s old'")
         connection.execute(found.mend.encode())
@@ -313,6 +313,6 @@ def test_a_slot_is_dropped_not_terminated() -> None:
     slot = OldSnapshot(
         0, "replication slot s", "", timedelta(0), "9 transactions behind", "SELECT pg_drop_replication_slot('s')"
     )
-    check = old_snapshot(slot, "PostgreSQL")
+    check = diagnose_old_snapshot(slot, "PostgreSQL")
     assert check.found.startswith("replication slot s has held one")
     assert check.mend.endswith(": SELECT pg_drop_replication_slot('s')")

@@ -68,7 +68,7 @@ def statements(place: Place, limit: int) -> dict[str, tuple[bytes, dict[str, Any
     sql, at = place.store._sql, {"now": now(), "from": None, "store": 1}
     return {
         "claim": (sql.claim, {**at, "limit": limit}, limit),
-        "next": (sql.next, {"from": None, "held": [1, 2, 3], "store": 1}, 4),
+        "next": (sql.next_attempt, {"from": None, "held": [1, 2, 3], "store": 1}, 4),
         "move": (sql.move, {**at, "limit": limit, "listing": False}, limit),
         "move_few": (sql.move_few, {**at, "limit": limit, "held": "{1,2,3}", "listing": False}, 2 * limit + 4),
     }
@@ -174,12 +174,12 @@ async def test_rows_of_several_messages_are_read_and_written_by_the_index(postgr
         values: dict[str, Any] = {name: [value] * 3 for name, value in given.items()} | {"operations": [b""] * 3}
         with place.store.database.connect() as connection:
             connection.execute("SET plan_cache_mode = force_generic_plan")
-            for statement in store._of_many.values():
+            for statement in store._batch_statements.values():
                 for _ in range(8):
                     with connection.transaction(force_rollback=True):
                         connection.execute(statement, values, prepare=True)
             place.run(f"INSERT INTO {table} SELECT {row} FROM generate_series(11, 50000) AS n")
-            for step, statement in store._of_many.items():
+            for step, statement in store._batch_statements.items():
                 steps = prepared_plan(connection, statement, values)
                 if "INSERT" not in statement.decode():
                     assert rows_read(steps, table) <= 3, (step, steps)
@@ -198,9 +198,9 @@ async def test_the_latest_deliveries_are_read_from_the_end_of_the_records(
             "INSERT INTO record (at, kind, message_id) SELECT now(), 2, 'm-' || n FROM generate_series(1, 20000) AS n"
         )
         observer, names = place.store.observer(), place.store.database.names
-        values = {"record": names.of("record").replace("%%", "%"), "table": "service.timeouts", "limit": 5}
+        values = {"record": names.name_of("record").replace("%%", "%"), "table": "service.timeouts", "limit": 5}
         with place.store.database.connect() as connection:
-            steps = plan_of(connection, sql(observer._latest), values)
+            steps = plan_of(connection, sql(observer._latest_query), values)
         (scan,) = [step for step in steps if step.get("Relation Name") == "record"]
         assert scan["Node Type"] == "Tid Range Scan"
         assert scan["Actual Rows"] + scan["Rows Removed by Filter"] < 2_000

@@ -56,7 +56,7 @@ async def test_any_name_will_do(postgres_url: str, name: str) -> None:
         assert received.envelope.body == b"1"
         (claim,) = await other.claim_due(due + timedelta(seconds=1), 10)
         assert claim.message.body == b"2"
-        (standing,) = [await other.observer().standing("m")]
+        (standing,) = [await other.observer().pending_state_of("m")]
         assert standing is not None
         assert list(other.scan(Scan("pending", ("message_id",)), other.scan_parts("pending", 1)[0], 10)) == [[("m",)]]
     finally:

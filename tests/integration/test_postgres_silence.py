@@ -141,7 +141,7 @@ async def test_closing_does_not_wait_for_a_server_that_says_nothing(
 
     link.stall()
     monkeypatch.setattr(PostgresPool, "connect", noted)
-    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.postgres.answering._CLOSING_SECONDS", 0.3)
     await store.close()
     await transport.close()
     assert 2 <= len([each for each in tried if each.name != "postdate-postgres-listener"]) <= 4
@@ -161,7 +161,7 @@ async def test_closing_does_not_wait_for_the_thread_that_listens_while_that_conn
         await until(lambda: listener._is_lost)
     numbers = place.rows("SELECT last_value FROM holder_number")
     with monkeypatch.context() as leaving:
-        leaving.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+        leaving.setattr("postdate.backends.postgres.answering._CLOSING_SECONDS", 0.3)
         stop()
         await store.close()
     assert listener._thread.is_alive()
@@ -238,11 +238,11 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(
     await place.transport.send([Envelope("consumer", "e-1")], now())
     receiver = transport.receiver("consumer")
     (received,) = await receiver.receive(1)
-    number = transport.database.listener().holder()
+    number = transport.database.listener().wait_for_holder()
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
         await until(lambda: "what dead processes hold cannot be freed" in caplog.text)
-    assert transport.database.listener().holder() == number
+    assert transport.database.listener().wait_for_holder() == number
     await receiver.commit(received, now())
     await transport.close()
 
@@ -250,16 +250,16 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(
 async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it_is_not_ours(place: Place) -> None:
     """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
     shared = place.store.database.shared
-    with place.connect(application_name="report") as other, shared.connected() as ours:
-        shared.pool.abandoned._waiting.append((other.info.backend_pid, ours.opened_at))
-        shared.connected().close()
+    with place.connect(application_name="report") as other, shared.connect() as ours:
+        shared.pool.abandoned._sessions.append((other.info.backend_pid, ours.opened_at))
+        shared.connect().close()
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
 async def test_the_address_does_not_make_the_connection_that_holds_wait_for_locks(place: Place) -> None:
     """What an address sets came last, and so counted."""
     store = PostgresStore(f"{place.url}?options=-c%20lock_timeout%3D0", schema=place.schema, table=TABLE)
-    with store.database.shared.connected("lock_timeout=5s") as holding:
+    with store.database.shared.connect("lock_timeout=5s") as holding:
         assert holding.execute("SHOW lock_timeout").fetchone() == ("5s",)
     await store.close()
 
@@ -344,10 +344,10 @@ async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message
         with pytest.raises(StoreNotWritable, match="permission denied"):
             await store.move_due(now(), 10)
         ended, free = await store.claim_due(now(), 2)
-        assert store.still_holds(free)
+        assert store.is_in_force(free)
         with pytest.raises(StoreNotWritable, match="permission denied"):
             await store.finish([ended], Outcome.DELIVERED, now())
-        assert not store.still_holds(free)  # with its transaction, whatever of it failed
+        assert not store.is_in_force(free)  # with its transaction, whatever of it failed
         assert (waiting(place), place.length("consumer")) == (2, 0)
         place.run(f'GRANT {right} ON "{table}" TO {role}')
         assert await store.finish(await store.claim_due(now(), 1), Outcome.DELIVERED, now()) == 1

@@ -63,13 +63,13 @@ def none_is_early(place: Place, messages: int) -> None:
 async def test_no_announcement_is_missed_while_the_listener_does_other_things(place: Place) -> None:
     """Its connection has questions of its own each second; what comes in between their answers counts as well."""
     listener, heard = place.store.database.listener(), list[int]()
-    stop = listener.hear(lambda topic, _, value: heard.append(value) if topic == "due" else None)
-    listener.holder()
+    stop = listener.listen(lambda topic, _, value: heard.append(value) if topic == "due" else None)
+    listener.wait_for_holder()
     ended = threading.Event()
 
     def busy() -> None:
         while not ended.is_set():
-            listener.introduce(delivers=True)
+            listener.add_role(delivers=True)
 
     asking = threading.Thread(target=busy)
     asking.start()
@@ -175,7 +175,7 @@ async def test_a_look_beside_an_old_snapshot_does_not_walk_over_what_was_deliver
         while (report := await place.store.move_due(now() - SECOND, 1_000)).delivered:
             moved += report.delivered
         assert moved > 15_000
-        since = place.store._next_due.since()
+        since = place.store._next_due.lower_bound()
         touched = dict[str, int]()
         with place.store.database.connect() as connection:
             for name, beginning in (("since", since), ("beginning", None)):
@@ -191,14 +191,14 @@ async def test_a_look_beside_an_old_snapshot_does_not_walk_over_what_was_deliver
 def test_what_is_freed_while_a_receiver_looks_is_not_below_its_next_look() -> None:
     low = LowWater()
     low.value()
-    low.claimed([101, 102])
+    low.remember_claimed([101, 102])
     assert low.value() == 101
-    low.sent(100)  # by a transaction that ended after the look had begun, which claims what is behind it
-    low.claimed([103, 104])
+    low.remember_free(100)  # by a transaction that ended after the look had begun, which claims what is behind it
+    low.remember_claimed([103, 104])
     assert low.value() == 100
-    low.claimed([103, 104])
+    low.remember_claimed([103, 104])
     assert low.value() == 103
-    low.claimed([])
+    low.remember_claimed([])
     assert low.value() == 0
 
 

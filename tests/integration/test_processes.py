@@ -145,7 +145,7 @@ async def nothing_is_left_behind(one_file: OneFile, eventually: Callable) -> Non
     assert one_file.rows("SELECT count(*) FROM content") == [(MESSAGES,)], "bodies of messages that are gone"
     lengths = await one_file.transport.queue_lengths()
     assert {name: length for name, length in lengths.items() if length} == {"done": MESSAGES}
-    one_file.store.file._chores.free_claims_of_the_dead()
+    one_file.store.file._upkeep.release_dead_claims()
     ((own,),) = one_file.rows("SELECT claimant FROM claimant")
     left = {each.name for each in one_file.path.with_name(f"{one_file.path.name}-claimants").iterdir()}
     assert left == {f"{own}.lock", f"{own}.alive", "opening.lock", "log-of"}

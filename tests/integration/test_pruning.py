@@ -13,7 +13,7 @@ from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.names import SchemaNames
 from postdate.backends.postgres.store import PostgresStore
@@ -22,11 +22,11 @@ from postdate.backends.sqlite.connection import connect, create_schema
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage, StoreError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.audit.reading import AuditedStore, pruned_from
+from postdate.pipeline.audit.reading import AuditedStore, read_pruned_counts
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome, RecordKind, Scan, ScanPart, TransactionMode
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.scanning import PRUNED_ID, ArchivableStore, Pruned, StoredRecord
+from postdate.ports.scanning import PRUNED_ID, ArchivableStore, PrunedCounts, StoredRecord
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AnyStore = SqliteStore | PostgresStore | MariaDbStore
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyStore]:
         return
     database = fresh_database()
     session = MariaDbServer(url).connect()
-    session.change(f"CREATE DATABASE {quoted(database)}")
+    session.change(f"CREATE DATABASE {quote_name(database)}")
     session.close()
     yield MariaDbStore(url, schema=database)
     drop_database(url, database)
@@ -319,9 +319,8 @@ async def test_records_of_a_neighbour_are_left_to_it(postgres_url: str) -> None:
     await other.store(DelayedMessage("m", NOW, "queue"), NOW)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         for id_ in ("m", "of nobody"):
-            insert = (
-                f"INSERT INTO {SchemaNames(schema).of('record')} (at, due, kind, message_id) VALUES (%s, %s, 3, %s)"
-            )
+            record = SchemaNames(schema).name_of("record")
+            insert = f"INSERT INTO {record} (at, due, kind, message_id) VALUES (%s, %s, 3, %s)"
             connection.execute(insert.encode(), (NOW, NOW, id_))
     assert prune_all(mine, OLD) == 1
     assert {record.message_id for record in plain(other) if record.kind == RecordKind.HANDLED} == {"m"}
@@ -358,7 +357,7 @@ def test_an_audit_of_several_stores_has_what_all_of_them_have_removed_and_the_la
         anyio.run(delivered, store, "m", "newest")
         assert before is None or prune_all(store, before) == 4
         anyio.run(store.close)
-    pruned = pruned_from(found)
+    pruned = read_pruned_counts(found)
     assert (pruned.before, pruned.counts) == (OLD, {RecordKind.SCHEDULED: 4, RecordKind.DELIVERED: 4})
 
 
@@ -369,9 +368,9 @@ def test_pruned_records_are_added_up_and_damage_counts_nothing() -> None:
         (None, "[1]"),
         (NOW, '{"delivered": 1}'),
     ]
-    found = Pruned.of(told)
+    found = PrunedCounts.of(told)
     assert (found.before, found.counts) == (OLD, {RecordKind.SCHEDULED: 2, RecordKind.DELIVERED: 1})
-    assert Pruned.of([(OLD, found.and_now(NOW, [1, 3]).detail)]).counts == {
+    assert PrunedCounts.of([(OLD, found.plus(NOW, [1, 3]).detail)]).counts == {
         RecordKind.SCHEDULED: 3,
         RecordKind.DELIVERED: 1,
         RecordKind.HANDLED: 1,

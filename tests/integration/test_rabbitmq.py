@@ -35,7 +35,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Headers
-from postdate.ports import End, Received
+from postdate.ports import Completion, Received
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
@@ -68,10 +68,10 @@ def through(link: FaultyLink, url: str) -> str:
 
 async def expect_heartbeats_soon(transport: RabbitMqTransport) -> None:
     """Take a broker for dead that is silent for two seconds from now on."""
-    link = await transport.consuming.link()
+    link = await transport.receiving_connection.get_link()
     assert link._silence_check is not None
     link._silence_check.cancel()
-    link._listen(0.5)
+    link._check_silence(0.5)
 
 
 def envelope(
@@ -268,7 +268,7 @@ async def test_a_broker_that_falls_silent_is_answered_for(rabbitmq_url: str, que
     async with transport_at(through(link, rabbitmq_url)) as transport:
         await transport.send([envelope(queue)], NOW)
         link.stall()
-        transport.publishing._within = 0.5
+        transport.publisher._confirm_seconds = 0.5
         answers = await transport.send([envelope(queue)] * 3, NOW)
         assert [type(answer) for answer in answers] == [TransportUnreachable] * 3
         assert "0.5 s" in str(answers[0])
@@ -283,10 +283,10 @@ async def test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait(
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver, 1)
         await receiver.commit(held, NOW)
-        publishing = await transport.publishing.line.link()
+        publishing = await transport.publisher.connection.get_link()
         link.stall()
         await expect_heartbeats_soon(transport)
-        publishing._alive_within, transport.publishing._within = 0.2, 0.5
+        publishing._silence_seconds, transport.publisher._confirm_seconds = 0.2, 0.5
         answers = await transport.send([envelope(queue)] * 2, NOW)
         assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
         assert "says nothing" in str(answers[0])
@@ -358,7 +358,7 @@ async def test_a_server_that_cannot_prove_who_it_is_is_told_no_password(rabbitmq
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
     rabbitmq_url: str, queue: str, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.endpoint.handling.RESTARTS_BORNE", 2)
+    monkeypatch.setattr("postdate.endpoint.handling.MOST_RESTARTS", 2)
     errors = f"{queue}.error"
     settings = Recoverability(immediate_retries=0, delayed_retries=0, error_queue=errors)
     async with transport_at(rabbitmq_url) as transport, transport_at(rabbitmq_url) as elsewhere:
@@ -366,7 +366,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the
 
         @endpoint.handler(bytes)
         async def handle(message: bytes, context: HandlerContext) -> None:
-            (await transport.consuming.link()).abandon(TransportUnreachable("cut by the test"))
+            (await transport.receiving_connection.get_link()).abandon(TransportUnreachable("cut by the test"))
 
         async with endpoint:
             await endpoint.send(b"slow", destination=queue)
@@ -533,7 +533,7 @@ async def test_a_message_of_others_comes_through_untouched(
         assert received.envelope.message_id.strip()
         bare = {**received.envelope.headers, "amqp.bare": "true"}
         onward = Envelope(queue, received.envelope.message_id, bare, received.envelope.body, due=NOW)
-        await receiver.commit(received, NOW, End(outgoing=[onward]))
+        await receiver.commit(received, NOW, Completion(outgoing=[onward]))
         await receiver.close()
         assert taken_from(queue, channel) == (vars(sent), b"\x00body")
 
@@ -545,7 +545,7 @@ async def test_properties_absent_stay_absent(rabbitmq_url: str, queue: str, chan
         (received,) = await receive(receiver, 1)
         nothing = ("amqp.table", "amqp.message_id", "amqp.delivery_mode")
         assert received.envelope.headers == dict.fromkeys(nothing, "none")
-        await receiver.commit(received, NOW, End(outgoing=[envelope_as_it_was(received, queue)]))
+        await receiver.commit(received, NOW, Completion(outgoing=[envelope_as_it_was(received, queue)]))
         await receiver.close()
     assert taken_from(queue, channel) == (vars(pika.BasicProperties()), b"")
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, SystemClock, TransactionMode
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.operations.error_returns import returned_copy
-from postdate.ports import End, Received
+from postdate.operations.error_returns import copy_without_failure
+from postdate.ports import Completion, Received
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
@@ -105,7 +105,7 @@ async def test_what_was_received_has_no_time_to_live_any_more(
         receiver = transport.receiver(queue)
         (received,) = await receive(receiver, 1)
         assert received.envelope == Envelope(queue, "m", {"kind": "test", **odd}, b"body")
-        await receiver.commit(received, NOW, End(outgoing=[received.envelope]))
+        await receiver.commit(received, NOW, Completion(outgoing=[received.envelope]))
         await receiver.close()
         properties = seen(queue, channel)
         assert properties is not None
@@ -141,9 +141,9 @@ async def test_a_copy_in_the_error_queue_does_not_expire_nor_what_is_returned_fr
         assert properties.expiration is None
         receiver = transport.receiver(queue)
         (received,) = await receive(receiver, 1)
-        returned = returned_copy(received.envelope, queue)
+        returned = copy_without_failure(received.envelope, queue)
         assert returned.headers.get("amqp.expiration.before") == more.get("amqp.expiration")
-        await receiver.commit(received, NOW, End(outgoing=[returned]))
+        await receiver.commit(received, NOW, Completion(outgoing=[returned]))
         await receiver.close()
         properties = seen(queue, channel)
         assert properties is not None

@@ -21,15 +21,15 @@ from postdate import Endpoint, Envelope, Headers, MemoryStore, Recoverability, S
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.rabbitmq.consuming import Delivery, FailureCounts
-from postdate.backends.rabbitmq.delays import came_to_be_delayed
+from postdate.backends.rabbitmq.delays import decode_intake_message
 from postdate.backends.rabbitmq.observation import delivery_limit, read_limits
-from postdate.backends.rabbitmq.properties import Arrived, arrived
+from postdate.backends.rabbitmq.properties import DecodedMessage, decode_message
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, MessageNotFound, TransportError, TransportUnreachable
 from postdate.operations import Treatment, queues, return_messages, show_error
 from postdate.operations.doctor.checks import Verdict
-from postdate.operations.doctor.servers import intake_bindings, limits_on_server
+from postdate.operations.doctor.servers import diagnose_intake_bindings, diagnose_queue_limits
 from postdate.ports import DelayExchange
 from postdate.wiring import OpenDeployment
 
@@ -273,7 +273,7 @@ async def test_the_limits_of_queues_are_said(rabbitmq_url: str) -> None:
     with management(told) as port:
         async with transport_at(f"{rabbitmq_url}?management={port}") as transport:
             limits = await transport.limits_of(["orders", "full", "new", "missing"])
-            said = await limits_on_server(transport, ["new", "orders"])
+            said = await diagnose_queue_limits(transport, ["new", "orders"])
     assert limits == {
         "orders": {"delivery-limit": 3, "max-length": 10, "message-ttl": 60_000},
         "full": {},
@@ -345,7 +345,7 @@ async def test_limits_that_cannot_be_read_are_said_to_be_unknown(
             with pytest.raises(TransportError, match=told) as refused:
                 await transport.limits_of([name])
             assert isinstance(refused.value, TransportUnreachable) is passes
-            (said,) = await limits_on_server(transport, [name])
+            (said,) = await diagnose_queue_limits(transport, [name])
             assert said.result is Verdict.WARN
             await transport.create_queues([name])
             await transport.send([Envelope(name, "m", {}, b"")], SystemClock().now())
@@ -376,7 +376,7 @@ async def expect_bindings_are_refused(
     async with transport_at(url) as transport:
         await transport.create_intake(exchange)
         assert "not known whether queues" not in log.text
-        (check,) = await intake_bindings(transport, exchange)
+        (check,) = await diagnose_intake_bindings(transport, exchange)
         assert check.result is Verdict.OK
 
         told.append(bound(channel, exchange.name, name))
@@ -385,7 +385,7 @@ async def expect_bindings_are_refused(
                 ConfigurationError, match=rf"queue '{name}' .*'mail\.\*': bound to .* again when it is due"
             ):
                 await transport.create_intake(exchange)
-            (check,) = await intake_bindings(transport, exchange)
+            (check,) = await diagnose_intake_bindings(transport, exchange)
             assert (check.result, f"queue {name!r}" in check.found) == (Verdict.FAIL, True)
             receiver = transport.intake_queues(exchange)[0].receiver
             await receiver.receive(1, wait=False)
@@ -417,7 +417,7 @@ async def test_where_the_broker_does_not_tell_bindings_start_and_doctor_warn(
     async with transport_at(f"{rabbitmq_url}?management=0") as transport:
         await transport.create_intake(exchange)
         assert "not known whether queues of applications are bound" in caplog.text
-        (check,) = await intake_bindings(transport, exchange)
+        (check,) = await diagnose_intake_bindings(transport, exchange)
         assert (check.result, "management=15672" in check.found) == (Verdict.WARN, True)
     for queue in (f"{exchange.name}.intake", f"{exchange.name}.intake.expired"):
         channel.queue_delete(queue)
@@ -509,8 +509,11 @@ def test_what_the_queue_counts_is_no_header_of_a_message_that_came_back(
     properties: bytes, returns: int | None, counted: int
 ) -> None:
     delivery = Delivery(1, True, properties, b"", wire.short_text("delayed") + wire.short_text("key"))
-    for came in (arrived("orders", properties, b"", redelivered=True), came_to_be_delayed("delayed", "in", delivery)):
-        assert (came.returns, came.counted) == (returns, counted)
+    for came in (
+        decode_message("orders", properties, b"", redelivered=True),
+        decode_intake_message("delayed", "in", delivery),
+    ):
+        assert (came.returns, came.counted_returns) == (returns, counted)
         assert not [name for name in came.envelope.headers if "count" in name]
 
 
@@ -518,10 +521,10 @@ def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
     attempts = FailureCounts()
 
     def came(returns: int | None) -> tuple[int, int]:
-        return attempts.failures("orders", message(returns), redelivered=True)
+        return attempts.count_failures("orders", message(returns), redelivered=True)
 
-    def message(returns: int | None) -> Arrived:
-        return Arrived(Envelope("orders", "m", {}, b""), returns, has_id=True, counted=returns or 0)
+    def message(returns: int | None) -> DecodedMessage:
+        return DecodedMessage(Envelope("orders", "m", {}, b""), returns, has_id=True, counted_returns=returns or 0)
 
     assert came(3) == (3, 3)
     attempts.remember("orders", message(3), failures=4)  # tried again at once
@@ -547,8 +550,8 @@ def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
 def test_what_others_gave_back_is_no_answer_only_where_the_queue_cannot_tell(
     properties: bytes, failures: tuple[int, int]
 ) -> None:
-    came = arrived("orders", properties, b"", redelivered=True)
-    assert FailureCounts().failures("orders", came, redelivered=True) == failures
+    came = decode_message("orders", properties, b"", redelivered=True)
+    assert FailureCounts().count_failures("orders", came, redelivered=True) == failures
 
 
 async def test_looking_into_a_queue_again_and_again_drops_nothing(rabbitmq_url: str, channel: BlockingChannel) -> None:

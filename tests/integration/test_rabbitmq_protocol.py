@@ -29,9 +29,9 @@ from postdate.backends.rabbitmq.connection import (
     ChannelClosed,
 )
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
-from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
-from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
-from postdate.backends.rabbitmq.stream import _sent
+from postdate.backends.rabbitmq.properties import UNREADABLE, DecodedMessage, decode_message
+from postdate.backends.rabbitmq.publishing import PublishingChannel, SendBatch
+from postdate.backends.rabbitmq.stream import _write_to_socket
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.health.circuit_breaker import RepeatedFailures
@@ -100,7 +100,7 @@ async def broker(
                     script(method, channel, writer.write)
                     if published is not None and method == wire.BASIC_PUBLISH:
                         arguments = Arguments(payload)
-                        arguments.take(2)
+                        arguments.read(2)
                         arguments.short_text()
                         published(arguments.short_text(), channel, writer.write)
                     if method in _ANSWERS and method not in silent:
@@ -135,7 +135,7 @@ async def answers_after(
         tasks.start_soon(send)
         await until(condition)
         assert answers == []
-        skip(transport.publishing._within)
+        skip(transport.publisher._confirm_seconds)
         await until(lambda: answers)
     return answers
 
@@ -154,14 +154,14 @@ async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it
     async with broker(lambda method, channel, send: None) as url:
         link = await AmqpConnection.open(parse_url(url), 60)
         link.last_read_at = before = link.loop.time() - 60
-        link._listen(1)
-        assert link.ended is None
+        link._check_silence(1)
+        assert link.end_error is None
         link.last_read_at = link.loop.time()
-        link._listen(1, before)
-        assert link.ended is None
+        link._check_silence(1, before)
+        assert link.end_error is None
         link.last_read_at = before
-        link._listen(1, before)
-        assert isinstance(link.ended, TransportUnreachable)
+        link._check_silence(1, before)
+        assert isinstance(link.end_error, TransportUnreachable)
         await link.close()
 
 
@@ -169,20 +169,22 @@ async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it
 async def test_a_connection_is_left_when_its_transport_is_used_from_another_event_loop(*, closes: bool) -> None:
     """Its thread went on sending heartbeats: the broker kept what it held for as long as the process lived."""
     async with broker(lambda method, channel, send: None) as url:
-        line = RabbitMqTransport(f"{url}?heartbeat=600").consuming  # it is not ended because this broker has none
-        link = await line.link()
+        line = RabbitMqTransport(
+            f"{url}?heartbeat=600"
+        ).receiving_connection  # it is not ended because this broker has none
+        link = await line.get_link()
         assert link._beats is not None
         thread = link._beats._thread
         assert thread is not None
 
         async def elsewhere() -> None:
             if not closes:
-                await line.link()
+                await line.get_link()
             await line.close()
 
         await anyio.to_thread.run_sync(asyncio.run, elsewhere())
-        await until(lambda: link.ended is not None and not thread.is_alive())
-        assert "another event loop" in str(link.ended)
+        await until(lambda: link.end_error is not None and not thread.is_alive())
+        assert "another event loop" in str(link.end_error)
 
 
 @pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
@@ -192,11 +194,11 @@ async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
     """While it was made, the transport was closed, or used from another event loop: nobody else would end it."""
     made = list[AmqpConnection]()
     async with broker(lambda method, channel, send: None) as url:
-        line = RabbitMqTransport(f"{url}?heartbeat=0").consuming
+        line = RabbitMqTransport(f"{url}?heartbeat=0").receiving_connection
         connect = line._connect
 
         async def elsewhere() -> None:
-            await (await line.link()).close()
+            await (await line.get_link()).close()
 
         async def connect_late(loop: asyncio.AbstractEventLoop) -> AmqpConnection:
             made.append(await connect(loop))
@@ -207,8 +209,8 @@ async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
         monkeypatch.setattr(line, "_connect", connect_late)
         try:
             with pytest.raises(TransportUnreachable, match="closed, or is used from another event loop"):
-                await line.link()
-            await until(lambda: made[0].ended)
+                await line.get_link()
+            await until(lambda: made[0].end_error)
         finally:
             await made[0].abort()
 
@@ -218,7 +220,7 @@ async def test_a_connection_that_was_aborted_here_was_not_closed_by_the_server()
         link = await AmqpConnection.open(parse_url(url), 60)
         channel = await link.open_channel(Channel)
         await link.abort()
-    assert str(channel.ended) == str(link.ended) == "the connection was closed here"
+    assert str(channel.end_error) == str(link.end_error) == "the connection was closed here"
 
 
 @pytest.mark.parametrize("came", [False, True], ids=["no more queues are allowed", "it came meanwhile"])
@@ -255,7 +257,7 @@ async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_
     server.do_handshake()
     server.write(method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)))
     link.data_received(said.read() + b"no TLS")
-    assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.ended))
+    assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.end_error))
     assert server.read() == wire.PROTOCOL_HEADER
     with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
         server.read()
@@ -271,7 +273,7 @@ async def test_a_heartbeat_never_waits_for_its_socket() -> None:
                 here.send(bytes(65_536))
         socket.setdefaulttimeout(600)
         try:
-            assert _sent(Mock(get_extra_info=lambda _: here), b"beat") == 0
+            assert _write_to_socket(Mock(get_extra_info=lambda _: here), b"beat") == 0
         finally:
             socket.setdefaulttimeout(None)
 
@@ -283,10 +285,10 @@ async def test_the_thread_of_heartbeats_ends_with_the_loop_of_its_handlers() -> 
         closed, beats = asyncio.new_event_loop(), link._beats
         closed.close()
         link.loop, real = closed, link.loop
-        link._beat()
+        link._send_heartbeat()
         link.loop = real
         assert beats is not None
-        assert beats._stopped.is_set()
+        assert beats._stop.is_set()
         await link.close()
 
 
@@ -363,7 +365,7 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
         transport = RabbitMqTransport(url)
 
         def is_blocked() -> bool:
-            channel = transport.publishing._channel
+            channel = transport.publisher._channel
             return channel is not None and channel.link.blocked is not None
 
         (answer,) = await answers_after(transport, [Envelope("q", "m")], is_blocked, skip)
@@ -494,7 +496,7 @@ async def test_the_search_for_it_ends_with_the_time_for_confirms_and_leaves_no_c
         answers = await answers_after(transport, messages, lambda: strict.opened > 1, skip)
         assert answers[:5] == [None] * 5
         assert all(isinstance(answer, TransportUnavailable) for answer in answers[6:])
-        link = await transport.publishing.line.link()
+        link = await transport.publisher.connection.get_link()
         await until(lambda: not link._channels)
         await transport.close()
 
@@ -508,9 +510,9 @@ async def test_what_was_confirmed_is_known_though_the_send_is_cancelled() -> Non
         answers: list[object] = []
 
         def has(confirmed: int, messages: int) -> bool:
-            channel = transport.publishing._channel
+            channel = transport.publisher._channel
             flights = [] if channel is None else channel._flights
-            return any((flight.low, flight.last) == (confirmed, messages) for flight in flights)
+            return any((flight.confirmed_up_to, flight.last) == (confirmed, messages) for flight in flights)
 
         async def cancel_when(scope: anyio.CancelScope, confirmed: int, messages: int) -> None:
             await until(lambda: has(confirmed, messages))
@@ -557,18 +559,18 @@ class Socket:
     def __init__(self) -> None:
         self.takes_more, self.written = asyncio.Event(), list[bytes]()
 
-    async def flushed(self) -> None:
+    async def wait_until_writable(self) -> None:
         await self.takes_more.wait()
 
     def write(self, content: bytes) -> None:
         self.written.append(content)
 
-    def forget(self, channel: PublishingChannel) -> None:
+    def forget_channel(self, channel: PublishingChannel) -> None:
         """Its number may be used again."""
 
 
-def sending_of(*ids: str) -> Sending:
-    return Sending([Envelope("q", each, {}, b"x") for each in ids], NOW, 10_000_000)
+def sending_of(*ids: str) -> SendBatch:
+    return SendBatch([Envelope("q", each, {}, b"x") for each in ids], NOW, 10_000_000)
 
 
 async def test_nothing_is_written_on_a_channel_that_ended_while_the_socket_was_full() -> None:
@@ -582,12 +584,12 @@ async def test_nothing_is_written_on_a_channel_that_ended_while_the_socket_was_f
 
         tasks.start_soon(publish)
         await anyio.wait_all_tasks_blocked()
-        channel.end(ChannelClosed(404, "no exchange"))
+        channel.detach(ChannelClosed(404, "no exchange"))
         socket.takes_more.set()
-    channel.write_some(sending, 2)
+    channel.write_messages(sending, 2)
     assert socket.written == []
     assert [type(answer) for answer in sending.answers] == [ChannelClosed] * 2
-    assert sending.on_the_way == 0
+    assert sending.in_flight == 0
 
 
 def came_back(socket: Socket, properties: bytes) -> tuple[Method, Arguments, bytes, bytes]:
@@ -598,27 +600,27 @@ def came_back(socket: Socket, properties: bytes) -> tuple[Method, Arguments, byt
 async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another() -> None:
     socket, old, new = Socket(), sending_of("old"), sending_of("new")
     channel = PublishingChannel(cast("AmqpConnection", socket), 1, 1_000)
-    channel.write_some(old, 1)
-    (properties,) = [its for _, its in old.flights[0].sent]
-    old.give_up(TransportUnavailable("late"))
-    channel.write_some(new, 1)
+    channel.write_messages(old, 1)
+    (properties,) = [its for _, its in old.flights[0].sent_frames]
+    old.abandon(TransportUnavailable("late"))
+    channel.write_messages(new, 1)
     channel.on_content(*came_back(socket, properties))
     channel.on_method(wire.BASIC_ACK, bytes(4) + uint64(2) + b"\1")
-    assert channel.ended is None
+    assert channel.end_error is None
     assert new.answers == [None]
-    assert new.on_the_way == 0
+    assert new.in_flight == 0
 
 
 async def test_what_may_have_come_back_of_two_alike_is_sent_again_and_not_given_up() -> None:
     socket, old, new = Socket(), sending_of("same"), sending_of("same")
     channel = PublishingChannel(cast("AmqpConnection", socket), 1, 1_000)
-    channel.write_some(old, 1)
-    (properties,) = [its for _, its in old.flights[0].sent]
-    old.give_up(TransportUnavailable("late"))
-    channel.write_some(new, 1)
+    channel.write_messages(old, 1)
+    (properties,) = [its for _, its in old.flights[0].sent_frames]
+    old.abandon(TransportUnavailable("late"))
+    channel.write_messages(new, 1)
     channel.on_content(*came_back(socket, properties))
     assert [type(answer) for answer in new.answers] == [TransportUnreachable]
-    assert channel.ended is None
+    assert channel.end_error is None
 
 
 class Pushed:
@@ -632,16 +634,16 @@ class Pushed:
 
 
 async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_held() -> None:
-    def read(delivery: Delivery) -> Arrived:
+    def read(delivery: Delivery) -> DecodedMessage:
         if delivery.body == b"bad":
             raise ZeroDivisionError
-        return arrived("q", delivery.properties, delivery.body, redelivered=delivery.redelivered)
+        return decode_message("q", delivery.properties, delivery.body, redelivered=delivery.redelivered)
 
     async def pushed() -> ConsumingChannel:
         return cast("ConsumingChannel", Pushed())
 
     receiver = RabbitMqReceiver(RabbitMqTransport("amqp://host"), "q", read)
-    receiver._open = pushed
+    receiver._open_channel = pushed
     received = await receiver.receive(3)
     assert [each.envelope.body for each in received] == [b"first", b"bad", b"last"]
     assert list(received[1].envelope.headers) == [UNREADABLE]
@@ -698,10 +700,10 @@ async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_l
         await until(lambda: wire.BASIC_CANCEL in script.told)  # nobody has asked for a while
         channel = receiver._channel
         assert channel is not None
-        assert len(channel._pushed) == 2
+        assert len(channel._deliveries) == 2
         skip(60 * minutes)
         await until(lambda: script.told.count(wire.BASIC_NACK) == 2 - len(left))
-        assert [each.tag for each in channel._pushed] == left
+        assert [each.tag for each in channel._deliveries] == left
         await transport.close()
 
 
@@ -722,7 +724,7 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
     async with broker(Pushing(1, delivery=3)) as url:
         transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
         receiver = transport.receiver("q")
-        await receiver._open()
+        await receiver._open_channel()
         skip(31)  # who did not answer is left alone for a while
         (received,) = await receiver.receive(1)
         assert received.is_last
@@ -757,10 +759,10 @@ async def test_limits_are_asked_for_queue_by_queue_and_of_nobody_for_a_while_who
     async def receivers_begin(*queues: str) -> list[str]:
         asked.clear()
         for queue in queues:
-            await transport.receiver(queue)._open()
+            await transport.receiver(queue)._open_channel()
         return asked
 
-    for pause in ("_ASKS_AGAIN_SECONDS", "_MAY_KNOW_MORE_SECONDS"):  # so long that none ends by itself
+    for pause in ("_RETRY_MANAGEMENT_SECONDS", "_REFRESH_LIMITS_SECONDS"):  # so long that none ends by itself
         monkeypatch.setattr(f"postdate.backends.rabbitmq.transport.{pause}", 600)
     monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
     async with broker(lambda method, channel, send: None) as url:
@@ -806,7 +808,7 @@ async def test_what_was_given_back_is_not_kept_ahead(*, is_idle: bool) -> None:
         await until(lambda: wire.BASIC_NACK in script.told)
         channel = receiver._channel
         assert channel is not None
-        assert [each.tag for each in channel._pushed] == [2, 3]
+        assert [each.tag for each in channel._deliveries] == [2, 3]
         await transport.close()
 
 
@@ -855,7 +857,7 @@ def test_a_url_has_all_its_parts() -> None:
     login = parse_url("amqp://us%40er:p%2Fw@[::1]:7/v%2Fh?heartbeat=5")
     assert (login.host, login.port, login.virtual_host, login.user) == ("::1", 7, "v/h", "us@er")
     assert (login.password, login.heartbeat_seconds) == ("p/w", 5)
-    assert "p/w" not in repr(login) + login.place + repr(RabbitMqTransport("amqp://a:p%2Fw@h"))
+    assert "p/w" not in repr(login) + login.description + repr(RabbitMqTransport("amqp://a:p%2Fw@h"))
     assert parse_url("amqps://h").port == 5671
     assert parse_url("amqp://h/").virtual_host == "/"
 

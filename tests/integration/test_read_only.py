@@ -17,7 +17,7 @@ from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreReadOnly
 from postdate.operations.doctor.checks import Verdict
-from postdate.operations.doctor.servers import judged
+from postdate.operations.doctor.servers import diagnose_server_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,9 @@ async def test_connections_that_answered_read_only_are_dropped(place: Place) -> 
         with pytest.raises(StoreReadOnly, match=r"is read-only .* fail-over") as refused:
             await place.store.store(in_days("meanwhile"), now())
         assert "password" not in str(refused.value)
-        (writes,) = [each for each in judged(await place.store.server_facts()) if each.name == "writes"]
+        (writes,) = [
+            each for each in diagnose_server_settings(await place.store.server_facts()) if each.name == "writes"
+        ]
         assert writes.result is Verdict.FAIL
         assert await place.store.get("before") is not None
 
@@ -64,7 +66,7 @@ async def test_connections_that_answered_read_only_are_dropped(place: Place) -> 
         return True
 
     await until(stored, despite=StoreReadOnly)  # those that have only read by now are dropped at the first try
-    assert "writes" not in [each.name for each in judged(await place.store.server_facts())]
+    assert "writes" not in [each.name for each in diagnose_server_settings(await place.store.server_facts())]
 
 
 async def test_delayed_messages_outlive_a_read_only_store_with_queues_elsewhere(

@@ -71,7 +71,7 @@ class Writer:
 
 
 def ids(stream: RecordStreamStore, first: int, end: int) -> list[str]:
-    return [row[0] for page in stream.records(first, end, ["message_id"], 3) for row in page]
+    return [row[0] for page in stream.read_records(first, end, ["message_id"], 3) for row in page]
 
 
 def test_nothing_below_the_safe_end_is_written_later(postgres_url: str, schema: str) -> None:
@@ -238,7 +238,7 @@ def test_new_records_are_found_by_their_index(postgres_url: str, schema: str) ->
         connection.execute(f"VACUUM ANALYZE {name}.record".encode())
     with closing(PostgresRecordStream(postgres_url, schema=schema, table=TABLE)) as stream:
         end = stream.next_number()
-        with store.database.leased() as connection, connection.transaction():
+        with store.database.lend_connection() as connection, connection.transaction():
             connection.execute("SET LOCAL enable_bitmapscan = on")
             plan = connection.execute(
                 b"EXPLAIN " + stream.query(["message_id"]), {"first": end - 10, "end": end, "table": TABLE}

@@ -15,7 +15,7 @@ from tests.servers import Redis
 from tests.waiting import Eventually, freeze_processes, until
 
 from postdate import DelayedMessage, Envelope, TransactionMode
-from postdate.backends.redis.layout import Part, instant_of, written
+from postdate.backends.redis.layout import Part, format_instant, instant_of
 from postdate.backends.redis.login import parse_address
 from postdate.backends.redis.server import QUEUES, STORE, translate
 from postdate.backends.redis.store import RedisStore
@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.ports import Delivered, MessageFilter, Outcome, Received
+from postdate.ports import DeliveredMessage, MessageFilter, Outcome, Received
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -68,9 +68,9 @@ async def transport(prefix: Prefix) -> AsyncIterator[RedisTransport]:
 
 @pytest.mark.parametrize("instant", [EARLIEST, NOW, datetime(2255, 6, 6, 1, 2, 3, 4, tzinfo=UTC), LATEST])
 def test_instants_keep_their_microseconds_and_their_order_over_the_whole_calendar(instant: datetime) -> None:
-    assert instant_of(written(instant).encode()) == instant
+    assert instant_of(format_instant(instant).encode()) == instant
     if instant < LATEST:
-        assert written(instant) < written(instant + MICROSECOND)
+        assert format_instant(instant) < format_instant(instant + MICROSECOND)
 
 
 async def test_what_is_due_at_the_end_of_the_calendar_is_due_to_the_microsecond(store: RedisStore) -> None:
@@ -87,7 +87,7 @@ def test_an_address_says_everything_and_shows_no_password() -> None:
     assert (login.host, login.port, login.database, login.prefix) == ("host", 7000, 3, "shop")
     assert (login.user, login.password, login.tls, login.authority) == ("me", "s/cret", True, "/ca.pem")
     assert "s/cret" not in repr(login)
-    assert "cret" not in Address("redis://:s%2Fcret@host").shown
+    assert "cret" not in Address("redis://:s%2Fcret@host").redacted_text
     assert parse_address("redis://HOST").identity == parse_address("redis://host:6379/0").identity
 
 
@@ -150,7 +150,7 @@ async def test_messages_without_a_queue_that_fill_a_page_delay_nothing_behind_th
     stuck = [DelayedMessage(f"stuck-{number:03}", NOW, "missing", {}, b"") for number in range(500)]
     await store.store_many([*stuck, message("m-1", NOW + SECOND)], NOW)
     report = await store.move_due(NOW + 2 * SECOND, 10)
-    assert (report.delivered, report.left_behind) == (1, True)
+    assert (report.delivered, report.needs_claim) == (1, True)
 
 
 async def test_a_move_looks_past_some_thousand_messages_without_a_queue_and_no_more(
@@ -162,7 +162,7 @@ async def test_a_move_looks_past_some_thousand_messages_without_a_queue_and_no_m
         await store.store_many(stuck, NOW)
     await store.store(message("m-1", NOW + SECOND), NOW)
     report = await store.move_due(NOW + 2 * SECOND, 10)
-    assert (report.delivered, report.left_behind) == (0, True)
+    assert (report.delivered, report.needs_claim) == (0, True)
 
 
 async def test_large_messages_are_listed_a_few_at_a_time(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_
     """It is due after what was the earliest until then, so that nobody is woken for it."""
     stop = await store.listen(lambda: None)
     await store.store(message("before"), NOW)
-    for name in ("run", "command"):
+    for name in ("run", "execute_command"):
         ask = getattr(store._server, name)
 
         async def ask_and_store(*words: Part, ask: Callable[..., Awaitable[Any]] = ask) -> Any:
@@ -325,13 +325,13 @@ async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, sto
     try:
         await frozen.store(message(), NOW)
         (claim,) = await frozen.claim_due(NOW + SECOND, 10)
-        assert frozen.still_holds(claim)
+        assert frozen.is_in_force(claim)
         lost = list[str]()
-        frozen.when_lost(lost.extend)
+        frozen.listen_for_lost_claims(lost.extend)
         await freeze(frozen, SECOND)
-        await store._liveness.holder()
+        await store._liveness.ensure_holder()
         claims = await until(lambda: store.claim_due(NOW + SECOND, 10))
-        assert not frozen.still_holds(claim)
+        assert not frozen.is_in_force(claim)
         assert await frozen.claim_due(NOW + SECOND, 10) == []
         assert lost == ["m-1"]
         assert await frozen.finish([claim], Outcome.DELIVERED, NOW) == 0
@@ -372,9 +372,9 @@ async def test_who_is_not_heard_for_some_seconds_keeps_what_it_has_until_its_sub
         await silent.store(message(), NOW)
         (claim,) = await silent.claim_due(NOW + SECOND, 10)
         await freeze(silent, timedelta(minutes=10))
-        holders, holder = f"{prefix.login.tag}:holders", silent._liveness.holder_now
+        holders, holder = f"{prefix.login.tag}:holders", silent._liveness.current_holder
         prefix.client.zincrby(holders, -10 * SECOND / MICROSECOND, holder)
-        other = await store._liveness.holder()
+        other = await store._liveness.ensure_holder()
         registered = prefix.client.zscore(holders, other)
         await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
         assert await store.claim_due(NOW + SECOND, 10) == []
@@ -394,7 +394,7 @@ async def test_who_is_heard_keeps_what_it_has_although_its_subscription_is_inter
         await holding.store(message(), NOW)
         claims = await holding.claim_due(NOW + SECOND, 10)
         await holding._liveness._listening.close()
-        holders, other = f"{prefix.login.tag}:holders", await store._liveness.holder()
+        holders, other = f"{prefix.login.tag}:holders", await store._liveness.ensure_holder()
         registered = prefix.client.zscore(holders, other)
         await until(lambda: prefix.client.zscore(holders, other) != registered)  # it has looked at all holders
         assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
@@ -406,13 +406,13 @@ async def test_a_process_that_was_forgotten_leaves_no_subscription_behind(prefix
     liveness, tag = store._liveness, prefix.login.tag
     names = set[str]()
     for _ in range(3):
-        names.add(await liveness.holder())
-        liveness.lose(liveness.holder_now)
+        names.add(await liveness.ensure_holder())
+        liveness.void_holder(liveness.current_holder)
     assert len(names) == 3
     prefix.client.set(f"{tag}:holders", "refuses to register any process")
     for _ in range(5):
         with pytest.raises(ResponseError):
-            await liveness.holder()
+            await liveness.ensure_holder()
     listeners = [each for callbacks in liveness._listening._callbacks.values() for each in callbacks]
     assert len(listeners) == 1
     await until(lambda: len(prefix.client.pubsub_channels(f"{tag}:alive:*")) == 1)
@@ -421,7 +421,7 @@ async def test_a_process_that_was_forgotten_leaves_no_subscription_behind(prefix
 
 async def stop_beats(adapter: RedisStore | RedisTransport) -> str:
     """Stop the beats of a process; return the name of its holder."""
-    holder, beats = await adapter._liveness.holder(), adapter._liveness._beats
+    holder, beats = await adapter._liveness.ensure_holder(), adapter._liveness._beats
     assert beats is not None
     beats.stop()
     await anyio.to_thread.run_sync(beats.join)
@@ -429,7 +429,7 @@ async def stop_beats(adapter: RedisStore | RedisTransport) -> str:
 
 
 async def beat_once(adapter: RedisStore | RedisTransport) -> None:
-    await adapter._server.run("beat", adapter._liveness.holder_now, 3 * SECOND // MICROSECOND, "{}")
+    await adapter._server.run("beat", adapter._liveness.current_holder, 3 * SECOND // MICROSECOND, "{}")
 
 
 async def let_die(prefix: Prefix, dead: RedisTransport, other: RedisTransport) -> None:
@@ -437,7 +437,7 @@ async def let_die(prefix: Prefix, dead: RedisTransport, other: RedisTransport) -
     holder = await stop_beats(dead)
     await dead._liveness._listening.close()
     prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
-    await other._liveness.holder()
+    await other._liveness.ensure_holder()
     await beat_once(other)
     await dead.close()
 
@@ -491,7 +491,7 @@ async def test_a_time_in_which_the_server_heard_no_process_counts_as_silence_of_
         for holder in holders:
             prefix.client.zincrby(f"{prefix.login.tag}:holders", -10 * SECOND / MICROSECOND, holder)
         first = store if first_back == "a process that beats" else new
-        await first._liveness.holder()
+        await first._liveness.ensure_holder()
         await beat_once(first)
         assert await store.claim_due(NOW + SECOND, 10) == []
         assert await holding.finish(claims, Outcome.DELIVERED, NOW) == 1
@@ -542,7 +542,7 @@ async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: P
 
 
 async def test_processes_of_other_machines_are_told_with_their_names(prefix: Prefix, store: RedisStore) -> None:
-    said = {"pid": os.getpid(), "machine": "elsewhere", "started": written(NOW), "delivers": True}
+    said = {"pid": os.getpid(), "machine": "elsewhere", "started": format_instant(NOW), "delivers": True}
     for holder, more in (("one", {}), ("two", {"receives": ["a"]}), ("three", {"pid": 1})):
         prefix.client.hset(f"{prefix.login.tag}:about", holder, json.dumps({**said, **more}))
     found = sorted(await store.observer().processes(), key=lambda each: each.pid)
@@ -557,20 +557,20 @@ async def test_an_operator_sees_queues_and_who_holds(store: RedisStore, transpor
     observer, queues = store.observer(), transport.observer()
     await store.store_many([message("a"), message("b", NOW + 9 * SECOND)], NOW)
     (claim,) = await store.claim_due(NOW + SECOND, 10)
-    standing = await observer.standing("a")
+    standing = await observer.pending_state_of("a")
     assert standing is not None
-    assert (standing.attempt_at, standing.held_by) == (None, os.getpid())
+    assert (standing.attempt_at, standing.claimed_by) == (None, os.getpid())
     await store.release([claim], None)
     assert (await store.move_due(NOW + SECOND, 10)).delivered == 1
     await transport.send([Envelope("done", "c")], NOW)
     receiver = transport.receiver("done")
     (held,) = await receiver.receive(1)
     shown = await queues.browse("done", 10)
-    assert [(each.envelope.message_id, each.held_by) for each in shown] == [("a", os.getpid()), ("c", None)]
+    assert [(each.envelope.message_id, each.received_by) for each in shown] == [("a", os.getpid()), ("c", None)]
     assert await queues.queue_lengths() == {"done": 2}
     assert await transport.lengths_of(["done", "missing"]) == {"done": 1}
     assert [each.queue for each in await queues.find_in_queues("c")] == ["done"]
-    assert await observer.last_delivered(2) == [Delivered(NOW + SECOND, None)]
+    assert await observer.latest_deliveries(2) == [DeliveredMessage(NOW + SECOND, None)]
     await receiver.commit(held, NOW)
     assert [record.kind.name for record in await store.history("a")] == ["SCHEDULED", "DELIVERED", "HANDLED"]
     with pytest.raises(ClaimLost):

@@ -28,7 +28,7 @@ from postdate.backends.redis.server import RedisServer, script
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import ClaimLost, PostdateError, StoreUnreachable, TransportUnreachable
-from postdate.ports import Claim, End, Outcome, Received, RecordKind
+from postdate.ports import Claim, Completion, Outcome, Received, RecordKind
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
     receiver = transport.receiver("done")
     await transport.send([Envelope("done", "e-1")], NOW)
     (received,) = await receiver.receive(1)
-    end = End(outgoing=[Envelope("error", "sent")])
+    end = Completion(outgoing=[Envelope("error", "sent")])
 
     async def commit() -> None:
         await receiver.commit(received, NOW, end)
@@ -271,8 +271,8 @@ async def test_a_move_that_was_made_is_told_though_a_field_of_its_message_is_dam
     (bad,) = [key for key in prefix.all_keys() if key.endswith(b":m:m-1")]
     prefix.client.hset(bad, "D", damaged)
     told = await store.move_due(NOW + SECOND, 10, listing=listing)
-    assert (told.delivered, told.to, told.first_due) == (2, {"done": 2}, NOW + SECOND)
-    assert (told.moved and told.moved.dues) == ([NOW + SECOND, NOW] if listing else None)
+    assert (told.delivered, told.by_destination, told.first_due) == (2, {"done": 2}, NOW + SECOND)
+    assert (told.messages and told.messages.dues) == ([NOW + SECOND, NOW] if listing else None)
     await transport.close()
 
 
@@ -288,7 +288,7 @@ async def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again(
     await lose_the_answer(link, claim, lambda: len(held(prefix)) == 2, StoreUnreachable)
     (other,) = await claim()
     assert {one.message.message_id, other.message.message_id} == {"a", "b"}
-    assert store.still_holds(one)
+    assert store.is_in_force(one)
     assert await store.finish([one, other], Outcome.DELIVERED, NOW) == 2
     assert held(prefix) == []
 
@@ -312,7 +312,7 @@ async def test_a_message_claimed_again_before_its_giving_back_was_answered_is_he
         tasks.start_soon(give_back)
         claims += await until(lambda: store.claim_due(NOW + SECOND, 1))
         answered.set()
-    assert store.still_holds(claims[0])
+    assert store.is_in_force(claims[0])
     assert not await store.retry_later(first, NOW, NOW, "")
     assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
     assert held(prefix) == []
@@ -323,12 +323,12 @@ async def test_a_claim_whose_transaction_failed_is_held_still(
 ) -> None:
     await store.store(message(), NOW)
     (claim,) = await store.claim_due(NOW + SECOND, 1)
-    work = store.finishing([claim], Outcome.DELIVERED, NOW)
+    work = store.finishing_work([claim], Outcome.DELIVERED, NOW)
     with pytest.raises(PostdateError):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
-    assert store.still_holds(claim)
+    assert store.is_in_force(claim)
     assert await transport.send([Envelope("done", "e-1")], NOW, work=[work]) == [None]
-    assert not store.still_holds(claim)
+    assert not store.is_in_force(claim)
     assert held(prefix) == []
 
 
@@ -357,13 +357,13 @@ async def test_a_message_without_a_queue_ends_in_the_error_queue(
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
     transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("postdate.endpoint.handling.RESTARTS_BORNE", 2)
+    monkeypatch.setattr("postdate.endpoint.handling.MOST_RESTARTS", 2)
     settings = Recoverability(immediate_retries=0, delayed_retries=0)
     endpoint = Endpoint("done", transport=transport, recoverability=settings)
 
     @endpoint.handler(bytes)
     async def handle(message: bytes, context: HandlerContext) -> None:
-        await transport._server.run("unregister", transport._liveness.holder_now)
+        await transport._server.run("unregister", transport._liveness.current_holder)
 
     async with endpoint:
         await endpoint.send(b"slow", destination="done")
@@ -380,8 +380,8 @@ class Later(SystemClock):
         self._more_seconds = more.total_seconds()
 
     @override
-    def since_boot(self) -> float:
-        return super().since_boot() + self._more_seconds
+    def seconds_since_boot(self) -> float:
+        return super().seconds_since_boot() + self._more_seconds
 
 
 async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_else_was_there_to_take_it(
@@ -389,12 +389,12 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
 ) -> None:
     """By its own clock its claims are void, and it does not act on them; the server has heard nothing of that."""
     lost = list[str]()
-    store.when_lost(lost.extend)
+    store.listen_for_lost_claims(lost.extend)
     await store.store(message(), NOW)
     (claim,) = await store.claim_due(NOW + SECOND, 1)
     link.cut()
     store._liveness._clock = Later(2 * HOLDS_AT_MOST)  # more than a process may be silent
-    assert not store.still_holds(claim)
+    assert not store.is_in_force(claim)
     assert len(held(prefix)) == 1
     link.restore()
     claims = await until(lambda: store.claim_due(NOW + SECOND, 1), despite=StoreUnreachable)
@@ -410,18 +410,18 @@ async def test_a_claim_that_others_may_have_is_void_and_released_and_no_other_cl
     """Without subscription others take it 3 s after the last beat, long before ``holds_at_most``."""
     await store.store_many([message("m-1"), message("m-2")], NOW)
     one, other = await store.claim_due(NOW + SECOND, 10)
-    assert store.still_holds(one)
+    assert store.is_in_force(one)
     link.cut()
-    await until(lambda: not store.still_holds(one))
+    await until(lambda: not store.is_in_force(one))
     assert store._liveness.is_in_force
     link.restore()
     await until(lambda: len(held(prefix)) == 1)
     await until(lambda: store.get("m-1"), despite=StoreUnreachable)
     assert await store.finish([one], Outcome.DELIVERED, NOW) == 0
-    assert store.still_holds(other)
+    assert store.is_in_force(other)
     assert await store.finish([other], Outcome.DELIVERED, NOW) == 1
     (again,) = await store.claim_due(NOW + SECOND, 10)
-    assert store.still_holds(again)
+    assert store.is_in_force(again)
     assert await store.finish([again], Outcome.DELIVERED, NOW) == 1
 
 
@@ -432,10 +432,10 @@ async def test_a_subscription_that_is_newer_than_the_last_beat_makes_no_claim_ce
     await stop_beats(store)
     liveness = store._liveness
     liveness._clock = Later(2 * SECOND)
-    assert store.still_holds(claim)
-    for channel in liveness._listening._subscribed_since:
-        liveness._listening._subscribed_since[channel] = liveness._last_beat_at + 1
-    assert not store.still_holds(claim)
+    assert store.is_in_force(claim)
+    for channel in liveness._listening._subscribed_at:
+        liveness._listening._subscribed_at[channel] = liveness._last_beat_at + 1
+    assert not store.is_in_force(claim)
 
 
 async def test_a_beat_without_an_answer_is_given_up_before_the_process_counts_as_frozen(
@@ -443,7 +443,7 @@ async def test_a_beat_without_an_answer_is_given_up_before_the_process_counts_as
 ) -> None:
     store = RedisStore(through, holds_at_most=3 * SECOND, answers_within=timedelta(minutes=10))
     try:
-        await store._liveness.holder()
+        await store._liveness.ensure_holder()
         link.stall(replies_only=True)
         await until(lambda: "cannot show that this process lives" in caplog.text)
     finally:

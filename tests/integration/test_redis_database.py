@@ -12,12 +12,12 @@ from tests.waiting import received, until
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, Recoverability, SystemClock, TransactionMode
 from postdate.backends.redis.database import Redis
-from postdate.backends.redis.layout import written
+from postdate.backends.redis.layout import format_instant
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import ConfigurationError
-from postdate.ports import End, Outcome
+from postdate.ports import Completion, Outcome
 from postdate.wiring import open_store, open_transport
 from postdate.wiring.adapters import Databases
 
@@ -98,7 +98,7 @@ async def test_what_failed_comes_back_through_the_timeouts_queue(prefix: Prefix)
             await database.store.store(late, NOW)
             (claim,) = await database.store.claim_due(late.due + SECOND, 1)
             await database.store.finish([claim], Outcome.FAILED, NOW)
-            await database.queues.send([through_queue(late, "sales.timeouts")], NOW)
+            await database.queues.send([timeouts_queue_envelope(late, "sales.timeouts")], NOW)
             assert await until(lambda: database.store.get(late.message_id)) == late
 
 
@@ -124,15 +124,15 @@ async def test_each_is_made_once_and_others_are_made_from_it(database: Redis) ->
 async def test_a_transaction_announces_the_earliest_of_all_that_it_stores(database: Redis, prefix: Prefix) -> None:
     """Its messages come in one part for each call that delays some."""
     with prefix.client.pubsub(ignore_subscribe_messages=True) as channel:
-        channel.subscribe(f"{database.store.place}:wake")
+        channel.subscribe(f"{database.store.key_prefix}:wake")
         await database.queues.send([Envelope("done", "e-1")], NOW)
         receiver = database.queues.receiver("done")
         (received,) = await receiver.receive(1)
         later, soon = message("later", NOW + 60 * SECOND), message("soon", NOW + SECOND)
-        work = [database.store.storing([each], NOW) for each in (later, soon)]
-        await receiver.commit(received, NOW, End(work=work))
+        work = [database.store.storing_work([each], NOW) for each in (later, soon)]
+        await receiver.commit(received, NOW, Completion(work=work))
         said = await until(lambda: channel.get_message(timeout=0))
-        assert said["data"].decode() == written(soon.due)
+        assert said["data"].decode() == format_instant(soon.due)
         await receiver.close()
 
 
@@ -145,7 +145,7 @@ async def test_closing_the_store_gives_back_its_claims_and_leaves_the_queues_alo
     (received,) = await receiver.receive(1)
     (claim,) = await database.store.claim_due(NOW + SECOND, 1)
     await database.store.close()
-    assert not database.store.still_holds(claim)
+    assert not database.store.is_in_force(claim)
     again = RedisStore(prefix.login, table="service.timeouts")
     assert len(await again.claim_due(NOW + SECOND, 1)) == 1
     await again.close()
@@ -166,7 +166,7 @@ async def test_closing_the_queues_gives_back_what_was_received_and_leaves_the_st
     assert len(await other.receive(1)) == 1
     await other.close()
     await elsewhere.close()
-    assert database.store.still_holds(claim)
+    assert database.store.is_in_force(claim)
     assert await database.store.release([claim], None) == 1
 
 
@@ -188,6 +188,6 @@ async def test_equal_addresses_in_the_settings_are_one_database(redis_url: str) 
     queues = open_transport(address, shared)
     assert isinstance(store, RedisStore)
     assert isinstance(queues, RedisTransport)
-    assert store._opened is queues._opened
+    assert store._database is queues._database
     await store.close()
     await queues.close()

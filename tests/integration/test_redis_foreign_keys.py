@@ -13,7 +13,7 @@ from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import DuplicateMessage
 from postdate.ports import MessageFilter, Outcome, RecordKind
 from postdate.testing import Check, Damage, StoreSubject, TransportSubject, store_checks, transport_checks
-from postdate.testing.damaged import Damages, damages_by
+from postdate.testing.damaged import Damages, damages_of
 
 _OF_STORES = {
     "an_unreadable_message_holds_up_nothing",
@@ -46,7 +46,7 @@ class ForeignKeysOfAStore(RedisStoreSubject):
         self.prefix = ForeignKeys(url)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, [Damage.CONTENT])
+        return damages_of(self.damage, [Damage.CONTENT])
 
 
 class ForeignKeysInQueues(RedisTransportSubject):
@@ -55,7 +55,7 @@ class ForeignKeysInQueues(RedisTransportSubject):
         self.prefix = ForeignKeys(url)
 
     def damages(self) -> Damages:
-        return damages_by(self.damage, [Damage.CONTENT])
+        return damages_of(self.damage, [Damage.CONTENT])
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=str)
@@ -127,11 +127,11 @@ async def test_a_move_leaves_it_behind_for_who_claims(
     await store.store_many([message(f"m-{number}", NOW + number * MICROSECOND) for number in range(3)], NOW)
     foreign(prefix, ":m:m-1")
     moved = await store.move_due(NOW + SECOND, 10)
-    assert (moved.delivered, moved.left_behind) == (2, True)
+    assert (moved.delivered, moved.needs_claim) == (2, True)
     assert await store.claim_due(NOW + SECOND, 10) == []
     assert [each.message_id for each in await store.list_unreadable(10)] == ["m-1"]
     moved = await store.move_due(NOW + SECOND, 10)
-    assert (moved.delivered, moved.left_behind, moved.next_attempt) == (0, False, None)
+    assert (moved.delivered, moved.needs_claim, moved.next_attempt) == (0, False, None)
 
 
 async def test_a_message_that_was_replaced_while_it_was_held_is_lost_to_its_holder_alone(
@@ -173,7 +173,7 @@ async def test_a_foreign_key_in_a_queue_is_seen_by_none_who_looks_and_marked_wit
     shown = await transport.observer().browse("done", 10)
     assert [each.envelope.message_id for each in shown] == ["e-2"]
     receiver = transport.receiver("done")
-    taken = await receiver.take("e-2")
+    taken = await receiver.receive_by_id("e-2")
     assert taken is not None
     await receiver.roll_back(taken)
     (received,) = await receiver.receive(10)

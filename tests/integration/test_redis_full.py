@@ -15,7 +15,7 @@ from postdate.backends.redis.database import Redis
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import QueueNotFound, StoreFull, TransportUnreachable
-from postdate.ports import End
+from postdate.ports import Completion
 
 
 def fill(server: servers.Redis, limit: int = 1) -> None:
@@ -83,7 +83,7 @@ async def test_what_is_held_on_a_full_server_stays_held(redis_server: servers.Re
         fill(redis_server)
         before = store._liveness._last_beat_at
         await until(lambda: store._liveness._last_beat_at > before + 1)
-        assert store.still_holds(claim)
+        assert store.is_in_force(claim)
         await store.report_clock(SECOND)
         assert await store.retry_later(claim, NOW, NOW, "why")
     finally:
@@ -101,11 +101,11 @@ async def test_a_full_server_takes_what_belongs_to_the_end_of_a_message_and_noth
         receiver = full.queues.receiver("in")
         (held,) = await receiver.receive(10)
         fill(redis_server)
-        delaying = full.store.storing([message()], NOW)
+        delaying = full.store.storing_work([message()], NOW)
         answer = Envelope("out", "e-2", {}, b"larger than what is answered")
         with pytest.raises(TransportUnreachable, match="maxmemory"):
             await full.queues.send([answer], NOW, work=[delaying])
-        await receiver.commit(held, NOW, End(outgoing=(answer,), work=(delaying,)))
+        await receiver.commit(held, NOW, Completion(outgoing=(answer,), work=(delaying,)))
         assert await full.queues.lengths_of(["in", "out"]) == {"in": 0, "out": 1}
         assert await full.store.get("m-1") == message()
         await receiver.close()
@@ -121,15 +121,15 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
         await full.queues.send([Envelope("in", f"e-{n}", {}, large.get(n, b"")) for n in range(7)], NOW)
         receiver = full.queues.receiver("in")
         held = await received(receiver, 7)
-        larger = End(outgoing=(Envelope("out", "larger", {"h": "x" * 200_000}, bytes(100_000)),))
+        larger = Completion(outgoing=(Envelope("out", "larger", {"h": "x" * 200_000}, bytes(100_000)),))
         fill(redis_server)
         with pytest.raises(QueueNotFound):  # what is not sent takes nothing
-            await receiver.commit(held[0], NOW, End(outgoing=(Envelope("gone", "larger", {}, bytes(900_000)),)))
+            await receiver.commit(held[0], NOW, Completion(outgoing=(Envelope("gone", "larger", {}, bytes(900_000)),)))
         for each in held[:3]:
             await receiver.commit(each, NOW, larger)
         with pytest.raises(TransportUnreachable, match="maxmemory"):
             await receiver.commit(held[3], NOW, larger)
-        await receiver.commit(held[4], NOW, End(outgoing=(Envelope("out", "as-large", {}, large[4]),)))
+        await receiver.commit(held[4], NOW, Completion(outgoing=(Envelope("out", "as-large", {}, large[4]),)))
         await receiver.commit(held[5], NOW)
         assert await full.queues.observer().queue_lengths() == {"in": 2, "out": 4}
         fill(redis_server, 0)

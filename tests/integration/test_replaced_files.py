@@ -16,10 +16,10 @@ from tests.conftest import as_another_process
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteOutbox, SqliteStore
-from postdate.backends.sqlite.processes import Wakeups, presence_folder
+from postdate.backends.sqlite.processes import Wakeups, claimants_folder
 from postdate.errors import NotADatabase, PostdateError, StoreReplaced, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
-from postdate.runtime.threads import Alarm
+from postdate.runtime.threads import WakeUp
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -73,7 +73,7 @@ async def test_whoever_had_a_replaced_file_open_stops_and_each_file_has_what_was
     ):
         with pytest.raises(StoreReplaced, match="start them again"):
             await call
-    assert not store.still_holds(held[0])
+    assert not store.is_in_force(held[0])
     await store.close()
     expected = {each.message_id for each in messages("backup", 500)}
     assert await pending(new) == expected
@@ -142,8 +142,8 @@ async def test_an_idle_service_notices_by_itself_and_looks_at_once(tmp_path: Pat
     path = tmp_path / "a.db"
     store = SqliteStore(path)
     await store.setup()
-    alarm = Alarm()
-    stop = await store.listen(alarm.ring)
+    alarm = WakeUp()
+    stop = await store.listen(alarm.wake)
     os.replace(await backup(tmp_path / "b.db", 5, ["q"]), path)  # noqa: PTH105 - as mv does
     with patience():
         await alarm.wait()
@@ -222,7 +222,7 @@ async def test_the_second_name_that_an_earlier_version_gave_the_file_goes_with_t
     path = await backup(tmp_path / "a.db", 1, ["q"])
     store = SqliteStore(path)
     await store.setup()
-    pinned = presence_folder(path) / "file-of-log"
+    pinned = claimants_folder(path) / "file-of-log"
     os.link(path, pinned)
     await store.close()
     assert not pinned.exists()
@@ -306,8 +306,8 @@ async def test_a_lost_wake_up_costs_about_a_second(tmp_path: Path, monkeypatch: 
     other = as_another_process(lambda: SqliteStore(tmp_path / "a.db"))
     await other.setup()
     monkeypatch.setattr(Wakeups, "_send", lambda *_: None)
-    alarm = Alarm()
-    stop = await store.listen(alarm.ring)
+    alarm = WakeUp()
+    stop = await store.listen(alarm.wake)
     for due in (NOW + timedelta(minutes=2), NOW + timedelta(minutes=1)):
         alarm.reset()
         await other.store(DelayedMessage(f"due {due}", due, "q"), NOW)

@@ -12,7 +12,7 @@ from tests.redis_subjects import Prefix
 
 from postdate import DelayedMessage
 from postdate.backends.azure.table_names import records_table
-from postdate.backends.redis.layout import written
+from postdate.backends.redis.layout import format_instant
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import DuplicateMessage
@@ -31,7 +31,7 @@ async def test_under_a_prefix_of_redis(redis_url: str) -> None:
     """That version moved a message to a key of its own, by number; the id of one was stored anew."""
     prefix = Prefix(redis_url)
     place, queues = f"{prefix.login.tag}:s:conformance.timeouts", f"{prefix.login.tag}:q"
-    at = {"d": written(NOW), "h": TORN, "reason": "headers must be a JSON object", "at": written(NOW)}
+    at = {"d": format_instant(NOW), "h": TORN, "reason": "headers must be a JSON object", "at": format_instant(NOW)}
     for number, id_ in enumerate(("torn", "stored-anew"), 1):
         prefix.client.hset(f"{place}:x:{number}", mapping={**at, "i": id_, "q": "orders", "b": b"\0" + id_.encode()})
         prefix.client.zadd(f"{place}:xs", {str(number): number})

@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_SECONDS, received, until
 from postdate import Endpoint, SystemClock, Transport
 from postdate.config import load_settings
 from postdate.ports import Correlation, Receiver
-from postdate.wiring import open_saga_store, opened
+from postdate.wiring import open_deployment, open_saga_store
 
 SCRIPT = Path(__file__).with_name("saga_process.py")
 RELAYS = 200
@@ -93,7 +93,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 )
 async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site: Site, chance: random.Random) -> None:
     settings = load_settings(None, site.environment)
-    async with opened(settings, create=True, initialize=False) as deployment:
+    async with open_deployment(settings, create=True, initialize=False) as deployment:
         await deployment.transport.create_queues([site.name, site.done])
         sender = Endpoint("sender", transport=deployment.transport, send_only=True)
         sender.route(Begin, site.name, name="Begin")

@@ -13,20 +13,20 @@ from tests.integration.migration_places import NEXT_YEAR
 from tests.integration.store_places import StorePlace, place_in
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
-from postdate.core.changes import administrable
+from postdate.core.changes import administrable_store
 from postdate.messages import Headers, format_timestamp
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore
 from postdate.testing import Damage, StoreSubject
 from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
     SECOND,
-    beside_queues,
-    claiming,
-    damaging,
     ids,
     message,
+    open_beside_queues,
+    open_claiming,
+    open_with_rows,
 )
 
 SEAL = "\t" + format(0x1B2EF91C, "032b").replace("0", " ").replace("1", "\t")
@@ -42,10 +42,10 @@ def seal(subject: StoreSubject) -> None:
 async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other(store_subject: StoreSubject) -> None:
     of_its_own = {Headers.DELIVER_AT: format_timestamp(NOW), "kind": "é"}
     later = NOW + SECOND
-    async with claiming(store_subject) as store:
+    async with open_claiming(store_subject) as store:
         await store.store_many([message("m-1", headers=of_its_own), message("m-2", later)], NOW)
         seal(store_subject)
-        operator = administrable(store)
+        operator = administrable_store(store)
         assert ids(await operator.list_pending(MessageFilter(), 10)) == ["m-1", "m-2"]
         assert await operator.get("m-2") == message("m-2", later)
         assert await operator.reschedule("m-1", later, NOW)
@@ -62,20 +62,20 @@ async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other
 
 @pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
 async def test_one_that_is_damaged_is_marked_with_its_checksum(store_subject: StoreSubject) -> None:
-    async with damaging(store_subject) as opened:
+    async with open_with_rows(store_subject) as opened:
         assert opened is not None
         store, rows = opened
         await store.store(message(), NOW)
         seal(store_subject)
         rows.damage("m-1", Damage.DUE)
         assert await store.claim_due(NOW + SECOND, 10) == []
-        (row,) = await rows.place.list_unreadable(10)
+        (row,) = await rows.adapter.list_unreadable(10)
         assert SEAL.encode() in b"".join(row.raw.values())
 
 
 @pytest.mark.parametrize("store_subject", BESIDE_QUEUES, indirect=True)
 async def test_they_are_received_from_the_queue_that_they_were_moved_to(store_subject: StoreSubject) -> None:
-    async with beside_queues(store_subject) as opened:
+    async with open_beside_queues(store_subject) as opened:
         assert opened is not None
         store, transport = opened
         await store.store(message(), NOW)
@@ -89,7 +89,7 @@ async def test_they_are_received_from_the_queue_that_they_were_moved_to(store_su
 
 @pytest.mark.parametrize("store_subject", ["SqliteStore", "PostgresStore", "MariaDbStore"], indirect=True)
 async def test_scans_see_the_json_of_their_headers(store_subject: StoreSubject) -> None:
-    async with claiming(store_subject) as store:
+    async with open_claiming(store_subject) as store:
         await store.store(message(), NOW)
         seal(store_subject)
         assert isinstance(store, ScannableStore)
@@ -101,9 +101,9 @@ async def test_scans_see_the_json_of_their_headers(store_subject: StoreSubject) 
 def test_a_move_takes_them_along(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     subject = SqliteStoreSubject(tmp_path)
     old = StorePlace(StoreSpec(f"sqlite:///{subject.path}"))
-    with place_in("sqlite", request, "new") as new, opened(old.spec, create=True) as store:
+    with place_in("sqlite", request, "new") as new, open_spec(old.spec, create=True) as store:
         store.setup()
         old.add([message(due=NEXT_YEAR)])
         seal(subject)
-        assert old.move_to(new).complete
+        assert old.move_to(new).is_complete
         assert new.waiting() == [message(due=NEXT_YEAR)]

@@ -15,11 +15,11 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import SqlServer, TransactionMode
-from postdate.backends.sql.row_locks.names import mark_done, newest_mark, part_steps, steps_of
+from postdate.backends.sql.row_locks.names import mark_statement, newest_mark_query, part_steps, steps_of
 from postdate.backends.sql.row_locks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
 from postdate.backends.sqlserver.channel import DriverSocket
-from postdate.backends.sqlserver.connection import SqlServerSession, translate, translated
+from postdate.backends.sqlserver.connection import SqlServerSession, translate, translate_errors
 from postdate.backends.sqlserver.schema import SqlServerNames, check_name
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.backends.sqlserver.store import SqlServerStore
@@ -66,12 +66,12 @@ def _statements(names: SqlServerNames) -> Iterator[str]:
     yield from sql.bounds.values()
     for what in ("pending", "records"):
         given = {"message_ids": ("m",), "destinations": ("d",), "due_from": 1, "due_to": 2}
-        yield sql.scanned(Scan(what, ("message_id", "due")), given)
-        yield sql.scanned(Scan(what, ()), {"destinations": ()})
-    yield schema.TAKE_TURN
+        yield sql.scan_statement(Scan(what, ("message_id", "due")), given)
+        yield sql.scan_statement(Scan(what, ()), {"destinations": ()})
+    yield schema.ACQUIRE_LOCK
     database = SqlServer("mssql://nobody@nowhere/shop", schema=names.schema)
     sagas, outbox = database.sagas, database.outbox
-    yield from (*sagas._questions.values(), *sagas._statements.values())
+    yield from (*sagas._select_statements.values(), *sagas._statements.values())
     yield from (outbox._find, outbox._insert, outbox._mark, outbox._remove)
 
 
@@ -129,14 +129,14 @@ def test_a_claim_skips_what_others_have_locked() -> None:
 def test_what_is_changed_by_number_is_found_by_its_key() -> None:
     """A scan would wait for the rows that others have locked; a change must lock rows, and never pages."""
     sql = SqlServerStatements(NAMES[0])
-    for name in ("finish", "lease", "free_some", "retry", "release", "reschedule"):
+    for name in ("finish", "lease", "release_some_leases", "retry", "release", "reschedule"):
         assert "WITH (FORCESEEK, ROWLOCK)" in getattr(sql, name), name
-    assert "WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK)" in sql.free
+    assert "WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK)" in sql.release_leases
     assert "WITH (FORCESEEK, ROWLOCK)" in SqlServerStatements(NAMES[0]).drop_holders
 
 
 def test_a_look_does_not_parse_what_is_held_for_every_row() -> None:
-    look = SqlServerStatements(NAMES[0]).next_attempt_but
+    look = SqlServerStatements(NAMES[0]).next_attempt_except
     assert "NOT IN" not in look
     assert look.index("OPENJSON") < look.index("SELECT TOP (1)"), "once, before the look"
 
@@ -171,17 +171,17 @@ def test_the_administrators_script_runs_each_statement_only_as_part_of_the_next_
     names = NAMES[0]
     script = schema.setup_statements(names, steps_of(names))
     for step in steps_of(names):
-        newest = newest_mark(names, step.subject)
+        newest = newest_mark_query(names, step.subject)
         condition = f"IF {newest} IS NULL" if step.is_initial else f"IF {newest} = {step.version - 1}"
-        for statement in (*step.statements, mark_done(names, step)):
+        for statement in (*step.statements, mark_statement(names, step)):
             assert f"\n\n{condition}\n{statement};\n\n" in script
     refusals = [statement for statement in script.split(";\n\n") if "THROW" in statement]
     assert len(refusals) == 1
-    assert refusals[0].startswith(f"IF {newest_mark(names, '')} < 2\nTHROW 50000, N'schema ")
+    assert refusals[0].startswith(f"IF {newest_mark_query(names, '')} < 2\nTHROW 50000, N'schema ")
 
 
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:
-    assert "REPEATABLEREAD" in SqlServerStatements(NAMES[0]).keep_holder
+    assert "REPEATABLEREAD" in SqlServerStatements(NAMES[0]).lock_holder
 
 
 class _Rows:
@@ -200,12 +200,12 @@ class _Rows:
 
 def test_nothing_is_leased_under_a_buried_number() -> None:
     tables, sql = SqlServerTables(NAMES[0], Recording.ALL), SqlServerStatements(NAMES[0])
-    buried, alive = _Rows(sql.keep_holder), _Rows("")
+    buried, alive = _Rows(sql.lock_holder), _Rows("")
     with pytest.raises(StoreUnreachable, match="number 7"):
         tables.lease(cast("SqlServerSession", buried), [1], 7)
     tables.lease(cast("SqlServerSession", alive), [1], 7)
     assert (buried.changes, alive.changes) == ([], [sql.lease])
-    assert tables.unknown(cast("SqlServerSession", alive)) == [7]
+    assert tables.find_unknown_holders(cast("SqlServerSession", alive)) == [7]
 
 
 class _Silent:
@@ -229,8 +229,8 @@ def test_a_process_that_shows_no_life_is_ended_where_we_may(caplog: pytest.LogCa
     for session, looks in ((with_rights, 1), (without, 2)):
         tables = SqlServerTables(NAMES[0], Recording.ALL)
         for _ in range(looks):
-            tables._spoke_at -= 60
-            tables.dead(cast("SqlServerSession", session))
+            tables._heartbeat_at -= 60
+            tables.find_dead_holders(cast("SqlServerSession", session))
     assert with_rights.changes[1:] == ["KILL 51", "KILL 52"]
     assert "seen_at =" in with_rights.changes[0]
     assert all("KILL" not in change for change in without.changes)
@@ -321,7 +321,7 @@ async def test_transaction_scope_is_refused() -> None:
 
 @pytest.mark.parametrize("error", [AssertionError("cut short"), IndexError(), struct.error("cut short")])
 def test_a_packet_that_cannot_be_read_is_a_lost_connection(error: Exception) -> None:
-    with pytest.raises(StoreUnreachable, match="cannot be read"), translated("here"):
+    with pytest.raises(StoreUnreachable, match="cannot be read"), translate_errors("here"):
         raise error
 
 

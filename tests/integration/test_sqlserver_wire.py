@@ -24,7 +24,7 @@ from tests.tds_server import (
 
 from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
-from postdate.backends.sqlserver.login import login_answer
+from postdate.backends.sqlserver.login import parse_login_answer
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.cli.bench.places import Common
@@ -232,14 +232,14 @@ def test_a_percent_sign_in_a_name_arrives_as_it_is(server: TdsServer, session: S
     server.answers = lambda sql, kind: numbers(
         *([1, 2] if "COUNT" in sql or "MIN" in sql else [1]), is_procedure=kind == RPC
     )
-    tables.unknown(session)
+    tables.find_unknown_holders(session)
     of_store = {"store": tables.store_id(session)}
     for question in (tables.sql.next_due, tables.sql.record_counts):
         session.rows(question, of_store)
     tables.next_attempt(session, [1, 2])
-    tables.dead(session)
-    tables.bury(session, [1])
-    tables.free(session, [1])
+    tables.find_dead_holders(session)
+    tables.remove_holders(session, [1])
+    tables.release_leases(session, [1])
     tables.bounds(session, "pending")
     assert len(server.statements) >= 8
     for statement in server.statements:
@@ -250,7 +250,7 @@ def test_a_percent_sign_in_a_name_arrives_as_it_is(server: TdsServer, session: S
 def test_the_first_connection_says_once_that_it_awaits_a_production_server(
     server: TdsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.ports.backends._announced", set[str]())
+    monkeypatch.setattr("postdate.ports.backends._warned_products", set[str]())
     for _ in range(2):
         server_at(server.port, "?encrypt=no").connect().close()
     said = [record.getMessage() for record in caplog.records if "awaits its first production server" in record.message]
@@ -309,7 +309,7 @@ def test_who_waits_hears_of_an_abort(server: TdsServer, session: SqlServerSessio
 @pytest.mark.parametrize("size", range(0, len(acknowledged("database")) - 1, 7))
 def test_an_answer_that_is_cut_short_is_not_taken_for_a_login(size: int) -> None:
     with pytest.raises(ValueError, match="login"):
-        login_answer(acknowledged("database")[:size])
+        parse_login_answer(acknowledged("database")[:size])
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import LATEST, SystemClock
-from postdate.core.limits import NO_LIMITS, change_limits, limited, limits_of, paused
+from postdate.core.limits import NO_LIMITS, add_pause, change_limits, limit_change, load_limits_in_force
 from postdate.core.simple_store import SimpleStore
-from postdate.core.upkeep.wall_times import KeptZones, markers, note_rules, rules_in, rules_of
+from postdate.core.upkeep.wall_times import ZoneMarkers, decode_rules, ensure_rules, list_markers, rules_of
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -113,17 +113,17 @@ def test_from_any_store_into_any_other_all_that_waits_moves_as_it_was(
 
     result = old.move_to(new)
     assert (result.moved, result.refused, result.waiting, result.waiting_before) == (37, 0, 0, 37)
-    assert (result.complete, result.known_before, result.remarks) == (True, 0, [])
+    assert (result.is_complete, result.known_before, result.remarks) == (True, 0, [])
     assert (old.waiting(), by_id(new.waiting())) == ([], by_id(waiting))
     assert [each.expires_at for each in new.waiting() if each.expires_at] == [expiring.expires_at]
 
     one = later[0].message_id
     assert not old.ask(lambda store: store.cancel(one, now))
-    assert old.ask(lambda store: store.store_many(later[:1], now)).already_there == (one,)
+    assert old.ask(lambda store: store.store_many(later[:1], now)).duplicate_ids == (one,)
     scheduled, cancelled = old.history(one)
     assert (scheduled.kind, cancelled.detail) == (RecordKind.SCHEDULED, f"moved to another store: {result.target}")
-    assert result.target == new.settings.store.address.shown
-    assert (old.move_to(new).moved, old.move_to(new).complete) == (0, True)
+    assert result.target == new.settings.store.address.redacted_text
+    assert (old.move_to(new).moved, old.move_to(new).is_complete) == (0, True)
     assert sorted(new.deliver()) == sorted({*ids(waiting)} - {far[0].message_id})
 
 
@@ -136,7 +136,7 @@ def test_what_another_process_has_claimed_stays_and_is_counted(ends: Ends) -> No
     async def hold(store: Any) -> None:
         claims = await store.claim_due(waiting[2].due + timedelta(microseconds=1), 3)
         result = await anyio.to_thread.run_sync(lambda: old.move_to(new))
-        assert (result.moved, result.refused, result.waiting, result.complete) == (3, 0, 3, False)
+        assert (result.moved, result.refused, result.waiting, result.is_complete) == (3, 0, 3, False)
         assert result.remarks == [
             "what still waits is claimed by a process, was stored meanwhile, or cannot be read: run it again"
         ]
@@ -144,7 +144,7 @@ def test_what_another_process_has_claimed_stays_and_is_counted(ends: Ends) -> No
 
     old.ask(hold)
     result = old.move_to(new)
-    assert (result.moved, result.complete, old.waiting()) == (2, True, [])
+    assert (result.moved, result.is_complete, old.waiting()) == (2, True, [])
     assert by_id(new.waiting()) == by_id(waiting[1:])
 
 
@@ -168,7 +168,7 @@ def test_claims_of_a_process_that_ends_are_waited_for(ends: Ends, monkeypatch: p
 
             tasks.start_soon(release)
             result = await anyio.to_thread.run_sync(lambda: old.move_to(new))
-            assert (result.moved, result.complete) == (4, True)
+            assert (result.moved, result.is_complete) == (4, True)
 
     old.ask(hold_and_release)
 
@@ -246,7 +246,7 @@ def test_whenever_a_move_ends_another_one_finishes_it_and_each_message_is_delive
         if point % 2 == 0:
             delivered += new.deliver(added[2].due)
         result = old.move_to(new)
-        assert (result.complete, result.refused, result.moved) == (True, 0, result.waiting_before)
+        assert (result.is_complete, result.refused, result.moved) == (True, 0, result.waiting_before)
         assert sorted([*delivered, *ids(new.waiting())]) == sorted(stored)
         if not ending.has_ended:
             break
@@ -297,7 +297,7 @@ def test_a_message_that_was_replaced_in_the_new_store_between_two_runs_is_not_un
     due = _NOW() + DAY
     keyed(old, "report", due, b"old")
     left_in_both(old, new, old.waiting())
-    new.ask(lambda store: store.keep_keys([f"report~{1:08d}"]))  # that much was done, too
+    new.ask(lambda store: store.store_keys([f"report~{1:08d}"]))  # that much was done, too
     keyed(new, "report", due + DAY, b"new")
     result = old.move_to(new)
     assert (result.moved, result.refused, old.waiting()) == (1, 0, [])
@@ -345,7 +345,7 @@ def test_two_moves_at_once_move_each_message_once(files: Ends, monkeypatch: pyte
 
     anyio.run(both)
     assert (sum(each.moved for each in results), by_id(new.waiting()), old.waiting()) == (60, by_id(waiting), [])
-    assert all(each.complete for each in results)
+    assert all(each.is_complete for each in results)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -390,14 +390,14 @@ def test_the_same_store_is_known_by_whatever_address(
         with pytest.raises(ConfigurationError, match="are the same store, or one is a copy of the other"):
             place.move_to(other)
         # As if the message at the begin of the list were in one of them only.
-        check, checked = store_move._Transfer._check_two_stores, list[str]()
+        check, checked = store_move._Transfer._check_different_stores, list[str]()
 
         async def second_check(run: Any, message_id: str) -> None:
             checked.append(message_id)
             if len(checked) > 1:
                 await check(run, message_id)
 
-        monkeypatch.setattr(store_move._Transfer, "_check_two_stores", second_check)
+        monkeypatch.setattr(store_move._Transfer, "_check_different_stores", second_check)
         with pytest.raises(ConfigurationError, match="are the same store"):
             place.move_to(other)
         assert by_id(place.waiting()) == by_id(waiting)
@@ -409,7 +409,7 @@ def test_nothing_moves_back_to_where_it_came_from(ends: Ends) -> None:
     old, new = ends
     waiting = messages(3)
     old.add(waiting)
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
     back = new.move_to(old)
     assert (back.moved, back.refused, old.waiting()) == (0, 3, [])
     assert {each.reason for each in back.refusals} == {
@@ -426,18 +426,18 @@ def test_what_is_too_large_or_cannot_be_read_stays_and_is_counted(files: Ends) -
     old.add([*waiting[:4], large, *waiting[5:]])
     small = StorePlace(replace(new.spec, largest_message_bytes=20_000))
     looked = old.move_to(small, dry_run=True)
-    assert (looked.moved, looked.refused, looked.waiting, looked.complete) == (8, 1, 0, False)
+    assert (looked.moved, looked.refused, looked.waiting, looked.is_complete) == (8, 1, 0, False)
     damage_row(path_of(old), "delayed_message", damaged.message_id, Damage.HEADERS)
     result = old.move_to(small)
     assert (result.waiting_before, result.moved, result.refused, result.waiting) == (9, 7, 2, 0)
     (refusal,) = result.refusals
-    assert (refusal.message_id, result.complete) == (large.message_id, False)
+    assert (refusal.message_id, result.is_complete) == (large.message_id, False)
     assert "bytes, and the new store takes 20,000" in refusal.reason
     assert any(each.startswith("1 row of the old store cannot be read") for each in result.remarks)
     assert ids(old.waiting()) == [large.message_id]
     assert by_id(new.waiting()) == by_id([*waiting[:4], waiting[5], *waiting[7:]])
     again = old.move_to(new)
-    assert (again.moved, again.complete) == (1, True)
+    assert (again.moved, again.is_complete) == (1, True)
 
 
 def test_what_the_new_store_refuses_when_it_comes_keeps_no_others_from_it(
@@ -461,7 +461,7 @@ def test_what_the_new_store_refuses_when_it_comes_keeps_no_others_from_it(
         (waiting[7].message_id, "the new store does not take it: its headers")
     ]
     assert (result.moved, len(new.waiting()), len(old.waiting())) == (10, 10, 1)
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
 
 
 def test_a_run_that_refuses_very_many_ends(files: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,12 +540,12 @@ def test_a_store_that_lists_no_processes_needs_the_word_of_the_operator(ends: En
         with pytest.raises(MigrationConflict, match=rf"services of .* run: process {os.getpid()} on .*; stop them"):
             await anyio.to_thread.run_sync(lambda: old.move_to(new, services_stopped=False))
         looked = await anyio.to_thread.run_sync(lambda: old.move_to(new, services_stopped=False, dry_run=True))
-        assert (looked.moved, looked.complete) == (2, True)
+        assert (looked.moved, looked.is_complete) == (2, True)
         assert looked.remarks[0].endswith("stop them first")
 
     old.ask(report)
     assert len(old.waiting()) == 2
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
 
 
 @pytest.mark.parametrize("side", ["old", "new"])
@@ -584,7 +584,7 @@ def test_messages_wait_under_their_keys_as_before(ends: Ends) -> None:
     old.deliver()
     old.add([DelayedMessage(f"other~{3:08d}", due, "orders")])  # an ordinary id
     assert keyed(old, "report", due) == f"report~{2:08d}"
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
     assert keyed(new, "report", due + DAY) == f"report~{2:08d}"
     assert keyed(new, "other", due) == f"other~{1:08d}"
     assert sorted(ids(new.waiting())) == [f"other~{1:08d}", f"other~{3:08d}", f"report~{2:08d}"]
@@ -592,7 +592,7 @@ def test_messages_wait_under_their_keys_as_before(ends: Ends) -> None:
 
 def follow(place: StorePlace) -> DelayedMessage:
     """Have a message for a time in Paris wait there; return the marker of that zone."""
-    place.ask(lambda store: KeptZones(store).keep("Europe/Paris", _NOW()))
+    place.ask(lambda store: ZoneMarkers(store).ensure_marker("Europe/Paris", _NOW()))
     due = _NOW() + DAY
     headers = {Headers.WALL_TIME: f"{due.replace(tzinfo=None).isoformat()} Europe/Paris"}
     place.add([replace(messages(1, due)[0], headers=headers)])
@@ -604,12 +604,12 @@ def test_the_rules_of_their_zones_go_with_messages(files: Ends) -> None:
     marker = follow(old)
     assert old.move_to(new, dry_run=True).moved == 1
     elsewhere = rules_of("Asia/Tokyo")
-    new.ask(lambda store: note_rules(store, "Europe/Paris", [elsewhere], "2099a", _NOW()))
+    new.ask(lambda store: ensure_rules(store, "Europe/Paris", [elsewhere], "2099a", _NOW()))
     result = old.move_to(new)
-    assert (result.waiting_before, result.moved, result.complete) == (1, 1, True)
-    (there,) = new.ask(markers)
-    assert rules_in(there) == [elsewhere, *rules_in(marker)]
-    assert old.move_to(new).complete
+    assert (result.waiting_before, result.moved, result.is_complete) == (1, 1, True)
+    (there,) = new.ask(list_markers)
+    assert decode_rules(there) == [elsewhere, *decode_rules(marker)]
+    assert old.move_to(new).is_complete
 
 
 @pytest.mark.parametrize("ends", [("sqlite", "redis")], ids="-".join, indirect=True)
@@ -632,21 +632,21 @@ def test_limits_of_queues_go_along_and_what_they_hold_moves(ends: Ends) -> None:
     old.add(waiting)
 
     async def hold(store: Any) -> None:
-        await change_limits(store, "orders", paused, now)
-        await change_limits(store, "mails", limited(5, "00:00-24:00 UTC"), now)
-        kept = next(each for each in await store.kept_limits() if each.destination == "orders")
+        await change_limits(store, "orders", add_pause, now)
+        await change_limits(store, "mails", limit_change(5, "00:00-24:00 UTC"), now)
+        kept = next(each for each in await store.load_limits() if each.destination == "orders")
         for claim in await store.claim_due(now, 9):
-            await store.release([claim], kept.place(claim.message.due))
+            await store.release([claim], kept.attempt_time(claim.message.due))
 
     old.ask(hold)
-    new.ask(lambda store: change_limits(store, "mails", paused, now))
+    new.ask(lambda store: change_limits(store, "mails", add_pause, now))
     looked = old.move_to(new, dry_run=True)
-    assert (looked.limits, looked.moved, new.ask(limits_of).keys()) == ({"orders": "paused"}, 6, {"mails"})
+    assert (looked.limits, looked.moved, new.ask(load_limits_in_force).keys()) == ({"orders": "paused"}, 6, {"mails"})
     result = old.move_to(new)
     assert (result.moved, result.limits, old.waiting()) == (6, {"orders": "paused"}, [])
     assert by_id(new.waiting()) == by_id(waiting)
     assert any(each.startswith("limits of mails stay as in the new store: paused") for each in result.remarks)
-    assert {queue: str(limits) for queue, limits in new.ask(limits_of).items()} == {
+    assert {queue: str(limits) for queue, limits in new.ask(load_limits_in_force).items()} == {
         "mails": "paused",
         "orders": "paused",
     }
@@ -656,12 +656,12 @@ def test_limits_of_queues_go_along_and_what_they_hold_moves(ends: Ends) -> None:
 def test_limits_that_the_new_store_cannot_keep_are_to_be_lifted_first(ends: Ends) -> None:
     old, new = ends
     old.add(messages(2))
-    old.ask(lambda store: change_limits(store, "orders", paused, _NOW()))
+    old.ask(lambda store: change_limits(store, "orders", add_pause, _NOW()))
     with pytest.raises(NotSupported, match="keeps no limits of queues; these have some: orders; lift them"):
         old.move_to(new)
     assert len(old.waiting()) == 2
     old.ask(lambda store: change_limits(store, "orders", lambda _: NO_LIMITS, _NOW()))
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
 
 
 def test_what_stays_beside_the_store_is_told(files: Ends) -> None:
@@ -680,7 +680,7 @@ def test_what_stays_beside_the_store_is_told(files: Ends) -> None:
     timeout = replace(messages(1)[0], headers={Headers.IS_SAGA_TIMEOUT_MESSAGE: "True"})
     old.add([timeout])
     result = old.move_to(new)
-    assert (result.moved, result.complete) == (1, True)
+    assert (result.moved, result.is_complete) == (1, True)
     sagas, queues = result.remarks
     assert sagas.startswith("timeouts of sagas are among them (1); the state of sagas")
     assert queues == "messages in queues of the old store stay there: 1 in here; let receivers empty them"

@@ -47,7 +47,7 @@ def test_after_kills_each_message_is_delivered_once(request: pytest.FixtureReque
             here, there = {*ids(old.waiting())}, {*delivered, *ids(new.waiting())}
             assert (len(here & there) <= kills * 1_000, here | there == {*ids(waiting)}) == (True, True)
         result = old.move_to(new)
-        assert (result.complete, result.refused, old.waiting()) == (True, 0, [])
+        assert (result.is_complete, result.refused, old.waiting()) == (True, 0, [])
         left = [each for each in waiting if each.message_id not in {*delivered}]
         assert by_id(new.waiting()) == by_id(left)
         assert sorted([*delivered, *new.deliver()]) == ids(waiting)

@@ -3,7 +3,7 @@
 import pytest
 from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
-from postdate.core.changes import administrable
+from postdate.core.changes import administrable_store
 from postdate.messages import Headers, format_timestamp
 from postdate.ports import MessageFilter, Outcome
 from postdate.testing import StoreSubject
@@ -11,9 +11,9 @@ from postdate.testing.store_suite.subject import (
     NOW,
     QUEUE,
     SECOND,
-    beside_queues,
-    claiming,
     message,
+    open_beside_queues,
+    open_claiming,
 )
 
 DUE, LATER = NOW, NOW + SECOND
@@ -27,10 +27,10 @@ def write(subject: StoreSubject, said: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
 async def test_it_is_there_once_and_follows_a_new_due_time(store_subject: StoreSubject) -> None:
-    async with claiming(store_subject) as store:
+    async with open_claiming(store_subject) as store:
         await store.store_many([message("m-1", DUE), message("m-2", DUE)], NOW)
         headers = write(store_subject, format_timestamp(DUE))
-        operator = administrable(store)
+        operator = administrable_store(store)
         assert [each.headers for each in await operator.list_pending(MessageFilter(), 10)] == [headers] * 2
         assert await operator.reschedule("m-1", LATER, NOW)
         claims = await store.claim_due(LATER + SECOND, 10)
@@ -41,10 +41,10 @@ async def test_it_is_there_once_and_follows_a_new_due_time(store_subject: StoreS
 
 @pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
 async def test_what_the_sender_has_written_there_stays(store_subject: StoreSubject) -> None:
-    async with claiming(store_subject) as store:
+    async with open_claiming(store_subject) as store:
         await store.store(message("m-1", DUE), NOW)
         headers = write(store_subject, "mine")
-        operator = administrable(store)
+        operator = administrable_store(store)
         assert await operator.reschedule("m-1", LATER, NOW)
         (claim,) = await store.claim_due(LATER + SECOND, 10)
         assert claim.message.headers == headers
@@ -53,7 +53,7 @@ async def test_what_the_sender_has_written_there_stays(store_subject: StoreSubje
 
 @pytest.mark.parametrize("store_subject", BESIDE_QUEUES, indirect=True)
 async def test_it_is_received_from_the_queue_that_it_was_moved_to(store_subject: StoreSubject) -> None:
-    async with beside_queues(store_subject) as opened:
+    async with open_beside_queues(store_subject) as opened:
         assert opened is not None
         store, transport = opened
         await store.store(message("m-1", DUE), NOW)

@@ -18,9 +18,9 @@ from tests.integration.takeover_places import TABLE, MariaDbPlace, Place, Postgr
 
 import postdate
 from postdate import DelayedMessage
-from postdate.backends.sql.migrations import missing
+from postdate.backends.sql.migrations import find_missing_steps
 from postdate.cli.entry import run
-from postdate.core.changes import administrable
+from postdate.core.changes import administrable_store
 from postdate.errors import PostdateError
 from postdate.messages import Envelope, Headers
 from postdate.ports import Claim, Correlation, MessageFilter, OutboxRecord, Outcome, RecordKind, SagaRecord
@@ -180,7 +180,7 @@ async def expect_all_readable(place: Place, commit: str) -> None:
 
 async def expect_store(place: Place, store: Any, commit: str) -> None:
     """What waits has all it had, and is delivered when it is due; records say what became of the rest."""
-    operator = administrable(store)
+    operator = administrable_store(store)
     listed = {each.message_id: each for each in await operator.list_pending(MessageFilter(), 100)}
     by_client = {each.destination: each for each in listed.values() if each.destination in {"mails", "postdate.zones"}}
     expected = {each.message_id: each for each in WAITING_IN[commit]}
@@ -236,8 +236,8 @@ async def expect_client(place: Place, store: Any, message: DelayedMessage) -> No
             "mails": "at most 2 a second, within mon-fri 09:00-17:00 Europe/Paris",
             "paused": "paused",
         }
-    paused = {each.destination: each for each in await store.kept_limits()}["paused"]
-    (claim,) = await store.claim_held(paused, LATER, 10)
+    paused = {each.destination: each for each in await store.load_limits()}["paused"]
+    (claim,) = await store.claim_lane(paused, LATER, 10)
     assert claim.message == waiting("held", timedelta(0), "paused")
     assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
 
@@ -254,7 +254,7 @@ async def expect_unreadable_rows(place: Place, store: Any) -> None:
         assert row.raw.get("body") == (message_id.encode() if has_content else None)
         assert row.reason.startswith("headers must be" if has_content else "the headers ")
         assert (row.queue, row.at) == ("", THEN)
-    operator = administrable(store)
+    operator = administrable_store(store)
     assert not await operator.cancel("torn", LATER)
     for row in rows.values():
         await store.discard_unreadable(row.number, LATER)
@@ -317,16 +317,16 @@ async def expect_sagas(place: Place) -> None:
 async def expect_outbox(place: Place) -> None:
     """What was handled is not handled again, and what had not left leaves."""
     outbox = place.outbox()
-    assert await outbox.find("service", "dispatched") == OutboxRecord((), dispatched=True)
+    assert await outbox.find("service", "dispatched") == OutboxRecord((), is_dispatched=True)
     operations = (
         Envelope("orders", "undispatched-1", {"kind": "é"}, b"\0now"),
         waiting("undispatched-2"),
     )
     record = await outbox.find("service", "undispatched")
     assert record is not None
-    assert (tuple(record.operations), record.dispatched) == (operations, False)
+    assert (tuple(record.operations), record.is_dispatched) == (operations, False)
     await outbox.mark_dispatched("service", "undispatched", LATER)
-    assert await outbox.find("service", "undispatched") == OutboxRecord((), dispatched=True)
+    assert await outbox.find("service", "undispatched") == OutboxRecord((), is_dispatched=True)
     await outbox.close()
 
 
@@ -370,7 +370,7 @@ async def test_its_tables_are_those_of_a_fresh_database(
 async def test_it_goes_on_where_it_was_killed(place: Place, tmp_path: Path) -> None:
     """Behind every migration; in MariaDB, which commits after each statement, behind every one of these."""
     place.restore("468e06b")
-    steps = missing(place.steps(), marks(place), "here")
+    steps = find_missing_steps(place.steps(), marks(place), "here")
     place.drop()
     transactions = [statements for step in steps for statements in place.transactions(step)]
     for number in range(1, len(transactions)):

@@ -47,11 +47,11 @@ class DyingTimeouts(SqliteTimeouts):
 
         return die
 
-    def adding(self, timeout: Timeout) -> Work:
-        return self._dying("adding", super().adding(timeout))
+    def adding_work(self, timeout: Timeout) -> Work:
+        return self._dying("adding", super().adding_work(timeout))
 
-    def removing(self, timeout_id: str) -> Work:
-        return self._dying("removing", super().removing(timeout_id))
+    def removing_work(self, timeout_id: str) -> Work:
+        return self._dying("removing", super().removing_work(timeout_id))
 
 
 class Place:
@@ -178,7 +178,7 @@ async def test_row_100_in_scope_a_failing_removal_sends_nothing(place: Place) ->
         assert await place.stored() == 1
         place.timeouts.dies = lambda method, number: False
         await place.local.send([Envelope(DISPATCHER, copy.message_id, copy.headers)], place.clock.now())
-        await place.clock.settle()
+        await place.clock.run_until_idle()
         assert await place.arrived_ids() == ["m-0"]
         assert await place.stored() == 0
 
@@ -207,7 +207,7 @@ async def test_row_92_in_scope_storing_is_part_of_the_transaction_that_takes_the
     place.transport.faults.add(Fault("commit", TransportUnavailable("killed"), calls=[2], after=True))
     await place.defer(600)
     async with place.endpoint():
-        await place.clock.settle()
+        await place.clock.run_until_idle()
         assert await place.stored() == 0
         await place.clock.advance(20 * SECOND)
         assert await place.stored() == 1

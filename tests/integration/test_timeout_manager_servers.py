@@ -36,7 +36,7 @@ from postdate import (
     TimeoutManager,
     TransactionMode,
 )
-from postdate.core.timeout_manager.steps import timeout_of, to_timeout_manager
+from postdate.core.timeout_manager.steps import timeout_manager_envelope, timeout_of
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 from postdate.messages import parse_timestamp
 from postdate.ports import Transport
@@ -83,7 +83,8 @@ async def test_what_a_frozen_process_has_claimed_goes_to_another(
 ) -> None:
     """Before, the lock stood for as long as the process did, and nobody else sent that timeout."""
     monkeypatch.setattr(
-        "postdate.backends.postgres.timeouts._BOUND", "SET LOCAL idle_in_transaction_session_timeout = 300"
+        "postdate.backends.postgres.timeouts._LIMIT_IDLE_TRANSACTION",
+        "SET LOCAL idle_in_transaction_session_timeout = 300",
     )
     due = SystemClock().now()
     frozen, other = (PostgresTimeouts(postgres_url, schema=schema) for _ in range(2))
@@ -213,8 +214,10 @@ async def test_row_98_a_transaction_that_commits_after_later_timeouts_were_dispa
     async with closing(timeouts, transport), endpoint:
         with psycopg.connect(postgres_url) as connection:
             due = SystemClock().now() + 100 * MILLISECOND
-            late = to_timeout_manager(DelayedMessage("m-0", due, "sales", PING, b'{"number":0}'), "sales.Timeouts")
-            timeouts.adding(timeout_of(late, "sales"))(connection)
+            late = timeout_manager_envelope(
+                DelayedMessage("m-0", due, "sales", PING, b'{"number":0}'), "sales.Timeouts"
+            )
+            timeouts.adding_work(timeout_of(late, "sales"))(connection)
             await endpoint.send(Ping(1), delay=1_200 * MILLISECOND)
             await handled.first.wait()
             assert handled.counts == {1: 1}
@@ -240,12 +243,14 @@ async def test_row_88_on_azure_storage_queues_a_hybrid_has_one_queue_and_serves_
             done.set()
 
     due = SystemClock().now() + 1_500 * MILLISECOND
-    stored = to_timeout_manager(DelayedMessage("m-0", due, name, PING, b'{"number":0}'), name)
+    stored = timeout_manager_envelope(DelayedMessage("m-0", due, name, PING, b'{"number":0}'), name)
     await timeouts.add(timeout_of(stored, name))
     async with closing(transport):
         async with hybrid:
             await hybrid.send(Ping(1), delay=10 * MILLISECOND)
-            of_old = to_timeout_manager(DelayedMessage("m-2", due, name, PING, b'{"number":2}'), f"{name}-timeouts")
+            of_old = timeout_manager_envelope(
+                DelayedMessage("m-2", due, name, PING, b'{"number":2}'), f"{name}-timeouts"
+            )
             assert list(await transport.send([of_old], due)) == [None]
             await done.wait()
             lengths = await transport.lengths_of([f"{name}-Timeouts", f"{name}-TimeoutsDispatcher"])

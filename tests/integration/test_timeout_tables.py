@@ -26,13 +26,13 @@ from postdate import (
     SqlServerTimeouts,
 )
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.sql.timeouts_layout import (
     NO_SAGA,
     normal_id,
     normal_saga,
     read_time,
-    rounded_up,
+    round_up,
     table_name,
     text_time,
 )
@@ -77,7 +77,7 @@ def postgres_schema(postgres_url: str) -> Iterator[str]:
 def mariadb_schema(mariadb_url: str) -> Iterator[str]:
     name = fresh_mariadb()
     with closing(MariaDbServer(mariadb_url).connect()) as session:
-        session.change(f"CREATE DATABASE {quoted(name)}")
+        session.change(f"CREATE DATABASE {quote_name(name)}")
     yield name
     drop_mariadb(mariadb_url, name)
 
@@ -144,7 +144,7 @@ async def test_it_is_fired_in_the_transaction_of_queues_in_another_schema(
         await persister.initialize(ENDPOINT)
         assert persister.database == transport.capabilities.database
         await transport.create_queues(["q"])
-        work = [persister.removing(FIRST), persister.adding(MINE)]
+        work = [persister.removing_work(FIRST), persister.adding_work(MINE)]
         assert list(await transport.send([Envelope("q", "m")], NOW, work=work)) == [None]
         assert [await persister.peek(each) for each in (FIRST, MINE.timeout_id)] == [None, MINE]
     finally:
@@ -191,7 +191,7 @@ def upstream_mariadb(
     session: MariaDbSession, schema: str, table: str, settings: str, write: Callable[[str], str]
 ) -> str:
     """Make a table and fill it; ids are written as ``write`` says."""
-    name = f"{quoted(schema)}.{quoted(table)}"
+    name = f"{quote_name(schema)}.{quote_name(table)}"
     session.change(
         f"CREATE TABLE {name} (Id varchar(38) NOT NULL, Destination varchar(200), SagaId varchar(38), State longblob, "
         f"Time datetime, Headers {settings.partition(' ')[0]} NOT NULL, PersistenceVersion varchar(23) NOT NULL, "
@@ -374,7 +374,7 @@ async def test_timeouts_store_and_queues_share_one_file(tmp_path: Path) -> None:
     await transport.create_queues(["q"])
     await persister.initialize(ENDPOINT)
     await persister.setup()
-    assert list(await transport.send([Envelope("q", "m")], NOW, work=[persister.adding(MINE)])) == [None]
+    assert list(await transport.send([Envelope("q", "m")], NOW, work=[persister.adding_work(MINE)])) == [None]
     assert await persister.peek(MINE.timeout_id) == MINE
     await transport.close()
     await persister.close()
@@ -458,11 +458,11 @@ def test_names_ids_and_times_of_the_layout() -> None:
     assert read_time("2026-01-31T12:00:05.0000001") == NOW + timedelta(microseconds=1)
     assert read_time("2026-01-31 12:00:05.003") == NOW + timedelta(milliseconds=3)  # of a datetime of SQL Server
     assert read_time(NOW.replace(tzinfo=None)) == NOW
-    assert rounded_up(NOW.replace(microsecond=1), 3).microsecond == 1000
-    assert rounded_up(NOW, 0) == NOW
-    assert rounded_up(NOW.replace(microsecond=999_999), 0) == NOW + SECOND
+    assert round_up(NOW.replace(microsecond=1), 3).microsecond == 1000
+    assert round_up(NOW, 0) == NOW
+    assert round_up(NOW.replace(microsecond=999_999), 0) == NOW + SECOND
     with pytest.raises(InvalidMessage):
-        rounded_up(datetime.max.replace(tzinfo=UTC), 0)
+        round_up(datetime.max.replace(tzinfo=UTC), 0)
     for wrong in ("", "2026-02-30 00:00:00", None, 7, "9999-12-31 23:59:59.9999999"):
         with pytest.raises(InvalidTimestamp):
             read_time(wrong)

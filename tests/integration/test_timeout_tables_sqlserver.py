@@ -11,7 +11,7 @@ from sqlglot import expressions
 
 from postdate.backends.sql.timeouts_layout import decode, encode, read_time
 from postdate.backends.sqlserver.connection import SqlServerSession
-from postdate.backends.sqlserver.timeouts import EARLIEST, SqlServerTable, as_stored, bound
+from postdate.backends.sqlserver.timeouts import EARLIEST, SqlServerTable, round_up_to_datetime, time_bound
 from postdate.errors import InvalidMessage, StoreUnavailable
 from postdate.ports.timeouts import Timeout
 
@@ -70,24 +70,24 @@ def ticks() -> list[datetime]:
 @pytest.mark.parametrize("microseconds", [0, 1, 999, 2_999, 3_000, 3_001, 3_334, 6_999, 7_001, 9_999, 10_000])
 def test_a_due_time_is_rounded_up_to_a_tick_and_bounds_down(microseconds: int) -> None:
     instant = NOW + timedelta(microseconds=microseconds)
-    assert as_stored(instant) == min(tick for tick in ticks() if tick >= instant)
-    assert read_time(bound(instant)) == max(tick for tick in ticks() if tick <= instant)
+    assert round_up_to_datetime(instant) == min(tick for tick in ticks() if tick >= instant)
+    assert read_time(time_bound(instant)) == max(tick for tick in ticks() if tick <= instant)
 
 
 def test_a_tick_that_was_read_bounds_itself() -> None:
     for tick in ticks():
-        assert as_stored(tick) == read_time(bound(tick)) == tick
+        assert round_up_to_datetime(tick) == read_time(time_bound(tick)) == tick
 
 
 def test_times_at_the_ends_of_the_calendar_of_sql_server() -> None:
     end = datetime(9999, 12, 31, 23, 59, 59, 997_000, tzinfo=UTC)
-    assert bound(datetime.min.replace(tzinfo=UTC)) == bound(EARLIEST) == "1753-01-01T00:00:00.000"
-    assert bound(datetime.max.replace(tzinfo=UTC)) == "9999-12-31T23:59:59.997"
-    assert as_stored(datetime(1700, 1, 1, tzinfo=UTC)) == EARLIEST
-    assert as_stored(NOW.replace(microsecond=999_001)) == NOW + timedelta(seconds=1)
-    assert as_stored(end) == end
+    assert time_bound(datetime.min.replace(tzinfo=UTC)) == time_bound(EARLIEST) == "1753-01-01T00:00:00.000"
+    assert time_bound(datetime.max.replace(tzinfo=UTC)) == "9999-12-31T23:59:59.997"
+    assert round_up_to_datetime(datetime(1700, 1, 1, tzinfo=UTC)) == EARLIEST
+    assert round_up_to_datetime(NOW.replace(microsecond=999_001)) == NOW + timedelta(seconds=1)
+    assert round_up_to_datetime(end) == end
     with pytest.raises(InvalidMessage):
-        as_stored(end + timedelta(microseconds=1))
+        round_up_to_datetime(end + timedelta(microseconds=1))
 
 
 # --- what goes to the server ------------------------------------------------------------------------------------------

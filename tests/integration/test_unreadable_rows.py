@@ -209,7 +209,7 @@ async def test_an_expiry_that_is_no_number_is_marked_by_whoever_receives(damage:
     one_file.damage(f"UPDATE delayed_message SET expires_at = {damage} WHERE message_id = 'm-0'")
     report = await one_file.store.move_due(LATER, 1_000)
     assert (report.delivered, report.expired) == (3, 0)
-    one_file.transport.file._chores.round()
+    one_file.transport.file._upkeep.run_chores()
     await assert_received(one_file, ["m-1", "m-2"])
     assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["m-0"]
 
@@ -226,8 +226,8 @@ async def test_a_listing_has_texts_whatever_the_ids_are(one_file: OneFile) -> No
     await one_file.store.store_many(messages(2), NOW)
     one_file.damage("UPDATE delayed_message SET message_id = CAST(X'6DFF' AS TEXT) WHERE message_id = 'm-0'")
     report = await one_file.store.move_due(LATER, 10, listing=True)
-    assert report.moved is not None
-    assert list(report.moved.message_ids) == ["m\ufffd", "m-1"]
+    assert report.messages is not None
+    assert list(report.messages.message_ids) == ["m\ufffd", "m-1"]
 
 
 def scanned(store: SqliteStore, what: str) -> list[str]:
@@ -287,7 +287,7 @@ async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_marked
     await one_file.transport.send(sent, NOW)
     one_file.damage(HEADERS.replace("{}", "1"))
     await clock.advance(timedelta(minutes=1))
-    one_file.transport.file._chores.round()
+    one_file.transport.file._upkeep.run_chores()
     assert (await one_file.transport.queue_lengths())[DEAD_LETTERS] == 4
     assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["e-0"]
     await one_file.close()
@@ -299,7 +299,7 @@ async def test_an_operator_who_looks_marks_what_nobody_holds(one_file: OneFile) 
     one_file.damage(HEADERS.replace("{}", "1"))
     one_file.damage(HEADERS.replace("{}", "2"))
     observer = FileObserver(one_file.store.file)
-    assert await observer.standing("m-1") is None
+    assert await observer.pending_state_of("m-1") is None
     assert [each.message_id for each in await one_file.store.list_unreadable(10)] == ["m-1"]
     assert [each.message_id for each in await one_file.store.list_pending(MessageFilter(), 10)] == ["m-2"]
     assert len(held) == (await one_file.store.statistics(LATER)).claimed == 1
@@ -354,7 +354,7 @@ async def test_an_unreadable_message_in_a_queue_does_not_expire(one_file: OneFil
     one_file.damage("UPDATE content SET headers = 'x'")
     one_file.damage("UPDATE queue_message SET ends_at = 253402300799999999")
     assert await one_file.store.observer().browse("q", 10) == []
-    one_file.transport.file._chores.round()
+    one_file.transport.file._upkeep.run_chores()
     assert [each.message_id for each in await one_file.transport.list_unreadable(10)] == ["e-1"]
     assert await one_file.transport.queue_lengths() == {"q": 0}
 

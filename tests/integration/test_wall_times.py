@@ -38,10 +38,10 @@ from postdate.config import load_settings
 from postdate.core import zones
 from postdate.core.limits import Limits, change_limits
 from postdate.core.upkeep import wall_times
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, NotSupported, StoreUnavailable
 from postdate.messages import MARKERS, Envelope, Headers
-from postdate.operations.doctor.checks import Verdict, time_zones
+from postdate.operations.doctor.checks import Verdict, diagnose_time_zones
 from postdate.ports import MessageFilter, RecordKind
 from postdate.testing import FaultyStore, VirtualClock
 from postdate.wiring import OpenDeployment, open_store
@@ -200,7 +200,7 @@ async def test_new_rules_move_what_waits(
 
     async def moved() -> bool:
         async with looking_into(url, more) as store:
-            return [each.headers["moved"] for each in await wall_times.markers(store)] == ["2"]
+            return [each.headers["moved"] for each in await wall_times.list_markers(store)] == ["2"]
 
     await served_until(url, more, moved)
     assert await dues(client) == after
@@ -231,7 +231,7 @@ async def test_new_rules_move_what_waits(
     assert sum(gone.values()) == 7
     assert await client.list() == []
     async with looking_into(url, more) as store:
-        assert len(await wall_times.markers(store)) == 1
+        assert len(await wall_times.list_markers(store)) == 1
     await client.close()
 
 
@@ -277,7 +277,7 @@ async def test_the_first_messages_that_follow_a_zone_may_be_rescheduled_to_it_al
         answers = await client.reschedule_where(Pending("q"), deliver_at=SUMMER, zone=PARIS, dry_run=dry_run)
         assert answers == {postdate.Answer.DONE: 1}
         async with looking_into(url, more) as store:
-            assert [each.headers["zone"] for each in await wall_times.markers(store)] == zone_names
+            assert [each.headers["zone"] for each in await wall_times.list_markers(store)] == zone_names
     await client.close()
 
 
@@ -296,7 +296,7 @@ async def test_a_message_made_due_by_hand_keeps_its_time_on_its_way_through_a_qu
     delivery = DelayedDelivery(store)
     async with Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error", clock=clock):
         returned = replace(message, message_id="m-2")
-        await transport.send([through_queue(returned, "shop.timeouts")], clock.now())
+        await transport.send([timeouts_queue_envelope(returned, "shop.timeouts")], clock.now())
         (arrived,) = await transport.receiver("q").receive(1)
     assert arrived.envelope.message_id == "m-2"
     await store.close()
@@ -358,7 +358,9 @@ async def test_a_damaged_marker_stops_no_other_zone_and_is_made_anew(
     assert f"messages for {abidjan!r} stay where they are" in caplog.text
     await client.send(b"", destination="q", deliver_at=SUMMER, zone=abidjan)
     async with looking_into(url, {}) as store:
-        assert {each.headers["zone"]: len(wall_times.rules_in(each)) for each in await wall_times.markers(store)} == {
+        assert {
+            each.headers["zone"]: len(wall_times.decode_rules(each)) for each in await wall_times.list_markers(store)
+        } == {
             abidjan: 1,
             PARIS: 2,
         }
@@ -393,14 +395,14 @@ async def test_files_that_have_just_become_newer_move_nothing_by_the_rules_of_be
     """For a minute a process goes by the rules that it has read. Before, it took them for those of the newer files."""
     url, client = shop
     async with looking_into(url, {}) as store:
-        daily = wall_times.wall_times(store, VirtualClock())
+        daily = wall_times.wall_time_loop(store, VirtualClock())
         rules("Africa/Algiers", "2099b")
-        await daily._do(daily)
+        await daily._run_once(daily)
         assert await is_due(client, 8)()
         rules(PARIS, "2099a")
-        assert wall_times.WallTime.read(SUMMER, PARIS).instant() == at(7)
+        assert wall_times.WallTime.parse(SUMMER, PARIS).instant() == at(7)
         rules("Africa/Algiers", "2099b", is_seen=False)
-        await daily._do(daily)
+        await daily._run_once(daily)
     assert await is_due(client, 8)()
 
 
@@ -409,17 +411,17 @@ async def test_who_has_older_files_judges_by_the_newer_rules_of_the_store(
 ) -> None:
     """An intake sent a message on, early: it was due by the rules of its own files (simulator, seed 25175)."""
     url, client = shop
-    wall = wall_times.WallTime.read(SUMMER, PARIS)
+    wall = wall_times.WallTime.parse(SUMMER, PARIS)
     async with looking_into(url, {}) as store:
-        daily = wall_times.wall_times(store, VirtualClock())
+        daily = wall_times.wall_time_loop(store, VirtualClock())
         rules("Africa/Algiers", "2099b")
-        await daily._do(daily)
+        await daily._run_once(daily)
         assert await is_due(client, 8)()
         rules(PARIS, "2099a")
         assert wall.instant() == at(7)
-        assert wall.instant(await wall_times.KeptZones(store).keep(PARIS, at(0))) == at(8)
+        assert wall.instant(await wall_times.ZoneMarkers(store).ensure_marker(PARIS, at(0))) == at(8)
         rules(PARIS, "2099c")
-        assert wall.instant(await wall_times.KeptZones(store).keep(PARIS, at(0))) == at(7)
+        assert wall.instant(await wall_times.ZoneMarkers(store).ensure_marker(PARIS, at(0))) == at(7)
 
 
 async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rules() -> None:
@@ -438,7 +440,7 @@ async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rule
         zones.SOURCE.set(zones.ZoneSource(lambda: [files_of(version)], clock.monotonic))
 
     has_files(old)
-    await wall_times.note_rules(store, PARIS, [old.file()], "", clock.now())
+    await wall_times.ensure_rules(store, PARIS, [old.file()], "", clock.now())
     for name, local in locals_.items():
         headers = {Headers.WALL_TIME: str(wall_times.WallTime(local, PARIS))}
         await store.store(DelayedMessage(name, old.instant(local), "q", headers, b""), clock.now())
@@ -449,9 +451,9 @@ async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rule
             for version in versions:
                 context = copy_context()
                 context.run(has_files, version)
-                daily_looks.append(wall_times.wall_times(store, clock))
+                daily_looks.append(wall_times.wall_time_loop(store, clock))
                 context.run(tasks.start_soon, daily_looks[-1].run)
-            await clock.settle()
+            await clock.run_until_idle()
             for each in daily_looks:
                 each.stop()
 
@@ -459,8 +461,8 @@ async def test_the_next_look_mends_what_two_at_once_have_moved_by_different_rule
         return {name: message.due for name in locals_ if (message := await store.get(name)) is not None}
 
     await look(second, third)
-    (marker,) = await wall_times.markers(store)
-    assert wall_times.rules_in(marker) == [third.file(), old.file()]
+    (marker,) = await wall_times.list_markers(store)
+    assert wall_times.decode_rules(marker) == [third.file(), old.file()]
     assert (await times())["steady"] == second.instant(locals_["steady"]) != third.instant(locals_["steady"])
     await look(third)
     assert await times() == {name: third.instant(local) for name, local in locals_.items()}
@@ -471,11 +473,11 @@ async def test_who_sends_by_older_files_does_not_make_the_store_older(shop: tupl
     url, _ = shop
     algiers = wall_times.rules_of("Africa/Algiers")
     async with looking_into(url, {}) as store:
-        (before,) = await wall_times.markers(store)
-        await wall_times.note_rules(store, PARIS, [algiers], "1970a", at(0))
-        (marker,) = await wall_times.markers(store)
+        (before,) = await wall_times.list_markers(store)
+        await wall_times.ensure_rules(store, PARIS, [algiers], "1970a", at(0))
+        (marker,) = await wall_times.list_markers(store)
         assert marker.headers["version"] == before.headers["version"] != "1970a"
-        assert wall_times.rules_in(marker) == [*wall_times.rules_in(before), algiers]
+        assert wall_times.decode_rules(marker) == [*wall_times.decode_rules(before), algiers]
 
 
 @pytest.mark.parametrize(("more", "hour"), [(0, 8), (1, 7)], ids=["thirty days", "later"])
@@ -486,13 +488,13 @@ async def test_what_is_stored_by_rules_of_before_is_looked_for_for_thirty_days(
     clock = VirtualClock()
     rules("Africa/Algiers")
     async with looking_into(url, {}) as store:
-        daily = wall_times.wall_times(store, clock)
-        await daily._do(daily)
+        daily = wall_times.wall_time_loop(store, clock)
+        await daily._run_once(daily)
         assert await is_due(client, 8)()
         late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
         await store.store(late, at(0))
         await clock.advance(timedelta(days=30, microseconds=more))
-        await daily._do(daily)
+        await daily._run_once(daily)
     assert (await dues(client))["late"] == at(hour)
 
 
@@ -504,22 +506,22 @@ async def test_what_is_stored_by_rules_of_before_is_looked_for_as_long_as_sender
     clock, before = VirtualClock(), wall_times.rules_of(PARIS)
     rules("Africa/Algiers")
     async with looking_into(url, {}) as store:
-        daily = wall_times.wall_times(store, clock)
-        await daily._do(daily)
-        (marker,) = await wall_times.markers(store)
+        daily = wall_times.wall_time_loop(store, clock)
+        await daily._run_once(daily)
+        (marker,) = await wall_times.list_markers(store)
         await clock.advance(timedelta(days=40))
-        await wall_times.note_rules(store, PARIS, [wall_times.rules_of(PARIS)], "", clock.now())
-        assert await wall_times.markers(store) == [marker], "a sender with the newest rules changes nothing"
-        await wall_times.note_rules(store, PARIS, [before], "", clock.now())
+        await wall_times.ensure_rules(store, PARIS, [wall_times.rules_of(PARIS)], "", clock.now())
+        assert await wall_times.list_markers(store) == [marker], "a sender with the newest rules changes nothing"
+        await wall_times.ensure_rules(store, PARIS, [before], "", clock.now())
         late = DelayedMessage("late", at(7), "q", {Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"}, b"")
         await store.store(late, clock.now())
-        (renewed,) = await wall_times.markers(store)
+        (renewed,) = await wall_times.list_markers(store)
         assert renewed.body == marker.body
         assert renewed.headers == {**marker.headers, "at": clock.now().isoformat()}
         await clock.advance(timedelta(days=1))
-        await wall_times.note_rules(store, PARIS, [before], "", clock.now())
-        assert await wall_times.markers(store) == [renewed], "it is written once a day, not by each sender"
-        await daily._do(daily)
+        await wall_times.ensure_rules(store, PARIS, [before], "", clock.now())
+        assert await wall_times.list_markers(store) == [renewed], "it is written once a day, not by each sender"
+        await daily._run_once(daily)
     assert (await dues(client))["late"] == at(8)
 
 
@@ -541,7 +543,7 @@ async def test_a_look_that_fails_is_made_again_soon(
             return await list_pending(where, limit)
 
         store.list_pending = fail_first
-        daily = wall_times.wall_times(store, clock)
+        daily = wall_times.wall_time_loop(store, clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(daily.run)
             while len(looks) <= failures and clock.now() < began + timedelta(minutes=5):
@@ -559,16 +561,16 @@ async def test_a_marker_has_the_newest_rules_and_seven_of_before(shop: tuple[str
     zones = ["UTC", "Asia/Tokyo", "Asia/Kolkata", "Asia/Dubai", "Asia/Kabul", "Asia/Dhaka", "America/Lima", "Asia/Hovd"]
     others = [wall_times.rules_of(zone) for zone in zones]
     async with looking_into(url, {}) as store:
-        (before,) = await wall_times.markers(store)
-        first = wall_times.rules_in(before)
-        await wall_times.note_rules(store, PARIS, others, "", at(0))
-        (marker,) = await wall_times.markers(store)
-        assert wall_times.rules_in(marker) == [*first, *others[:7]]
+        (before,) = await wall_times.list_markers(store)
+        first = wall_times.decode_rules(before)
+        await wall_times.ensure_rules(store, PARIS, others, "", at(0))
+        (marker,) = await wall_times.list_markers(store)
+        assert wall_times.decode_rules(marker) == [*first, *others[:7]]
         rules("Africa/Algiers")
-        daily = wall_times.wall_times(store, VirtualClock())
-        await daily._do(daily)
-        (marker,) = await wall_times.markers(store)
-        assert wall_times.rules_in(marker) == [wall_times.rules_of(PARIS), *first, *others[:6]]
+        daily = wall_times.wall_time_loop(store, VirtualClock())
+        await daily._run_once(daily)
+        (marker,) = await wall_times.list_markers(store)
+        assert wall_times.decode_rules(marker) == [wall_times.rules_of(PARIS), *first, *others[:6]]
     assert await is_due(client, 8)()
 
 
@@ -597,8 +599,8 @@ async def test_what_ends_while_new_rules_move_it_is_held_by_nobody(
             return await get(message_id)
 
         monkeypatch.setattr(store, "get", cancel_first)
-        daily = wall_times.wall_times(store, VirtualClock())
-        assert await daily._do(daily), "nobody holds a message"
+        daily = wall_times.wall_time_loop(store, VirtualClock())
+        assert await daily._run_once(daily), "nobody holds a message"
     assert await client.list() == []
 
 
@@ -608,7 +610,7 @@ async def test_a_marker_that_was_cancelled_is_made_anew(tmp_path: Path) -> None:
         client = postdate.connect(url, endpoint="shop")
         await client.send(b"", **FOLLOWS, deliver_at=SUMMER)
         async with looking_into(url, {}) as store:
-            (marker,) = await wall_times.markers(store)
+            (marker,) = await wall_times.list_markers(store)
             assert marker.message_id == f"postdate~{PARIS}~{number:08d}"
             await store.cancel(marker.message_id, at(0))
         await client.close()
@@ -628,16 +630,18 @@ def test_the_newest_zone_files_hold(tmp_path: Path, rules: Change, monkeypatch: 
         zones._read_rules.cache_clear()
         assert zones.read_rules(PARIS).version == version
         assert zones.rules_of(PARIS) == algiers
-        assert "; also installed: 2026f in the package tzdata" in time_zones().found
-        assert (time_zones().result is Verdict.OK) is bool(version)
+        assert "; also installed: 2026f in the package tzdata" in diagnose_time_zones().found
+        assert (diagnose_time_zones().result is Verdict.OK) is bool(version)
     for name, text in (("tzdata.zi", "# version 2026e\nR x\n"), ("+VERSION", "2026e\n")):
         (tmp_path / "zones" / "tzdata.zi").unlink(missing_ok=True)
         (tmp_path / "zones" / name).write_text(text, encoding="ascii")
         zones._read_rules.cache_clear()
         assert zones.read_rules(PARIS).version == "2026f"
         assert zones.rules_of(PARIS) == paris
-        assert time_zones().result is Verdict.OK
-        assert time_zones().found.startswith("time zones follow 2026f in the package tzdata; also installed: 2026e")
+        assert diagnose_time_zones().result is Verdict.OK
+        assert diagnose_time_zones().found.startswith(
+            "time zones follow 2026f in the package tzdata; also installed: 2026e"
+        )
 
 
 @pytest.mark.parametrize("damaged", [b"TZif2 and no more", b"", b"<html>"], ids=["cut off", "empty", "other text"])
@@ -666,11 +670,11 @@ def zone(footer: str, *changes: tuple[int, int]) -> bytes:
 def test_a_change_of_clocks_at_new_year_in_utc_counts() -> None:
     new_year = int(datetime(2028, 1, 1, tzinfo=UTC).timestamp())
     rules = zone("<x01>-1", (new_year, 1))
-    stretches = zones.unchanged_stretches(rules, new_year - 100)
+    stretches = zones.offset_intervals(rules, new_year - 100)
     assert next(stretches) == (new_year - 100, new_year, 0)
     begin, _, offset = next(stretches)
     assert (begin, offset) == (new_year, 3600)
-    begin, _, offset = next(zones.unchanged_stretches(rules, new_year))
+    begin, _, offset = next(zones.offset_intervals(rules, new_year))
     assert (begin, offset) == (new_year, 3600)
 
 
@@ -678,19 +682,19 @@ def test_rules_that_differ_between_full_hours_are_others() -> None:
     """Also where they differ in one night far ahead, and by the rule at the end of the file."""
 
     one = zone("XXX0", (1_800_000_000, 1), (1_800_009_000, 0))
-    assert zones.have_same_rules(one, zone("<x00>0", (1_800_000_000, 1), (1_800_009_000, 0)), 2026)
+    assert zones.has_same_rules(one, zone("<x00>0", (1_800_000_000, 1), (1_800_009_000, 0)), 2026)
     for other in (
         zone("XXX0", (1_800_000_900, 1), (1_800_009_000, 0)),
         zone("XXX0", (1_800_000_000, 1), (1_800_009_001, 0)),
         zone("XXX0", (1_800_000_000, 1), (1_800_009_000, 0), (2_100_000_001, 1), (2_100_000_062, 0)),
         zone("XXX0YYY,M3.5.0,M10.5.0", (1_800_000_000, 1), (1_800_009_000, 0)),
     ):
-        assert not zones.have_same_rules(one, other, 2026)
+        assert not zones.has_same_rules(one, other, 2026)
     last, fourth = (zone(f"XXX0YYY,M3.{week}.0/2:30,M10.5.0") for week in (5, 4))
-    assert not zones.have_same_rules(last, fourth, 2026)
+    assert not zones.has_same_rules(last, fourth, 2026)
     # Only a leap year that begins on a Sunday has a fifth one of February, such as 2032 and 2060.
     last, fourth = (zone(f"XXX0YYY,M2.{week}.0,M10.5.0", (1_990_000_000, 1)) for week in (5, 4))
-    assert not zones.have_same_rules(last, fourth, 2026)
+    assert not zones.has_same_rules(last, fourth, 2026)
 
 
 async def test_a_zone_is_kept_for_a_transaction_of_the_application(postgres_url: str) -> None:
@@ -703,7 +707,7 @@ async def test_a_zone_is_kept_for_a_transaction_of_the_application(postgres_url:
         await connection.rollback()
     assert [each.message_id for each in await client.list(Pending(zone=PARIS))] == ["kept"]
     async with looking_into(postgres_url, {"schema": schema}) as store:
-        assert len(await wall_times.markers(store)) == 1
+        assert len(await wall_times.list_markers(store)) == 1
     await client.close()
     postgres_subjects.drop_schema(postgres_url, schema)
 
@@ -713,14 +717,14 @@ async def test_what_comes_through_a_queue_goes_by_the_rules_of_the_service(tmp_p
     transport, delivery = MemoryTransport(), DelayedDelivery(store)
     endpoint = Endpoint("shop", transport=transport, delayed_delivery=delivery, error_queue="error")
     await transport.create_queues(["shop.timeouts", "error"])
-    outgoing = endpoint.outgoing.make(b"", SendOptions(**FOLLOWS, deliver_at="2999-07-01 09:00", message_id="m"))
+    outgoing = endpoint.outgoing.create(b"", SendOptions(**FOLLOWS, deliver_at="2999-07-01 09:00", message_id="m"))
     await endpoint.outgoing.send([outgoing])
     rules("Africa/Algiers")
     async with endpoint:
         found = await until(lambda: store.get("m"))
         assert found.due == datetime(2999, 7, 1, 8, tzinfo=UTC)
         assert found.headers[Headers.WALL_TIME] == f"2999-07-01T09:00:00 {PARIS}"
-        assert [each.headers["zone"] for each in await wall_times.markers(store)] == [PARIS]
+        assert [each.headers["zone"] for each in await wall_times.list_markers(store)] == [PARIS]
     await store.close()
 
 
@@ -741,7 +745,7 @@ async def test_a_handler_may_have_the_only_writer_of_the_file(tmp_path: Path) ->
 
     async with endpoint:
         await endpoint.send(Order("a lamp"))
-        await until(lambda: wall_times.markers(database.store))
+        await until(lambda: wall_times.list_markers(database.store))
         assert await database.store.get("m") is not None
     await database.close()
 
@@ -756,7 +760,7 @@ async def test_a_delayed_retry_follows_no_zone(tmp_path: Path) -> None:
         raise ValueError("not now")
 
     async with endpoint:
-        made = endpoint.outgoing.make(Order("a lamp"), SendOptions("shop"))
+        made = endpoint.outgoing.create(Order("a lamp"), SendOptions("shop"))
         delivered = replace(made, headers={**made.headers, Headers.WALL_TIME: f"2027-07-01T09:00:00 {PARIS}"})
         await endpoint.outgoing.send([delivered])
         (retry,) = await until(lambda: database.store.list_pending(MessageFilter(), 9))

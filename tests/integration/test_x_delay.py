@@ -28,8 +28,8 @@ from postdate.backends.rabbitmq.consuming import ConsumingChannel
 from postdate.backends.rabbitmq.content import BITS
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
-from postdate.operations.error_returns import returned_copy
-from postdate.ports import DelayExchange, End, MessageFilter
+from postdate.operations.error_returns import copy_without_failure
+from postdate.ports import Completion, DelayExchange, MessageFilter
 from postdate.runtime.resource import Resource
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
@@ -243,7 +243,7 @@ async def test_every_type_of_the_table_arrives_bit_for_bit(site: Site) -> None:
     line = PersistentConnection(parse_url(site.url), 10, Resource("a broker"))
     async with site.service():
         site.channel.basic_publish(site.name, queue, b"x", Raw(content))
-        link = await line.link()
+        link = await line.get_link()
         channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, 0))
         (delivery,) = await channel.receive(1)
         assert delivery.properties == content
@@ -359,8 +359,8 @@ async def test_what_failed_can_be_returned_and_goes_out_as_it_came(site: Site) -
         (failed,) = await receiver.receive(1)
         site.queue("later")
         failed_in = failed.envelope.headers["NServiceBus.FailedQ"]
-        copy = returned_copy(failed.envelope, failed_in)
-        await receiver.commit(failed, now(), End(outgoing=[copy]))
+        copy = copy_without_failure(failed.envelope, failed_in)
+        await receiver.commit(failed, now(), Completion(outgoing=[copy]))
         await receiver.close()
         await transport.close()
         assert failed_in == f"{site.name}.timeouts"

@@ -239,7 +239,7 @@ class MariaDbSite(Site):
     def _run(self, *statements: str) -> None:
         names = MariaDbNames(self._schema, "any")
         with closing(MariaDbServer(self._url).connect()) as session:
-            session.rows(f"USE {names.plain('x').rpartition('.')[0]}".encode())
+            session.rows(f"USE {names.qualified_name('x').rpartition('.')[0]}".encode())
             for each in statements:
                 session.rows(each.encode())
 

@@ -37,7 +37,7 @@ async def test_limits_of_any_number_of_destinations_are_read_by_one_statement(tm
             await set_up(database)
             with site.meter.step("limits"):
                 for count in (1, 2, 3, 49, 50, 51, 1):
-                    await database.store.kept_limits([f"q-{number}" for number in range(count)])
+                    await database.store.load_limits([f"q-{number}" for number in range(count)])
     assert len({each.statement for each in site.meter.measurements if "destination_limit" in each.statement}) == 1
 
 

@@ -13,8 +13,8 @@ from tests.plans.meters import Meter
 
 from postdate import DelayedMessage, SystemClock
 from postdate.messages import Envelope
-from postdate.ports import End, Ending, Outcome
-from postdate.ports.endpoint import Correlation, SagaChange, SagaFate, SagaRecord
+from postdate.ports import Completion, Outcome, Settlement
+from postdate.ports.endpoint import Correlation, SagaChange, SagaChangeKind, SagaRecord
 from postdate.ports.timeouts import Timeout
 
 ENDPOINT = "service"
@@ -91,12 +91,12 @@ async def _store(store: Any, meter: Meter, turn: str, now: datetime) -> None:
     with meter.step("remove one"):
         await store.remove(fetched.message_id, now)
     with meter.step("limits"):
-        await store.keep_limits(f"limited-{turn}", "1/s", now)
-    kept = next(each for each in await store.kept_limits() if each.destination == f"limited-{turn}")
+        await store.store_limits(f"limited-{turn}", "1/s", now)
+    kept = next(each for each in await store.load_limits() if each.destination == f"limited-{turn}")
     with meter.step("take a turn"):
-        await store.take_turns(kept, now + HOUR)
+        await store.reserve_slots(kept, now + HOUR)
     with meter.step("claim what is limited"):
-        await store.release(await store.claim_held(kept, now, BATCH), None)
+        await store.release(await store.claim_lane(kept, now, BATCH), None)
 
 
 async def _queues(database: Any, meter: Meter, turn: str, now: datetime) -> None:
@@ -121,10 +121,10 @@ async def _queues(database: Any, meter: Meter, turn: str, now: datetime) -> None
     with meter.step("roll back"):
         await receiver.roll_back(received.pop(), failed=True)
     with meter.step("commit one"):
-        delayed = store.storing([_message(f"{turn}-w", now + HOUR)], now)
-        await receiver.commit(received.pop(), now, End(outgoing=[Envelope("done", f"{turn}-o")], work=[delayed]))
+        delayed = store.storing_work([_message(f"{turn}-w", now + HOUR)], now)
+        await receiver.commit(received.pop(), now, Completion(outgoing=[Envelope("done", f"{turn}-o")], work=[delayed]))
     with meter.step("settle"):
-        errors = await receiver.settle([Ending(each, now, End()) for each in received])
+        errors = await receiver.settle([Settlement(each, now, Completion()) for each in received])
     assert errors == [None] * len(received)
     with meter.step("receive again"):
         await receiver.receive(BATCH, wait=False)
@@ -132,19 +132,20 @@ async def _queues(database: Any, meter: Meter, turn: str, now: datetime) -> None
         await receiver.close()
     with meter.step("claim and finish with a send"):
         claims = await store.claim_due(now, BATCH)
-        await queues.send([Envelope("done", f"{turn}-f")], now, work=[store.finishing(claims, Outcome.DELIVERED, now)])
+        finishing = store.finishing_work(claims, Outcome.DELIVERED, now)
+    await queues.send([Envelope("done", f"{turn}-f")], now, work=[finishing])
 
 
 async def _sagas(sagas: Any, meter: Meter, turn: str) -> None:
     places = [Correlation("number", f"{turn}-{each}") for each in range(BATCH)]
     records = [SagaRecord(str(uuid.uuid4()), "Order", place, "{}") for place in places]
 
-    async def change(fate: SagaFate, version: int) -> None:
+    async def change(fate: SagaChangeKind, version: int) -> None:
         rows = [SagaRecord(each.saga_id, "Order", each.correlation, "{}", version=version) for each in records]
         await sagas.apply([SagaChange(fate, each) for each in rows])
 
     with meter.step("create sagas"):
-        await change(SagaFate.CREATED, 0)
+        await change(SagaChangeKind.CREATED, 0)
     with meter.step("find a saga"):
         await sagas.find("Order", places[0])
     with meter.step("load a saga"):
@@ -152,11 +153,11 @@ async def _sagas(sagas: Any, meter: Meter, turn: str) -> None:
     with meter.step("find sagas"):
         await sagas.find_all("Order", places)
     with meter.step("update sagas"):
-        await change(SagaFate.UPDATED, 1)
+        await change(SagaChangeKind.UPDATED, 1)
     with meter.step("list sagas"):
-        await sagas.page(("Order", ""), BATCH)
+        await sagas.read_page(("Order", ""), BATCH)
     with meter.step("complete sagas"):
-        await change(SagaFate.COMPLETED, 2)
+        await change(SagaChangeKind.COMPLETED, 2)
 
 
 async def _outbox(database: Any, meter: Meter, turn: str, now: datetime) -> None:
@@ -170,14 +171,16 @@ async def _outbox(database: Any, meter: Meter, turn: str, now: datetime) -> None
         """Commit what a handler does in its transaction: with sagas, too, where that is one database."""
         transaction = outbox.transaction(ENDPOINT, id_)
         await transaction.begin()
-        changes = [SagaChange(SagaFate.CREATED, SagaRecord(str(uuid.uuid4()), "Order", Correlation("id", id_), "{}"))]
+        changes = [
+            SagaChange(SagaChangeKind.CREATED, SagaRecord(str(uuid.uuid4()), "Order", Correlation("id", id_), "{}"))
+        ]
         with_sagas = outbox.database == sagas.capabilities.database
-        await transaction.commit([], now, [sagas.applying(changes)] if with_sagas else [])
+        await transaction.commit([], now, [sagas.applying_work(changes)] if with_sagas else [])
         found: Any = await sagas.find("Order", Correlation("id", id_)) if with_sagas else None
-        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED) if found else ():
+        for fate in (SagaChangeKind.UPDATED, SagaChangeKind.COMPLETED) if found else ():
             transaction = outbox.transaction(ENDPOINT, f"{id_}-{fate.value}")
             await transaction.begin()
-            await transaction.commit([], now, [sagas.applying([SagaChange(fate, found)])])
+            await transaction.commit([], now, [sagas.applying_work([SagaChange(fate, found)])])
             found = replace(found, version=found.version + 1)
 
     async def mark(id_: str) -> None:

@@ -29,7 +29,7 @@ from postdate import (
 )
 from postdate.backends.memory.transport import _Queue
 from postdate.core.due import poller as poller_module
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import RecordKind
@@ -108,7 +108,9 @@ class InMemory:
         self.messages = {message.message_id: message for message in messages}
         self.queue = self.transport.queues["billing"] = WatchedQueue(self.clock)
         await self.transport.create_queues([TIMEOUTS, "error"])
-        await self.transport.send([through_queue(message, TIMEOUTS) for message in messages], self.clock.now())
+        await self.transport.send(
+            [timeouts_queue_envelope(message, TIMEOUTS) for message in messages], self.clock.now()
+        )
 
     def process(self) -> Endpoint:
         store = FaultyStore(self.store, self.fate.of(StoreUnavailable("planned")))
@@ -322,9 +324,11 @@ def test_thirty_days_take_no_time_and_every_message_is_on_time(delays: list[time
         microsecond = timedelta(microseconds=1)
         for number, delay in enumerate(delays):
             # Within two milliseconds of another message it may wait for the look that finds both.
-            alone = all(abs(delay - other) > 2 * poller_module._LOOKS_APART for other in delays if other is not delay)
+            alone = all(
+                abs(delay - other) > 2 * poller_module._SHORTEST_POLL_INTERVAL for other in delays if other is not delay
+            )
             expected = microsecond if delay else timedelta(0)
-            assert expected <= lateness[f"m-{number}"] <= (expected if alone else poller_module._LOOKS_APART)
+            assert expected <= lateness[f"m-{number}"] <= (expected if alone else poller_module._SHORTEST_POLL_INTERVAL)
 
     with pytest.MonkeyPatch.context() as patch:  # the minutes in which nothing happens would be most of the work
         patch.setattr(Endpoint, "_longest_sleep", timedelta(days=1))

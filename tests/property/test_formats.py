@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from postdate.backends.msmq.content import decode_headers_xml, encode_headers_xml
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.core.expiry import discard_reason
-from postdate.core.recoverability import Host, Recoverability, after_handling_failed, error_headers, retry_delay
+from postdate.core.recoverability import Host, Recoverability, decide_handling_failure, error_headers, retry_delay
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
 from postdate.messages import (
     DelayedMessage,
@@ -156,7 +156,7 @@ def test_the_number_of_attempts_is_what_the_settings_say_row_109(immediate: int,
         failures = 0
         while True:
             attempts, failures = attempts + 1, failures + 1
-            decision = after_handling_failed(OSError(), failures, headers, policy, now)
+            decision = decide_handling_failure(OSError(), failures, headers, policy, now)
             if type(decision).__name__ != "ImmediateRetry":
                 break
         if type(decision).__name__ == "MoveToError":

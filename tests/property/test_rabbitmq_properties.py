@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from postdate import Envelope
 from postdate.backends.rabbitmq.address import PublishAddress, exchange_address, parse_address
-from postdate.backends.rabbitmq.properties import Arrived, arrived, properties_of
+from postdate.backends.rabbitmq.properties import DecodedMessage, decode_message, properties_of
 from postdate.backends.rabbitmq.wire import FrameReader, MalformedFrame, long_bytes, method_frame, short_bytes
 from postdate.clock import from_microseconds
 from postdate.errors import InvalidHeaders, QueueNotFound
@@ -84,7 +84,7 @@ def foreign(draw: st.DrawFn) -> bytes:
 @example(struct.pack(">H", 0x2080) + long_bytes(b"") + short_bytes(b"x" * 251))
 @example(struct.pack(">H", 0x2000) + long_bytes(short_bytes(b"x-postdate-headers") + b"S" + long_bytes(b"{}")))
 def test_a_message_of_others_is_sent_on_as_it_came(properties: bytes) -> None:
-    came = arrived("q", properties, b"body", redelivered=False)
+    came = decode_message("q", properties, b"body", redelivered=False)
     envelope = came.envelope
     onward = Envelope("q", envelope.message_id, {**envelope.headers, "amqp.bare": "true"}, due=NOW)
     if b"x-postdate-" not in properties:  # a field of ours is ours, whoever sent it
@@ -93,14 +93,14 @@ def test_a_message_of_others_is_sent_on_as_it_came(properties: bytes) -> None:
 
 @given(foreign())
 def test_a_message_of_others_that_is_delayed_arrives_as_the_same_envelope(properties: bytes) -> None:
-    envelope = arrived("q", properties, b"body", redelivered=False).envelope
-    again = arrived("q", properties_of(envelope, NOW, "guest"), b"body", redelivered=False).envelope
+    envelope = decode_message("q", properties, b"body", redelivered=False).envelope
+    again = decode_message("q", properties_of(envelope, NOW, "guest"), b"body", redelivered=False).envelope
     assert (again.headers, again.message_id) == (envelope.headers, envelope.message_id)
 
 
 def test_a_readable_form_that_was_changed_or_removed_is_so_in_the_table() -> None:
     table = b"".join(short_bytes(name) + b"I\0\0\0\5" for name in (b"kept", b"changed", b"removed"))
-    came = arrived("q", struct.pack(">H", 0x2000) + long_bytes(table), b"", redelivered=False)
+    came = decode_message("q", struct.pack(">H", 0x2000) + long_bytes(table), b"", redelivered=False)
     headers = {**came.envelope.headers, "changed": "six", "added": "new", "amqp.bare": "true"}
     del headers["removed"]
     properties = properties_of(Envelope("q", "m", headers), NOW, "guest")
@@ -116,7 +116,7 @@ def test_a_readable_form_that_was_changed_or_removed_is_so_in_the_table() -> Non
 @example(b"\x30\x80\x00\x00\x00\x00\x02")
 @example(b"\x20\x00\x00\x00\x00\x03\x01aZ")
 def test_a_message_whose_properties_are_garbage_still_arrives(properties: bytes) -> None:
-    came = arrived("q", properties, b"body", redelivered=True)
+    came = decode_message("q", properties, b"body", redelivered=True)
     assert came.envelope.body == b"body"
     assert came.envelope.message_id
 
@@ -147,8 +147,8 @@ def test_an_envelope_arrives_as_it_was_sent(
     message_id: str, headers: dict[str, str], due: datetime | None, expires_at: datetime | None
 ) -> None:
     sent = Envelope("q", message_id, headers, b"body", expires_at, due)
-    came = arrived("q", properties_of(sent, NOW, "guest"), b"body", redelivered=False)
-    assert came == Arrived(sent, None, has_id=True)
+    came = decode_message("q", properties_of(sent, NOW, "guest"), b"body", redelivered=False)
+    assert came == DecodedMessage(sent, None, has_id=True)
     assert came.envelope.headers == headers
 
 

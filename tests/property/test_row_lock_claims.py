@@ -88,7 +88,7 @@ class FakeTables:
         assert all(session.server.locked[number] is session for number in numbers)
         session.to_lease |= dict.fromkeys(numbers, holder)
 
-    def free(self, session: FakeSession, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+    def release_leases(self, session: FakeSession, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         session.to_free = [
             n for n, holder in session.server.leased.items() if holder in holders and n in (numbers or ())
         ]
@@ -112,11 +112,11 @@ def test_nothing_is_lost_and_nothing_done_twice_whatever_answers_are_lost(data: 
     claims, given_out = Claims(pool, FakeTables(), lambda: HOLDER), list[Claim]()
     for _ in range(data.draw(st.integers(1, 12), "steps")):
         if server.free() and data.draw(st.booleans(), "claim"):
-            session = pool.take()
+            session = pool.acquire()
             numbers = server.free()[: data.draw(st.integers(1, len(NUMBERS)), "how many")]
             for number in numbers:
                 session.lock(number)
-            tokens = claims.hold(session, [(number, 0) for number in numbers])
+            tokens = claims.remember_batch(session, [(number, 0) for number in numbers])
             server.endings = [data.draw(st.sampled_from([ANSWERED, LOST_BEFORE, LOST_AFTER]), "ending")]
             if data.draw(st.booleans(), "lease all"):
                 try:
@@ -134,11 +134,11 @@ def test_nothing_is_lost_and_nothing_done_twice_whatever_answers_are_lost(data: 
                 continue
             assert done == len(server.done) - before, "what is reported was done"
     server.endings = []
-    claims.give_up()
-    for holder, numbers in claims.abandoned().items():
+    claims.release_all()
+    for holder, numbers in claims.abandoned_leases().items():
 
         def free(session: FakeSession, holder: int = holder, numbers: Sequence[int] = numbers) -> int:
-            return FakeTables().free(session, [holder], numbers)
+            return FakeTables().release_leases(session, [holder], numbers)
 
         pool.transaction_blocking(free)
     assert sorted([*server.done, *server.free()]) == list(NUMBERS), "done once, or free again"

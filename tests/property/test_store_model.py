@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from postdate import DelayedMessage, MemoryStore, SqliteStore
 from postdate.errors import DuplicateMessage, InvalidMessage
-from postdate.messages import with_failures
+from postdate.messages import copy_with_failures
 from postdate.ports import Claim, MessageFilter, Outcome
 
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -117,7 +117,7 @@ class StoreModel(RuleBasedStateMachine):
                 already_there.append(message.message_id)
             else:
                 self.keep(message)
-        assert (report.stored, list(report.already_there)) == (len(batch) - len(already_there), already_there)
+        assert (report.stored, list(report.duplicate_ids)) == (len(batch) - len(already_there), already_there)
 
     @rule(target=held, limit=st.integers(1, 4))
     def claim(self, limit: int):
@@ -162,7 +162,7 @@ class StoreModel(RuleBasedStateMachine):
             self.fail(kept, attempt_at)
 
     def fail(self, kept: Kept, attempt_at: datetime) -> None:
-        kept.message = with_failures(kept.message, kept.message.number_of_failures + 1)
+        kept.message = copy_with_failures(kept.message, kept.message.number_of_failures + 1)
         kept.attempt_at, kept.claim = attempt_at, None
 
     @rule(id_=IDS)

@@ -12,14 +12,14 @@ from tests.property.test_rabbitmq_properties import foreign
 
 from postdate.backends.rabbitmq.address import PublishAddress, parse_address
 from postdate.backends.rabbitmq.consuming import Delivery
-from postdate.backends.rabbitmq.content import AS_IT_CAME, redirected
-from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
+from postdate.backends.rabbitmq.content import ORIGINAL_PROPERTIES, redirect
+from postdate.backends.rabbitmq.delays import create_delayed_message, decode_intake_message
 from postdate.backends.rabbitmq.properties import properties_of
 from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.core.recoverability import Host, error_headers
 from postdate.errors import InvalidHeaders, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Envelope, to_envelope
-from postdate.operations.error_returns import returned_copy
+from postdate.operations.error_returns import copy_without_failure
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 QUEUE = "postdate.intake"
@@ -29,11 +29,11 @@ def came(
     properties: bytes, key: bytes = b"orders", exchange: bytes = b"postdate", *, redelivered: bool = False
 ) -> Envelope:
     delivery = Delivery(1, redelivered, properties, b"body", short_bytes(exchange) + short_bytes(key))
-    return came_to_be_delayed("postdate", QUEUE, delivery).envelope
+    return decode_intake_message("postdate", QUEUE, delivery).envelope
 
 
 def delayed(*fields: bytes, key: bytes = b"orders") -> DelayedMessage:
-    return to_be_delayed("postdate", came(with_table(*fields), key), NOW)
+    return create_delayed_message("postdate", came(with_table(*fields), key), NOW)
 
 
 def with_table(*fields: bytes) -> bytes:
@@ -52,12 +52,12 @@ def text(name: str, value: str) -> bytes:
 @example(struct.pack(">H", 0x2080) + long_bytes(named("x-postdate-due", b"l" + bytes(8))) + short_bytes(b"none"), False)
 def test_it_leaves_as_it_came(properties: bytes, to_a_queue: bool) -> None:
     try:
-        message = to_be_delayed("postdate", came(properties), NOW)
+        message = create_delayed_message("postdate", came(properties), NOW)
     except MessageError:
         return
     envelope = to_envelope(message)
     if to_a_queue:
-        envelope = redirected(envelope, "exchange:/orders")
+        envelope = redirect(envelope, "exchange:/orders")
     assert properties_of(envelope, NOW, "guest") == properties
 
 
@@ -69,24 +69,24 @@ def test_the_error_queue_keeps_all_of_it_and_gives_it_back(properties: bytes) ->
     sent = properties_of(failed, NOW, "guest")
     assert not int.from_bytes(sent[:2], "big") & 0x0100, "it would expire in the error queue"
     in_error_queue = came(sent, b"error", b"")
-    back = returned_copy(in_error_queue, QUEUE)
+    back = copy_without_failure(in_error_queue, QUEUE)
     again = came(properties_of(back, NOW, "guest"), QUEUE.encode(), b"")
     assert again.message_id == envelope.message_id
-    assert again.headers[AS_IT_CAME] == envelope.headers[AS_IT_CAME]
+    assert again.headers[ORIGINAL_PROPERTIES] == envelope.headers[ORIGINAL_PROPERTIES]
     assert again.headers["amqp.routing_key"] == "orders"
 
 
 @given(st.binary())
 def test_what_is_no_table_is_refused_and_kept(content: bytes) -> None:
     envelope = came(b"\x20\x00" + content)
-    assert envelope.headers[AS_IT_CAME]
+    assert envelope.headers[ORIGINAL_PROPERTIES]
     with suppress(MessageError):
-        to_be_delayed("postdate", envelope, NOW)
+        create_delayed_message("postdate", envelope, NOW)
 
 
 def test_a_name_of_another_account_is_left_out_as_the_broker_would_refuse_it() -> None:
     properties = struct.pack(">H", 0x0030) + short_bytes(b"type") + short_bytes(b"somebody")
-    envelope = to_envelope(to_be_delayed("postdate", came(properties), NOW))
+    envelope = to_envelope(create_delayed_message("postdate", came(properties), NOW))
     assert properties_of(envelope, NOW, "guest") == struct.pack(">H", 0x0020) + short_bytes(b"type")
     assert properties_of(envelope, NOW, "somebody") == properties
 
@@ -95,7 +95,7 @@ def test_what_a_quorum_queue_adds_does_not_leave_with_it() -> None:
     count = named("x-delivery-count", b"l" + (3).to_bytes(8, "big"))
     assert came(with_table(text("a", "b"), count), redelivered=True).headers == came(with_table(text("a", "b"))).headers
     assert came(with_table(count), redelivered=True).headers == came(b"\0\0").headers
-    assert came(with_table(count)).headers[AS_IT_CAME] != came(b"\0\0").headers[AS_IT_CAME]
+    assert came(with_table(count)).headers[ORIGINAL_PROPERTIES] != came(b"\0\0").headers[ORIGINAL_PROPERTIES]
 
 
 def table_of(*fields: bytes) -> bytes:
@@ -113,7 +113,7 @@ def test_what_the_broker_does_to_an_expired_message_is_undone() -> None:
     envelope = came(with_table(own[0], dead, own[1], *marks), exchange=b"postdate.intake.expired")
     before = named("x-death", b"A" + long_bytes(elsewhere + b"b\x01"))
     as_it_was = struct.pack(">H", 0x2100) + long_bytes(own[0] + before + own[1]) + short_bytes(b"50")
-    assert envelope.headers[AS_IT_CAME] == base64.b64encode(as_it_was).decode()
+    assert envelope.headers[ORIGINAL_PROPERTIES] == base64.b64encode(as_it_was).decode()
     assert envelope.headers["amqp.exchange"] == "mine"
 
 

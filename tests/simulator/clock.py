@@ -34,7 +34,7 @@ class ProcessClock(SystemClock):
         return asyncio.get_running_loop().time()
 
     @override
-    def since_boot(self) -> float:
+    def seconds_since_boot(self) -> float:
         """Return the same: no machine is suspended here."""
         return self.monotonic()
 

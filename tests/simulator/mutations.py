@@ -92,7 +92,7 @@ def wake_ups_that_end_pauses() -> Generator[Breaks]:
     """A: A pause after a failure lasts, though the store says that it is back."""
 
     async def deaf(self: Any, error: PostdateError, alarm: object) -> None:
-        pause = self._breaker.failure(error, self._clock.monotonic())
+        pause = self._breaker.report_failure(error, self._clock.monotonic())
         await self._clock.wait_for(self._stop, pause)
 
     with _instead(poller.Poller, "_pause_after", deaf):
@@ -102,7 +102,7 @@ def wake_ups_that_end_pauses() -> Generator[Breaks]:
 def the_clock_of_the_store() -> AbstractContextManager[Breaks]:
     """A: What is due is judged by the clock of the service."""
 
-    def none(clock: object, store: object, *, judges: bool = True) -> None:
+    def none(clock: object, store: object, *, is_authoritative: bool = True) -> None:
         return None
 
     return _everywhere(store_clock.clock_of_store, none)
@@ -121,7 +121,7 @@ def deadlines_of_calls() -> Generator[Breaks]:
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
             self.raise_translated(error)
 
-    with _instead(deadlines.Deadlines, "call_apart", call_apart):
+    with _instead(deadlines.Deadlines, "call_in_task", call_apart):
         yield Breaks()
 
 
@@ -154,12 +154,12 @@ def outages_that_count_against_nobody() -> AbstractContextManager[Breaks]:
 @contextmanager
 def giving_back_without_a_record() -> Generator[Breaks]:
     """C: What an outage kept from being sent is given back as failed."""
-    original = finishing.Finisher.give_back
+    original = finishing.Finisher.release_claims
 
     async def as_failed(self: Any, releases: Sequence[attempts.Release]) -> None:
         await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in releases])
 
-    with _instead(finishing.Finisher, "give_back", as_failed):
+    with _instead(finishing.Finisher, "release_claims", as_failed):
         yield Breaks()
 
 
@@ -174,11 +174,11 @@ def memory_of_what_was_sent() -> Generator[Breaks]:
         try:
             await original(self, claims, outcome, detail)
         finally:
-            unwritten = [claim for claim in claims if claim.message.message_id in self.unwritten]
+            unwritten = [claim for claim in claims if claim.message.message_id in self.unwritten_outcomes]
             for claim in unwritten:
                 self._attempts.forget_unwritten(claim.message.message_id)
             if unwritten:
-                await self.give_back([attempts.Release(claim, None) for claim in unwritten])
+                await self.release_claims([attempts.Release(claim, None) for claim in unwritten])
 
     original = finishing.Finisher.finish
     with _instead(finishing.Finisher, "finish", finish):
@@ -210,7 +210,7 @@ def holding_what_is_limited() -> Generator[Breaks]:
     def none(self: Any, claim: Claim) -> None:
         return None
 
-    with _instead(limits.LimitsCache, "hold", none):
+    with _instead(limits.LimitsCache, "assign_lane", none):
         yield Breaks()
 
 
@@ -221,7 +221,7 @@ def freeing_what_was_held() -> Generator[Breaks]:
     async def nothing(self: Any, kept: object, now: datetime) -> tuple[int, float]:
         return 0, 1.0
 
-    with _instead(rate_limits.LimitedWork, "_free", nothing):
+    with _instead(rate_limits.LimitedWork, "_release_lane", nothing):
         yield Breaks()
 
 
@@ -238,7 +238,7 @@ def keeping_to_windows() -> Generator[Breaks]:
     def at_once(self: Any, now: datetime) -> datetime:
         return LATEST if self.paused else now
 
-    with _instead(rate_limits.Limits, "opens", at_once):
+    with _instead(rate_limits.Limits, "next_opening", at_once):
         yield Breaks()
 
 
@@ -263,14 +263,14 @@ def following_new_rules() -> Generator[Breaks]:
     def always(one: bytes, other: bytes, year: int) -> bool:
         return True
 
-    with _instead(wall_times, "have_same_rules", always):
+    with _instead(wall_times, "has_same_rules", always):
         yield Breaks()
 
 
 @contextmanager
 def looking_for_what_old_files_store() -> Generator[Breaks]:
     """ADR 33: What is stored by the rules of before is not looked for after the first look with new ones."""
-    with _instead(wall_times, "_LOOKED_FOR", timedelta.min):
+    with _instead(wall_times, "_SEARCH_DURATION", timedelta.min):
         yield Breaks()
 
 
@@ -300,7 +300,7 @@ def storing_by_own_rules() -> Generator[Breaks]:
     async def as_sent(self: Any, message: DelayedMessage, wall: object, now: datetime) -> DelayedMessage:
         return message
 
-    with _instead(intake.Intake, "_by_clocks", as_sent):
+    with _instead(intake.Intake, "_follow_zone", as_sent):
         yield Breaks()
 
 

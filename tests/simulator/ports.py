@@ -21,7 +21,7 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
-    End,
+    Completion,
     MessageFilter,
     MoveReport,
     MovingStore,
@@ -41,8 +41,8 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.changing import Making
-from postdate.ports.limits import KeptLimits, LimitingStore, LimitsInUse
+from postdate.ports.changing import CreateMessage
+from postdate.ports.limits import LimitingStore, LimitsInUse, StoredLimits
 
 BY_HAND: Final = ContextVar("by_hand", default=False)
 """Whether an operator does what is done."""
@@ -157,10 +157,10 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         )
 
     @override
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
-        needed_by = self._needed_by(OWN_PREFIX) if where.destination == MARKERS else ()
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+        needed_by = self._needed_by(OWN_PREFIX) if message_filter.destination == MARKERS else ()
         return await self._connection.call(
-            "read_pending", lambda: self._site.read_pending(where, limit), needed_by=needed_by
+            "read_pending", lambda: self._site.read_pending(message_filter, limit), needed_by=needed_by
         )
 
     @override
@@ -220,11 +220,11 @@ class SimulatedMovingStore(SimulatedStore, MovingStore):
     """The same in the database of the queues."""
 
     @override
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         return self._site.storing(messages, self.version)
 
     @override
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         return self._site.finishing(claims, outcome)
 
     @override
@@ -232,7 +232,7 @@ class SimulatedMovingStore(SimulatedStore, MovingStore):
         return await self._connection.call("move_due", lambda: self._site.move(now, limit))
 
     @override
-    async def pause(self) -> None:
+    async def yield_to_writers(self) -> None:
         await self._connection.call("pause", lambda: None)
 
 
@@ -240,35 +240,35 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
     """A store that keeps limits of queues, too."""
 
     @override
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-        def read() -> list[KeptLimits]:
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
+        def read() -> list[StoredLimits]:
             kept = self._site.limits.values()
             return [each for each in kept if destinations is None or each.destination in destinations]
 
-        return await self._connection.call("kept_limits", read)
+        return await self._connection.call("load_limits", read)
 
     @override
-    async def limits_in_use(self) -> LimitsInUse:
+    async def load_limits_in_use(self) -> LimitsInUse:
         # An intake needs the answer for whichever message it has in hand.
         needed_by = list(self._connection.server.ledger.dues)
-        return await self._connection.call("limits_in_use", self._site.limits_in_use, needed_by=needed_by)
+        return await self._connection.call("load_limits_in_use", self._site.limits_in_use, needed_by=needed_by)
 
     @override
-    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+    async def store_limits(self, destination: str, limits: str, free_at: datetime, previous_limits: str = "") -> bool:
         return await self._connection.call(
-            "keep_limits", lambda: self._site.keep_limits(destination, limits, free_at, before)
+            "store_limits", lambda: self._site.keep_limits(destination, limits, free_at, previous_limits)
         )
 
     @override
-    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
-        return await self._connection.call("take_turns", lambda: self._site.take_turns(kept, free_at))
+    async def reserve_slots(self, stored_limits: StoredLimits, free_at: datetime) -> bool:
+        return await self._connection.call("reserve_slots", lambda: self._site.take_turns(stored_limits, free_at))
 
     @override
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
         session = self._connection.session
         return await self._connection.call(
-            "claim_held",
-            lambda: self._site.claim_held(session, kept, limit),
+            "claim_lane",
+            lambda: self._site.claim_held(session, stored_limits, limit),
             undo=lambda claims: self._site.release(claims, None),
         )
 
@@ -281,13 +281,13 @@ class SimulatedZones(SimulatedStore, ReplacingStore):
     """A store that can have messages follow the clocks of a zone, too."""
 
     @override
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         return await self._connection.call(
-            "replace", lambda: self._site.replace(key, make), needed_by=self._needed_by(key)
+            "replace", lambda: self._site.replace(key, create_message), needed_by=self._needed_by(key)
         )
 
     @override
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
         raise AssertionError("only migrations keep keys")
 
 
@@ -411,17 +411,17 @@ class SimulatedReceiver(Receiver):
             self._site.roll_back(each, failed=False)
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         ledger, life = self._connection.server.ledger, self._connection.session.life
         envelope = received.envelope
         origins = [origin_of(envelope.message_id, envelope.headers)]
-        origins += [origin_of(out.message_id, out.headers) for out in end.outgoing]
+        origins += [origin_of(out.message_id, out.headers) for out in completion.outgoing]
 
         def commit() -> None:
-            full = next((out for out in end.outgoing if out.destination in self._connection.server.full), None)
+            full = next((out for out in completion.outgoing if out.destination in self._connection.server.full), None)
             if full is not None:
                 raise DestinationUnavailable(f"{full.destination} is full")
-            self._site.commit(received, end)
+            self._site.commit(received, completion)
 
         ledger.note(f"{life} commits {origins[0]}")
         await self._connection.call("commit", commit, list(dict.fromkeys(origins)))

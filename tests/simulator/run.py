@@ -47,9 +47,9 @@ from postdate.clock import LATEST, later
 from postdate.config import load_settings
 from postdate.core import changes
 from postdate.core.due.poller import LONGEST_SLEEP
-from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting
+from postdate.core.limits import NO_LIMITS, Limits, change_limits, limiting_store
 from postdate.core.recoverability import Recoverability
-from postdate.core.upkeep.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
 from postdate.core.zones import SOURCE, ZoneFiles, ZoneSource, zone_files
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handler_context import HandlerContext
@@ -459,8 +459,8 @@ class _Run:
                     )
                     self._must_be_there(origin)
                 case Happening.RESCHEDULE_BY_CLOCKS:
-                    wall_time = WallTime.read(local, ZONE)
-                    await KeptZones(process.store).keep(ZONE, process.clock.now())
+                    wall_time = WallTime.parse(local, ZONE)
+                    await ZoneMarkers(process.store).ensure_marker(ZONE, process.clock.now())
                     due, now = wall_time.instant(), process.clock.now()
                     await changes.reschedule(process.store, origin, due, now, str(wall_time))
                 case _:
@@ -502,7 +502,7 @@ class _Run:
         else:
             limits = NO_LIMITS if event.seconds < 0 else Limits(per_second=event.seconds) if event.seconds else _PAUSED
         try:
-            store = limiting(process.store)
+            store = limiting_store(process.store)
             await change_limits(store, (OTHERS, NAME)[event.message], lambda _: limits, process.clock.now())
         except (PostdateError, OSError, asyncio.CancelledError) as error:
             self.ledger.note(f"limits come to nothing: {type(error).__name__} {error}")
@@ -520,7 +520,7 @@ class _Run:
         kind, origin = self.plot.kinds[event.message], f"m{event.message}"
         if kind is Kind.UNREADABLE:
             self.store.site.damaged[origin] = None
-        made = process.endpoint.outgoing.make(Order(event.message, kind.value), _options(_queue(kind), due, origin))
+        made = process.endpoint.outgoing.create(Order(event.message, kind.value), _options(_queue(kind), due, origin))
         return DelayedMessage(origin, due, made.destination, made.headers, made.body)
 
     def _must_be_there(self, origin: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from tests.simulator.ledger import Ledger, origin_of, origin_of_row
 
 from postdate.clock import to_microseconds
-from postdate.core.limits import NO_LIMITS, Limits, limits_in
+from postdate.core.limits import NO_LIMITS, Limits, decode_limits
 from postdate.core.windows import Window
 from postdate.errors import (
     ClaimLost,
@@ -33,13 +33,13 @@ from postdate.messages import (
     DelayedMessage,
     Envelope,
     Headers,
-    rescheduled,
+    copy_with_due,
+    copy_with_failures,
     to_envelope,
-    with_failures,
 )
 from postdate.ports import (
     Claim,
-    End,
+    Completion,
     MessageFilter,
     MoveReport,
     Outcome,
@@ -51,10 +51,10 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.administration import place_text, read_place
-from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.administration import cursor_text, parse_cursor
+from postdate.ports.changing import CreateMessage, KeyedIds
 from postdate.ports.common import OUTCOME_RECORDS
-from postdate.ports.limits import LANES, KeptLimits, LimitsInUse
+from postdate.ports.limits import LANES, LimitsInUse, StoredLimits
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 HEARD_WITHIN_SECONDS: Final = 1.5
@@ -165,7 +165,7 @@ class Site:
         self.instants: Callable[[str], Sequence[datetime]] = lambda _: ()
         """When the wall time of a header is by each version of the rules."""
         self.queues: dict[str, list[SimulatedMessage]] = {}
-        self.limits: dict[str, KeptLimits] = {}
+        self.limits: dict[str, StoredLimits] = {}
         self.limited: dict[str, LimitedQueue] = {}
         """By name: what was let through since its limits were changed last."""
         self.sinks: dict[str, None] = {}
@@ -283,7 +283,7 @@ class Site:
 
     def store(self, message: DelayedMessage, version: int = 0) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`; ``version``: of the zone rules of who stores it."""
-        if self.store_many([message], version).already_there:
+        if self.store_many([message], version).duplicate_ids:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before")
 
     def store_many(self, messages: Sequence[DelayedMessage], version: int = 0) -> StoreReport:
@@ -300,7 +300,7 @@ class Site:
                 self._undo.append(lambda id_=id_: self.known.pop(id_))
                 if self._ledger.in_error_queue[origin_of_row(message)] > 0:
                     self._lets_arrive_again(origin_of_row(message))
-                self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
+                self._add_row(Row(copy_with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
                 self._record(RecordKind.SCHEDULED, message)
                 if Headers.WALL_TIME in message.headers:
                     self._committed.append(lambda message=message: self._is_stored_by_clocks(message, version))
@@ -343,14 +343,16 @@ class Site:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         return self._claim(session, self._due(now)[:limit])
 
-    def claim_held(self, session: SiteSession, kept: KeptLimits, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.limits.LimitingStore.claim_held`."""
-        return self._claim(session, [row for row in self._due(kept.end) if row.attempt_at >= kept.begin][:limit])
+    def claim_held(self, session: SiteSession, kept: StoredLimits, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.limits.LimitingStore.claim_lane`."""
+        return self._claim(
+            session, [row for row in self._due(kept.lane_end) if row.attempt_at >= kept.lane_start][:limit]
+        )
 
     def limits_in_use(self) -> LimitsInUse:
-        """See :meth:`postdate.ports.limits.LimitingStore.limits_in_use`."""
+        """See :meth:`postdate.ports.limits.LimitingStore.load_limits_in_use`."""
         times = [row.attempt_at for row in self.rows.values() if row.session is None and row.attempt_at > LANES]
-        held = [each for each in self.limits.values() if any(each.begin <= at < each.end for at in times)]
+        held = [each for each in self.limits.values() if any(each.lane_start <= at < each.lane_end for at in times)]
         return LimitsInUse(any(each.limits for each in self.limits.values()), held)
 
     def _claim(self, session: SiteSession, rows: Sequence[Row]) -> Sequence[Claim]:
@@ -397,7 +399,7 @@ class Site:
         self._undo.append(lambda: self.known.__setitem__(id_, None))
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome) -> Work:
-        """See :meth:`postdate.ports.MovingStore.finishing`."""
+        """See :meth:`postdate.ports.MovingStore.finishing_work`."""
 
         def work(site: object) -> None:
             assert site is self
@@ -407,11 +409,11 @@ class Site:
         return work
 
     def storing(self, messages: Sequence[DelayedMessage], version: int = 0) -> Work:
-        """See :meth:`postdate.ports.MovingStore.storing`."""
+        """See :meth:`postdate.ports.MovingStore.storing_work`."""
 
         def work(site: object) -> None:
             assert site is self
-            if there := self.store_many(messages, version).already_there:
+            if there := self.store_many(messages, version).duplicate_ids:
                 raise DuplicateMessage(f"message {there[0]!r} is stored already")
 
         return work
@@ -421,7 +423,7 @@ class Site:
         row = self._held(claim)
         if row is None:
             return False
-        row.message = with_failures(row.message, row.message.number_of_failures + 1)
+        row.message = copy_with_failures(row.message, row.message.number_of_failures + 1)
         row.attempt_at, row.session = attempt_at, None
         self._ledger.is_retried(origin_of_row(row.message), reason)
         return True
@@ -464,7 +466,7 @@ class Site:
         if row is None or row.session is not None:
             return False
         origin, before = origin_of_row(row.message), row.message
-        row.message, row.attempt_at = rescheduled(before, due, wall_time), due
+        row.message, row.attempt_at = copy_with_due(before, due, wall_time), due
         if self._breaks.keeps_wall_times and wall_time is None and Headers.WALL_TIME in before.headers:
             headers = {**row.message.headers, Headers.WALL_TIME: before.headers[Headers.WALL_TIME]}
             row.message = replace(row.message, headers=headers)
@@ -507,15 +509,15 @@ class Site:
         """See :meth:`postdate.ports.AdministrableStore.read_pending`."""
         listed = [(to_microseconds(row.message.due), row.number, row.message) for row in self.rows.values()]
         listed.sort(key=lambda each: each[:2])
-        begin = (-1, -1) if where.after is None else read_place(where.after)
+        begin = (-1, -1) if where.after is None else parse_cursor(where.after)
         messages = [
-            copy(message).listed(place_text(due, number))
+            copy(message).set_cursor(cursor_text(due, number))
             for due, number, message in listed
             if (due, number) > begin and where.matches(message) and message.message_id not in self.damaged
         ]
         return PendingPage.of(messages[:limit], limit)
 
-    def replace(self, key: str, make: Making) -> str:
+    def replace(self, key: str, make: CreateMessage) -> str:
         """See :meth:`postdate.ports.ReplacingStore.replace`; for what is the store's own, which no ledger counts."""
         row = self.rows.get(self.keys.get(key, ""))
         if row is not None:
@@ -531,18 +533,18 @@ class Site:
     # --- limits -------------------------------------------------------------------------------------------------
 
     def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str) -> bool:
-        """See :meth:`postdate.ports.limits.LimitingStore.keep_limits`.
+        """See :meth:`postdate.ports.limits.LimitingStore.store_limits`.
 
         Raises:
             StoreUnavailable: nobody may set limits any more.
         """
-        kept = self.limits.get(destination, KeptLimits(destination, len(self.limits) + 1, "", free_at))
+        kept = self.limits.get(destination, StoredLimits(destination, len(self.limits) + 1, "", free_at))
         if self.are_lifted and limits:
             raise StoreUnavailable("no limits are kept any more")
         if kept.limits != before:
             return False
         self.limits[destination] = replace(kept, limits=limits, free_at=free_at)
-        self.limited[destination] = LimitedQueue(limits_in(self.limits[destination]), self._ledger.now)
+        self.limited[destination] = LimitedQueue(decode_limits(self.limits[destination]), self._ledger.now)
         self._ledger.note(f"{destination} has the limits: {limits or 'none'}")
         return True
 
@@ -552,8 +554,8 @@ class Site:
         for kept in list(self.limits.values()):
             self.keep_limits(kept.destination, "", now, kept.limits)
 
-    def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
-        """See :meth:`postdate.ports.limits.LimitingStore.take_turns`."""
+    def take_turns(self, kept: StoredLimits, free_at: datetime) -> bool:
+        """See :meth:`postdate.ports.limits.LimitingStore.reserve_slots`."""
         if self.limits.get(kept.destination) != kept and not self._breaks.gives_turns_to_all:
             return False
         self.limits[kept.destination] = replace(self.limits[kept.destination], free_at=free_at)
@@ -587,8 +589,8 @@ class Site:
         """
         taken = self._now() - timedelta(seconds=self._ledger.now - taken_at)
         before = [taken - timedelta(seconds=seconds) for seconds in (0, 0.5, 1, 1.5)]
-        windows = [Window.read(each) for each in limits.windows]
-        return self.clock_is_set() or any(each.opens(at) == at for at in before for each in windows)
+        windows = [Window.parse_and_check_zone(each) for each in limits.windows]
+        return self.clock_is_set() or any(each.next_opening(at) == at for at in before for each in windows)
 
     def move(self, now: datetime, limit: int) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
@@ -671,7 +673,7 @@ class Site:
                 return queue, parcel
         raise ClaimLost(f"message {received.envelope.message_id!r} is no longer held here")
 
-    def commit(self, received: Received, end: End) -> None:
+    def commit(self, received: Received, end: Completion) -> None:
         """See :meth:`postdate.ports.Receiver.commit`."""
         queue, parcel = self._parcel(received)
         origin = origin_of(parcel.envelope.message_id, parcel.envelope.headers)

@@ -80,7 +80,7 @@ class DeliveryBench:
 
     async def look(self) -> int:
         """Let the dispatcher take what is due; return how many messages it dealt with."""
-        return (await self.dispatcher.take(self.clock.now())).count
+        return (await self.dispatcher.deliver_due(self.clock.now())).count
 
     async def look_for(self, duration: timedelta) -> None:
         """Let the dispatcher look whenever something may be attempted, and every second anyway."""
@@ -97,7 +97,7 @@ class DeliveryBench:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(poller.run)
-            await self.clock.settle()
+            await self.clock.run_until_idle()
             yield poller
             poller.stop()
 

@@ -25,20 +25,20 @@ def unwritten(message_id: str, *, claimed: bool, lost_at: float = 0.0) -> Unwrit
 
 def test_a_message_fails_once_more_only_when_others_have_succeeded_since() -> None:
     attempts = Attempts()
-    assert [attempts.failed("m-1") for _ in range(3)] == [1, 1, 1]
-    assert not attempts.other_messages_succeeded("m-1")
-    attempts.succeeded("other")
-    assert attempts.other_messages_succeeded("m-1")
-    assert attempts.failed("m-1") == 2
-    attempts.succeeded("m-1")
+    assert [attempts.report_failure("m-1") for _ in range(3)] == [1, 1, 1]
+    assert not attempts.has_success_since_failure("m-1")
+    attempts.report_success("other")
+    assert attempts.has_success_since_failure("m-1")
+    assert attempts.report_failure("m-1") == 2
+    attempts.report_success("m-1")
     assert not attempts
-    assert attempts.failed("m-1") == 1
+    assert attempts.report_failure("m-1") == 1
 
 
 def test_an_outage_of_a_whole_store_counts_against_no_message() -> None:
     attempts = Attempts()
-    assert attempts.failed_alone("m-1", StoreUnreachable("away")) == 0
-    assert attempts.failed_alone("m-1", StoreTroubled("page 7")) == 1
+    assert attempts.report_own_failure("m-1", StoreUnreachable("away")) == 0
+    assert attempts.report_own_failure("m-1", StoreTroubled("page 7")) == 1
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_an_outage_of_a_whole_store_counts_against_no_message() -> None:
 def test_a_failure_is_forgotten_when_much_has_succeeded_since(successes: int, failures: int) -> None:
     attempts = Attempts()
     for message_id in ("often", "once", "often"):
-        attempts.failed(message_id)
-        attempts.succeeded("other")
+        attempts.report_failure(message_id)
+        attempts.report_success("other")
     for _ in range(successes - 2):
-        attempts.succeeded("other")
-    assert (attempts.failed("once"), attempts.failed("often")) == (failures, 3)
+        attempts.report_success("other")
+    assert (attempts.report_failure("once"), attempts.report_failure("often")) == (failures, 3)
 
 
 def test_what_is_known_is_bounded_and_the_oldest_is_forgotten_first() -> None:
     attempts = Attempts(100)
     for number in range(1_000):
-        attempts.failed(f"m-{number}")
+        attempts.report_failure(f"m-{number}")
         assert len(attempts) <= 110
     assert attempts.find("m-0") is None
     assert attempts.find("m-999") is not None
@@ -90,7 +90,7 @@ def test_an_outcome_counts_as_claimed_until_its_claim_is_lost() -> None:
 
 def test_lost_claims_are_forgotten_by_the_time_at_which_they_were_lost() -> None:
     attempts = Attempts()
-    attempts.failed("suspect")
+    attempts.report_failure("suspect")
     for second in range(10):
         attempts.remember_unwritten(unwritten(f"m-{second}", claimed=False, lost_at=second))
     attempts.remember_unwritten(unwritten("claimed", claimed=True))
@@ -109,18 +109,18 @@ def test_a_doomed_message_goes_to_the_error_queue_once_if_it_is_unchanged(
 ) -> None:
     attempts, failed = Attempts(), replace(message(), number_of_failures=3)
     attempts.doom(failed, NACK, 3, 0.0)
-    assert (attempts.take_doom(replace(failed, **changed), seconds) is NACK) is is_doomed
-    assert attempts.take_doom(failed, seconds) is None
+    assert (attempts.pop_doom(replace(failed, **changed), seconds) is NACK) is is_doomed
+    assert attempts.pop_doom(failed, seconds) is None
     assert not attempts
 
 
 def test_what_is_known_of_one_kind_stays_when_another_kind_is_forgotten() -> None:
     attempts = Attempts()
     attempts.remember_unwritten(unwritten("m-1", claimed=False))
-    attempts.failed("m-1")
+    attempts.report_failure("m-1")
     attempts.doom(message(), NACK, 0, 0.0)
-    attempts.succeeded("m-1")
+    attempts.report_success("m-1")
     assert attempts.unwritten_of("m-1") is not None
-    assert attempts.take_doom(message(), 0.0) is NACK
+    assert attempts.pop_doom(message(), 0.0) is NACK
     attempts.forget_unwritten("m-1")
     assert not attempts

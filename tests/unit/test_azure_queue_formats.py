@@ -119,7 +119,7 @@ def test_no_key_is_ever_shown() -> None:
     text = f"azure-queues://shop:{ESCAPED}@shop.queue.core.windows.net"
     assert repr(Address(text)) == "'azure-queues://shop:***@shop.queue.core.windows.net'"
     transport = AzureStorageQueueTransport(text)
-    shown = f"{transport!r} {transport.service.login!r} {transport.service.what('orders')}"
+    shown = f"{transport!r} {transport.service.login!r} {transport.service.describe_queue('orders')}"
     assert KEY not in shown
     assert "shop.queue.core.windows.net" in shown
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.waiting import until
 
-from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.groups import Operation, OperationBatcher, Table
 from postdate.backends.azure.lease import ClaimLimit
 from postdate.errors import StoreUnavailable, StoreUnreachable
 
@@ -29,7 +29,7 @@ class Recorder:
         failing: the numbers of the rounds that fail.
     """
 
-    what = "table"
+    description = "table"
 
     def __init__(self, gone: frozenset[Key] = frozenset(), failing: frozenset[int] = frozenset()) -> None:
         self.rounds: list[list[Key]] = []
@@ -38,7 +38,7 @@ class Recorder:
         self.is_busy = False
         self._gone, self._failing = gone, failing
 
-    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+    async def apply_each(self, operations: Sequence[Operation]) -> list[bool]:
         assert not self.is_busy, "one round at a time"
         self.is_busy = True
         keys = [key_of(operation) for operation in operations]
@@ -62,8 +62,8 @@ def deletions(keys: Sequence[Key]) -> list[Operation]:
     return [Operation("delete", {"PartitionKey": partition, "RowKey": row}) for partition, row in keys]
 
 
-def rounds_of(table: Recorder) -> Rounds:
-    return Rounds(cast("Table", table))
+def rounds_of(table: Recorder) -> OperationBatcher:
+    return OperationBatcher(cast("Table", table))
 
 
 def distinct(asked: Sequence[Sequence[Key]]) -> list[list[Key]]:
@@ -80,7 +80,7 @@ def test_everybody_hears_of_their_own_part_and_no_round_has_an_entity_twice(
     async def ask() -> None:
         table = Recorder(gone)
         rounds = rounds_of(table)
-        answers = await asyncio.gather(*(rounds.each(deletions(keys)) for keys in wanted))
+        answers = await asyncio.gather(*(rounds.apply_each(deletions(keys)) for keys in wanted))
         assert answers == [[key not in gone for key in keys] for keys in wanted]
         assert all(len(set(keys)) == len(keys) for keys in table.rounds)
         assert sorted(key for keys in table.rounds for key in keys) == sorted(key for keys in wanted for key in keys)
@@ -98,7 +98,7 @@ def test_a_round_that_fails_is_told_to_those_in_it_and_the_next_goes_on(
     async def ask() -> None:
         table = Recorder(failing=failing)
         rounds = rounds_of(table)
-        answers = await asyncio.gather(*(rounds.each(deletions(keys)) for keys in wanted), return_exceptions=True)
+        answers = await asyncio.gather(*(rounds.apply_each(deletions(keys)) for keys in wanted), return_exceptions=True)
         for keys, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, BaseException):
                 assert isinstance(answer, StoreUnavailable)
@@ -116,10 +116,10 @@ async def test_what_comes_while_a_round_is_on_its_way_goes_together_in_the_next(
     table = Recorder()
     table.open.clear()
     rounds = rounds_of(table)
-    first = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    first = asyncio.ensure_future(rounds.apply_each(deletions([("p", "a")])))
     while not table.rounds:
         await anyio.lowlevel.checkpoint()
-    others = [asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "bcd"]
+    others = [asyncio.ensure_future(rounds.apply_each(deletions([("p", row)]))) for row in "bcd"]
     await anyio.lowlevel.checkpoint()
     table.open.set()
     assert await asyncio.gather(first, *others) == [[True]] * 4
@@ -130,7 +130,7 @@ async def test_whoever_is_cancelled_holds_up_nobody() -> None:
     table = Recorder()
     table.open.clear()
     rounds = rounds_of(table)
-    one, other = (asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "ab")
+    one, other = (asyncio.ensure_future(rounds.apply_each(deletions([("p", row)]))) for row in "ab")
     while not table.rounds:
         await anyio.lowlevel.checkpoint()
     one.cancel()
@@ -144,7 +144,7 @@ async def test_stopping_waits_for_what_is_on_its_way() -> None:
     table = Recorder()
     rounds = rounds_of(table)
     await rounds.stop(math.inf)
-    asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    asked = asyncio.ensure_future(rounds.apply_each(deletions([("p", "a")])))
     await anyio.lowlevel.checkpoint()
     await rounds.stop(math.inf)
     assert await asked == [True]
@@ -155,9 +155,9 @@ async def test_what_has_no_answer_when_its_time_is_over_is_cut_off() -> None:
     table = Recorder()
     table.open.clear()
     rounds = rounds_of(table)
-    asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    asked = asyncio.ensure_future(rounds.apply_each(deletions([("p", "a")])))
     await until(lambda: table.rounds)
-    await rounds.stop(until=0)
+    await rounds.stop(deadline=0)
     with pytest.raises(StoreUnreachable, match="before the store was closed"):
         await asked
 
@@ -175,7 +175,7 @@ def worked(longest: int, pieces: list[tuple[float, float]]) -> Iterator[tuple[Cl
     yield stride, now
     for pause, seconds in pieces:
         now += pause
-        stride.done(now, seconds)
+        stride.adjust_limit(now, seconds)
         yield stride, now
 
 
@@ -203,7 +203,7 @@ def test_while_it_is_slow_pieces_become_shorter_and_few_are_in_hand_and_with_spe
     stride = ClaimLimit(longest)
     lengths = [stride.free_capacity(0, 0.0)]
     for _ in range(slow):
-        stride.done(0.0, 1.0)
+        stride.adjust_limit(0.0, 1.0)
         lengths.append(stride.free_capacity(0, 0.0))
     assert lengths == sorted(lengths, reverse=True)
     shortest = min(longest, 16)
@@ -212,5 +212,5 @@ def test_while_it_is_slow_pieces_become_shorter_and_few_are_in_hand_and_with_spe
         assert stride.free_capacity(4 * lengths[-1], 0.0) == 0
         assert stride.free_capacity(4 * lengths[-1] - 1, 0.0) == 1
     for _ in range(40):
-        stride.done(0.0, 0.1)
+        stride.adjust_limit(0.0, 0.1)
     assert stride.free_capacity(0, 0.0) == longest

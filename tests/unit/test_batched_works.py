@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postdate.ports import BatchedWork, do_works
+from postdate.ports import BatchedWork, run_works
 
 
 class Store:
@@ -24,7 +24,7 @@ def test_batched_works_are_done_last_those_of_one_store_in_one_call() -> None:
         lambda tx: calls.append(("plain", tx)),
         BatchedWork(one.apply, 3),
     ]
-    do_works("tx", works)
+    run_works("tx", works)
     assert calls == [("plain", "tx"), ("one", "tx", [1, 3]), ("other", "tx", [2])]
 
 

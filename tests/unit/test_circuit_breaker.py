@@ -34,7 +34,7 @@ def breaker(critical: Critical) -> RepeatedFailures:
 
 def test_the_first_failure_arms_it_and_pauses_for_a_second_row_47(breaker: RepeatedFailures) -> None:
     assert breaker.state is BreakerState.DISARMED
-    assert breaker.failure(ERROR, NOW) == SECOND
+    assert breaker.report_failure(ERROR, NOW) == SECOND
     assert breaker.state is BreakerState.ARMED
 
 
@@ -42,27 +42,27 @@ def test_failures_for_too_long_trigger_it_once_with_the_last_error_row_43(
     breaker: RepeatedFailures, critical: Critical
 ) -> None:
     last = OSError("last")
-    breaker.failure(ERROR, NOW)
-    assert breaker.failure(ERROR, NOW + 29) == SECOND
+    breaker.report_failure(ERROR, NOW)
+    assert breaker.report_failure(ERROR, NOW + 29) == SECOND
     assert critical.calls == []
-    assert breaker.failure(last, NOW + 30) == 10 * SECOND
-    assert breaker.failure(ERROR, NOW + 40) == 10 * SECOND
+    assert breaker.report_failure(last, NOW + 30) == 10 * SECOND
+    assert breaker.report_failure(ERROR, NOW + 40) == 10 * SECOND
     assert critical.calls == [("cannot store", last)]
     assert breaker.state is BreakerState.TRIGGERED
 
 
 def test_what_trying_again_cannot_mend_triggers_it_at_once(breaker: RepeatedFailures, critical: Critical) -> None:
     gone = StoreReplaced("replaced")
-    breaker.failure(ERROR, NOW)
-    assert [breaker.failure(gone, NOW + 1), breaker.failure(gone, NOW + 40)] == [10 * SECOND] * 2
+    breaker.report_failure(ERROR, NOW)
+    assert [breaker.report_failure(gone, NOW + 1), breaker.report_failure(gone, NOW + 40)] == [10 * SECOND] * 2
     assert critical.calls == [("cannot store", gone)]
 
 
 def test_one_success_in_time_prevents_it_row_44(breaker: RepeatedFailures, critical: Critical) -> None:
-    breaker.failure(ERROR, NOW)
-    breaker.success()
-    breaker.failure(ERROR, NOW + 30)
-    breaker.failure(ERROR, NOW + 59)
+    breaker.report_failure(ERROR, NOW)
+    breaker.report_success()
+    breaker.report_failure(ERROR, NOW + 30)
+    breaker.report_failure(ERROR, NOW + 59)
     assert critical.calls == []
 
 
@@ -71,10 +71,10 @@ def test_a_success_disarms_it_and_it_can_trigger_again_row_47(
 ) -> None:
     with caplog.at_level(logging.DEBUG, "postdate.circuit_breaker"):
         for start in (NOW, NOW + 3600):
-            breaker.failure(ERROR, start)
-            breaker.failure(ERROR, start + 31)
-            breaker.success()
-            breaker.success()
+            breaker.report_failure(ERROR, start)
+            breaker.report_failure(ERROR, start + 31)
+            breaker.report_success()
+            breaker.report_success()
     assert len(critical.calls) == 2
     words = [record.message.split(":")[0].removeprefix("circuit breaker store ") for record in caplog.records]
     assert words == ["armed", "triggered after 0", "disarmed"] * 2
@@ -85,18 +85,18 @@ def test_a_critical_error_action_that_fails_is_logged_and_forgotten(caplog: pyte
         raise RuntimeError("the action")
 
     breaker = RepeatedFailures("store", "cannot store", SECOND, fail)
-    breaker.failure(ERROR, NOW)
-    assert breaker.failure(ERROR, NOW + 1) == 10 * SECOND
+    breaker.report_failure(ERROR, NOW)
+    assert breaker.report_failure(ERROR, NOW + 1) == 10 * SECOND
     assert caplog.records[-1].levelname == "CRITICAL"
 
 
 def test_thirty_times_the_limit_in_half_a_minute_is_borne_and_one_more_is_not_row_46(critical: Critical) -> None:
     rate = FailureRate("handling", "cannot handle", 2, critical)
     for number in range(60):
-        rate.failure(ERROR, NOW + number * 0.1)
+        rate.report_failure(ERROR, NOW + number * 0.1)
     assert critical.calls == []
-    rate.failure(ERROR, NOW + 29)
-    rate.failure(ERROR, NOW + 29)
+    rate.report_failure(ERROR, NOW + 29)
+    rate.report_failure(ERROR, NOW + 29)
     assert len(critical.calls) == 2
 
 
@@ -104,8 +104,8 @@ def test_the_count_begins_anew_in_every_window_row_46(critical: Critical) -> Non
     rate = FailureRate("handling", "cannot handle", 1, critical)
     for window in range(3):
         for _ in range(30):
-            rate.failure(ERROR, NOW + window * 30)
-        rate.success()
+            rate.report_failure(ERROR, NOW + window * 30)
+        rate.report_success()
     assert critical.calls == []
 
 
@@ -115,13 +115,13 @@ def test_a_minute_in_which_nothing_could_be_handled_is_a_critical_error_however_
     """Each attempt waits longer than the one before: there are never many in one window."""
     rate = FailureRate("handling", "cannot handle", 1, critical)
     for seconds in (0, 1, 3, 7, 15, 25, 35, 45, 55):
-        rate.failure(ERROR, NOW + seconds)
+        rate.report_failure(ERROR, NOW + seconds)
     assert critical.calls == []
-    rate.failure(ERROR, NOW + 65)
-    rate.failure(ERROR, NOW + 75)
+    rate.report_failure(ERROR, NOW + 65)
+    rate.report_failure(ERROR, NOW + 75)
     assert critical.calls == [("cannot handle", ERROR)]
-    rate.success()
-    rate.failure(ERROR, NOW + 85)
+    rate.report_success()
+    rate.report_failure(ERROR, NOW + 85)
     assert len(critical.calls) == 1
 
 
@@ -133,51 +133,51 @@ def test_armed_it_has_a_deadline_at_which_it_trips_by_itself_row_47(
 ) -> None:
     last = OSError("last")
     assert breaker.deadline is None
-    breaker.failure(ERROR, NOW)
+    breaker.report_failure(ERROR, NOW)
     assert breaker.deadline == NOW + 30
-    breaker.failure(last, NOW + 5)
-    breaker.check(NOW + 29.999999)
+    breaker.report_failure(last, NOW + 5)
+    breaker.update_state(NOW + 29.999999)
     assert breaker.state is BreakerState.ARMED
-    breaker.check(NOW + 30)
-    breaker.check(NOW + 60)
+    breaker.update_state(NOW + 30)
+    breaker.update_state(NOW + 60)
     assert critical.calls == [("cannot store", last)]
     assert breaker.deadline is None
-    assert breaker.failure(ERROR, NOW + 61) == 10 * SECOND
+    assert breaker.report_failure(ERROR, NOW + 61) == 10 * SECOND
 
 
 def test_a_success_before_the_deadline_takes_it_away_row_44(breaker: RepeatedFailures, critical: Critical) -> None:
-    breaker.failure(ERROR, NOW)
-    breaker.success()
-    breaker.check(NOW + 60)
+    breaker.report_failure(ERROR, NOW)
+    breaker.report_success()
+    breaker.update_state(NOW + 60)
     assert (breaker.deadline, breaker.state, critical.calls) == (None, BreakerState.DISARMED, [])
 
 
 def test_every_failure_pauses_and_longer_once_it_has_tripped_row_47(breaker: RepeatedFailures) -> None:
-    pauses = [breaker.failure(ERROR, NOW + number).total_seconds() for number in (0, 1, 29, 30, 31, 90)]
+    pauses = [breaker.report_failure(ERROR, NOW + number).total_seconds() for number in (0, 1, 29, 30, 31, 90)]
     assert pauses == [1, 1, 1, 10, 10, 10]
-    breaker.success()
-    assert breaker.failure(ERROR, NOW + 91) == SECOND
+    breaker.report_success()
+    assert breaker.report_failure(ERROR, NOW + 91) == SECOND
 
 
 def test_who_watches_the_deadline_is_told_once_for_each_arming(breaker: RepeatedFailures) -> None:
     told: list[float | None] = []
     breaker.on_armed = lambda: told.append(breaker.deadline)
     for number in range(3):
-        breaker.failure(ERROR, NOW + number)
-    breaker.success()
-    breaker.failure(ERROR, NOW + 100)
+        breaker.report_failure(ERROR, NOW + number)
+    breaker.report_success()
+    breaker.report_failure(ERROR, NOW + 100)
     assert told == [NOW + 30, NOW + 130]
 
 
 def test_a_window_of_failures_ends_with_a_word_row_46(critical: Critical, caplog: pytest.LogCaptureFixture) -> None:
     rate = FailureRate("handling", "cannot handle", 1, critical)
     with caplog.at_level(logging.DEBUG, "postdate.circuit_breaker"):
-        rate.failure(ERROR, NOW)
-        rate.failure(ERROR, NOW + 1)
-        rate.check(NOW + 29)
+        rate.report_failure(ERROR, NOW)
+        rate.report_failure(ERROR, NOW + 1)
+        rate.update_state(NOW + 29)
         assert rate.state is BreakerState.ARMED
-        rate.check(NOW + 30)
-        rate.check(NOW + 90)
+        rate.update_state(NOW + 30)
+        rate.update_state(NOW + 90)
     assert rate.state is BreakerState.DISARMED
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("DEBUG", "circuit breaker handling armed: down"),
@@ -190,9 +190,9 @@ def test_above_the_rate_each_further_failure_is_a_critical_error_until_the_windo
 ) -> None:
     rate = FailureRate("handling", "cannot handle", 1, critical)
     for _ in range(33):
-        rate.failure(ERROR, NOW)
+        rate.report_failure(ERROR, NOW)
     assert len(critical.calls) == 3
-    rate.failure(ERROR, NOW + 30)
+    rate.report_failure(ERROR, NOW + 30)
     assert len(critical.calls) == 3
 
 
@@ -200,12 +200,12 @@ def test_every_change_is_measured(critical: Critical) -> None:
     metrics = RecordedMetrics()
     breaker = RepeatedFailures("store", "cannot store", 30 * SECOND, critical, metrics)
     rate = FailureRate("handling", "cannot handle", 1, critical, metrics)
-    breaker.failure(ERROR, NOW)
-    breaker.failure(ERROR, NOW + 1)
-    breaker.check(NOW + 30)
-    breaker.success()
+    breaker.report_failure(ERROR, NOW)
+    breaker.report_failure(ERROR, NOW + 1)
+    breaker.update_state(NOW + 30)
+    breaker.report_success()
     for _ in range(33):
-        rate.failure(ERROR, NOW)
-    rate.check(NOW + 30)
+        rate.report_failure(ERROR, NOW)
+    rate.update_state(NOW + 30)
     states = ["armed", "triggered", "disarmed"]
     assert metrics.breaker_changes == [*(("store", each) for each in states), *(("handling", each) for each in states)]

@@ -137,7 +137,7 @@ async def test_failing_sends_are_a_critical_error_by_themselves_row_45(service: 
     """The message went to the error queue at the first failure; nothing succeeds in the 30 s that follow."""
     async with service.endpoint() as sales:
         await send(sales)
-        await service.clock.settle()
+        await service.clock.run_until_idle()
         service.transport.faults.add(lambda call: DOWN if call.method == "send" and call.number == 2 else None)
         await service.clock.advance(90 * SECOND)
     ((at, text, error),) = service.critical
@@ -175,7 +175,7 @@ async def test_stopping_ends_the_pause_of_the_intake_row_47(service: Service) ->
     service.store.faults.add(Fault("store", STORE_DOWN))
     async with service.endpoint(number_of_retries=100) as sales:
         await send(sales, delay=60 * SECOND)
-        await service.clock.settle()
+        await service.clock.run_until_idle()
     assert service.clock.now() == service.start
     assert len(service.queues.queues["sales.timeouts"].messages) == 1
 
@@ -330,9 +330,9 @@ async def test_each_breaker_trips_at_its_own_time(clock: VirtualClock) -> None:
         tasks.start_soon(run_timers, breakers, clock)
         await clock.advance(SECOND)
         for breaker in breakers:
-            breaker.failure(OSError("down"), clock.monotonic())
+            breaker.report_failure(OSError("down"), clock.monotonic())
         await clock.advance(SECOND)
-        breakers[2].success()
+        breakers[2].report_success()
         await clock.advance(60 * SECOND)
         tasks.cancel_scope.cancel()
     assert tripped == [("b-5", 6 * SECOND), ("b-30", 31 * SECOND)]

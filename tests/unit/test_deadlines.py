@@ -33,7 +33,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.runtime.cancellation import is_cancelled
-from postdate.runtime.threads import in_thread, our_threads
+from postdate.runtime.threads import run_in_thread, thread_limiter
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -44,7 +44,7 @@ Way = Callable[[Deadlines, Call], Awaitable[Any]]
 
 
 async def apart(deadlines: Deadlines, call: Call) -> Any:
-    return await deadlines.call_apart(call)
+    return await deadlines.call_in_task(call)
 
 
 async def in_place(deadlines: Deadlines, call: Call) -> Any:
@@ -57,7 +57,7 @@ both_ways = pytest.mark.parametrize("way", [apart, in_place])
 @asynccontextmanager
 async def watched(deadlines: Deadlines) -> AsyncGenerator[Deadlines]:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(deadlines.watch)
+        tasks.start_soon(deadlines.cancel_overdue_calls)
         yield deadlines
         tasks.cancel_scope.cancel()
 
@@ -151,15 +151,15 @@ async def test_a_deadline_ends_a_call_though_calls_that_hang_have_all_threads() 
     deadlines = Deadlines.of_store(MemoryStore(), SystemClock(), SECOND / 10)
 
     async def hang() -> None:
-        await in_thread(free.wait)
+        await run_in_thread(free.wait)
 
     try:
         async with anyio.create_task_group() as tasks:
-            for _ in range(int(our_threads().total_tokens)):
+            for _ in range(int(thread_limiter().total_tokens)):
                 tasks.start_soon(hang)
-            await until(lambda: not our_threads().available_tokens)
+            await until(lambda: not thread_limiter().available_tokens)
             with pytest.raises(StoreUnreachable):
-                await deadlines.call_apart(anyio.sleep_forever)
+                await deadlines.call_in_task(anyio.sleep_forever)
             free.set()
     finally:
         free.set()
@@ -173,32 +173,32 @@ async def test_a_call_that_does_not_end_when_cancelled_is_abandoned_and_its_late
     async def keep(result: int) -> None:
         late.append(result)
 
-    outcome = Outcome(lambda: deadlines.call_apart(deaf, keep))
+    outcome = Outcome(lambda: deadlines.call_in_task(deaf, keep))
     await clock.advance(3 * SECOND)  # the deadline, and the grace
     assert isinstance(outcome.error, StoreUnreachable)
     assert count_abandoned_calls() == 1
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert late == [7]
     assert count_abandoned_calls() == 0
 
 
 async def test_a_call_that_is_answered_while_it_is_cancelled_has_its_result(clock: VirtualClock) -> None:
     deadlines, deaf = Deadlines.of_store(MemoryStore(), clock, 2 * SECOND), Deaf()
-    outcome = Outcome(lambda: deadlines.call_apart(deaf))
+    outcome = Outcome(lambda: deadlines.call_in_task(deaf))
     await clock.advance(2.5 * SECOND)
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert outcome.result == 7
 
 
 async def test_a_late_failure_is_logged_and_ends_nothing(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     deadlines, deaf = Deadlines.of_store(MemoryStore(), clock, SECOND), Deaf(error=OSError("connection reset"))
-    outcome = Outcome(lambda: deadlines.call_apart(deaf))
+    outcome = Outcome(lambda: deadlines.call_in_task(deaf))
     await clock.advance(2 * SECOND)
     assert isinstance(outcome.error, StoreUnreachable)
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert caplog.messages == ["an abandoned call failed: connection reset"]
 
 
@@ -211,10 +211,10 @@ async def test_a_late_result_that_cannot_be_dealt_with_is_logged_and_ends_nothin
     async def fail(result: int) -> None:
         raise error
 
-    outcome = Outcome(lambda: deadlines.call_apart(deaf, fail))
+    outcome = Outcome(lambda: deadlines.call_in_task(deaf, fail))
     await clock.advance(2 * SECOND)
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert outcome.task.done()
     assert caplog.messages == [f"the late result of an abandoned call could not be dealt with: {error}"]
     assert count_abandoned_calls() == 0
@@ -262,7 +262,7 @@ async def test_a_deaf_call_in_its_caller_s_task_counts_as_overdue_until_it_ends(
         await clock.advance(SECOND)
         assert isinstance(another.error, TransportUnreachable)
         deaf.answer.set()
-        await clock.settle()
+        await clock.run_until_idle()
         assert (outcome.result, outcome.is_cancelled_afterwards) == (7, False)
         assert deadlines.count_overdue_calls() == 0
 
@@ -284,12 +284,12 @@ async def test_a_caller_that_a_scope_cancels_gets_the_result_that_was_on_its_way
     deadlines, deaf, results = Deadlines.of_store(MemoryStore(), clock), Deaf(), list[int]()
 
     async def make() -> None:
-        results.append(await deadlines.call_apart(deaf))
+        results.append(await deadlines.call_in_task(deaf))
         await anyio.sleep_forever()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(make)
-        await clock.settle()
+        await clock.run_until_idle()
         tasks.cancel_scope.cancel()
         asyncio.get_running_loop().call_soon(deaf.answer.set)
     assert results == [7]
@@ -302,12 +302,12 @@ async def test_the_result_of_a_caller_that_asyncio_cancels_counts_as_late(clock:
     async def keep(result: int) -> None:
         late.append(result)
 
-    outcome = Outcome(lambda: deadlines.call_apart(deaf, keep))
-    await clock.settle()
+    outcome = Outcome(lambda: deadlines.call_in_task(deaf, keep))
+    await clock.run_until_idle()
     outcome.task.cancel()
-    await clock.settle()
+    await clock.run_until_idle()
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert isinstance(outcome.error, asyncio.CancelledError)
     assert late == [7]
     assert count_abandoned_calls() == 0
@@ -323,10 +323,10 @@ async def test_a_caller_that_is_cancelled_does_not_wait_for_ever(clock: VirtualC
 
     async def make() -> None:
         with scope:
-            await deadlines.call_apart(deaf, keep)
+            await deadlines.call_in_task(deaf, keep)
 
     outcome = Outcome(make)
-    await clock.settle()
+    await clock.run_until_idle()
     _ = scope.cancel() if by == "a scope" else outcome.task.cancel()
     await clock.advance(STOP_DEADLINE - MOMENT)
     assert not outcome.task.done()
@@ -334,7 +334,7 @@ async def test_a_caller_that_is_cancelled_does_not_wait_for_ever(clock: VirtualC
     assert outcome.task.done()
     assert count_abandoned_calls() == 1
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert late == [7]
 
 
@@ -353,7 +353,7 @@ async def test_a_caller_that_is_cancelled_beside_the_deadline_stays_cancelled(cl
         outcome = Outcome(lambda: deadlines.call(end_late()))
         await clock.advance(2 * SECOND)
         outcome.task.cancel()
-        await clock.settle()
+        await clock.run_until_idle()
     assert isinstance(outcome.error, asyncio.CancelledError)
     assert outcome.is_cancelled_afterwards
     assert outcome.task.cancelling() == 1
@@ -489,7 +489,7 @@ async def test_the_first_call_without_an_answer_after_the_stop_is_the_last(clock
         await clock.advance(STOP_DEADLINE)
         assert first.task.done()
         second = Outcome(lambda: way(deadlines, count))
-        await clock.settle()
+        await clock.run_until_idle()
     assert second.text == "store_unreachable: MemoryStore did not answer within 5 s"
     assert calls == 1
 
@@ -503,27 +503,27 @@ async def test_a_call_that_was_abandoned_just_before_the_stop_counts_and_one_lon
     async def note() -> None:
         calls.append(1)
 
-    Outcome(lambda: deadlines.call_apart(deaf))
+    Outcome(lambda: deadlines.call_in_task(deaf))
     await clock.advance(2 * SECOND)
     assert count_abandoned_calls() == 1
     await clock.advance(seconds * SECOND)
-    await deadlines.call_apart(note)  # as long as nothing stops, every call is made
+    await deadlines.call_in_task(note)  # as long as nothing stops, every call is made
     deadlines.shorten()
     with suppress(StoreUnreachable):
-        await deadlines.call_apart(note)
+        await deadlines.call_in_task(note)
     deaf.answer.set()
-    await clock.settle()
+    await clock.run_until_idle()
     assert len(calls) == 1 + is_called
 
 
 async def test_a_loop_that_begins_again_has_its_deadlines_back(clock: VirtualClock) -> None:
     deadlines = Deadlines.of_store(MemoryStore(), clock)
     deadlines.shorten()
-    outcome = Outcome(lambda: deadlines.call_apart(anyio.sleep_forever))
+    outcome = Outcome(lambda: deadlines.call_in_task(anyio.sleep_forever))
     await clock.advance(STOP_DEADLINE)
     assert isinstance(outcome.error, StoreUnreachable)
     deadlines.restore()
-    outcome = Outcome(lambda: deadlines.call_apart(anyio.sleep_forever))
+    outcome = Outcome(lambda: deadlines.call_in_task(anyio.sleep_forever))
     await clock.advance(STOP_DEADLINE)
     assert not outcome.task.done()
     await clock.advance(CALL_DEADLINE - STOP_DEADLINE)

@@ -12,8 +12,8 @@ from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.moving import Mover
 from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.health.attempts import Release
-from postdate.core.limits import change_limits, limited
-from postdate.core.simple_store import enlisting
+from postdate.core.limits import change_limits, limit_change
+from postdate.core.simple_store import enlisting_store
 from postdate.errors import (
     PostdateError,
     QueueNotFound,
@@ -143,7 +143,7 @@ async def test_what_could_not_be_removed_is_removed_later_and_another_process_se
     await let_claims_go(bench)  # as the end of a process does
     bench.store.faults.clear()
     other = Dispatcher(bench.memory, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate)
-    await other.take(bench.clock.now())
+    await other.deliver_due(bench.clock.now())
     assert bench.ids("billing") == ["m-1", "m-1"]
     assert {envelope.headers[Headers.MESSAGE_ID] for envelope in bench.arrived("billing")} == {"id"}
     assert await bench.waiting() is None
@@ -211,7 +211,7 @@ async def test_what_is_on_its_way_when_its_claim_becomes_void_is_not_sent_again_
         return answers
 
     bench.queues.send = send_slowly
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
         await anyio.wait_all_tasks_blocked()
         await let_claims_go(bench)
@@ -274,8 +274,8 @@ async def test_a_message_with_reserved_headers_reaches_the_error_queue_too(bench
 
 async def test_batches_follow_each_other_without_a_pause(bench) -> None:
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(2_100)])
-    taken = [await bench.dispatcher.take(bench.clock.now()) for _ in range(3)]
-    assert [(each.count, each.more) for each in taken] == [(1_000, True), (1_000, True), (100, False)]
+    taken = [await bench.dispatcher.deliver_due(bench.clock.now()) for _ in range(3)]
+    assert [(each.count, each.has_more) for each in taken] == [(1_000, True), (1_000, True), (100, False)]
     assert bench.ids("billing") == [f"m-{n}" for n in range(2_100)]
 
 
@@ -346,7 +346,7 @@ async def one_file(make, tmp_path: Path):
 
 
 async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile) -> None:
-    assert enlisting(one_file.store, one_file.transport) is not None
+    assert enlisting_store(one_file.store, one_file.transport) is not None
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
     claim_due = one_file.sqlite.claim_due
 
@@ -356,7 +356,7 @@ async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile
         return claims
 
     one_file.sqlite.claim_due = claim_and_lose
-    await one_file.dispatcher.take(one_file.clock.now())
+    await one_file.dispatcher.deliver_due(one_file.clock.now())
     assert await one_file.lengths() == {}
 
 
@@ -368,7 +368,7 @@ async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile
 async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may_be_of_one_is_tried_one_by_one(
     one_file: OneFile, cause: PostdateError, sends: list[int], arrive: int
 ) -> None:
-    await change_limits(one_file.sqlite, "billing", limited(50, ()), one_file.bench.start)
+    await change_limits(one_file.sqlite, "billing", limit_change(50, ()), one_file.bench.start)
     await one_file.sqlite.store_many([one_file.bench.message(f"m-{n}", -1) for n in range(3)], one_file.bench.start)
     await one_file.clock.advance(SECOND)
     send, tried = one_file.local.send, list[int]()
@@ -381,7 +381,7 @@ async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may
 
     one_file.local.send = refuse
     work = LimitedWork(one_file.mover, one_file.dispatcher, one_file.sqlite, one_file.clock)
-    await work.take(one_file.clock.now())
+    await work.deliver_due(one_file.clock.now())
     assert tried == sends
     assert (await one_file.lengths()).get("billing", 0) == arrive
     assert (await one_file.sqlite.statistics(one_file.clock.now())).claimed == 0
@@ -389,8 +389,8 @@ async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may
 
 async def test_a_move_delivers_without_claiming(one_file: OneFile) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
-    taken = await one_file.mover.take(one_file.clock.now())
-    assert (taken.count, taken.more, taken.next_attempt) == (1, False, None)
+    taken = await one_file.mover.deliver_due(one_file.clock.now())
+    assert (taken.count, taken.has_more, taken.next_attempt) == (1, False, None)
     assert one_file.store.faults.calls["claim_due"] == 0
     assert await one_file.lengths() == {"billing": 1}
 
@@ -400,8 +400,8 @@ async def test_a_full_batch_is_followed_by_the_next_at_once_although_some_of_it_
     ends = (None, start - SECOND / 2)
     batch = [one_file.bench.message(f"m-{n}", -1, expires_at=ends[n % 2]) for n in range(1_000)]
     await one_file.sqlite.store_many(batch, start - 2 * SECOND)
-    result = await one_file.mover.take(one_file.clock.now())
-    assert (result.count, result.more) == (1_000, True)
+    result = await one_file.mover.deliver_due(one_file.clock.now())
+    assert (result.count, result.has_more) == (1_000, True)
     assert await one_file.lengths() == {"billing": 500}
 
 
@@ -410,7 +410,7 @@ async def test_what_has_no_queue_in_the_database_goes_the_ordinary_way_to_the_er
 ) -> None:
     batch = [one_file.bench.message(f"m-{n}", -1, "nowhere" if n % 2 else "billing") for n in range(10)]
     await one_file.sqlite.store_many(batch, one_file.bench.start)
-    taken = await one_file.mover.take(one_file.clock.now())
+    taken = await one_file.mover.deliver_due(one_file.clock.now())
     assert taken.count == 10
     assert await one_file.lengths() == {"billing": 5, "error": 5}
     assert await one_file.sqlite.next_due() is None
@@ -421,9 +421,9 @@ async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_wai
 ) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=0.01), one_file.bench.start)
     one_file.dispatcher.finisher.release_later([Release(Claim(one_file.bench.message("m-2"), None), None)])
-    one_file.dispatcher.finisher.unwritten["m-2"].retry_at = one_file.clock.monotonic() + 60
+    one_file.dispatcher.finisher.unwritten_outcomes["m-2"].retry_at = one_file.clock.monotonic() + 60
     one_file.dispatcher.finisher.free_capacity = lambda limit: 0
-    taken = await one_file.mover.take(one_file.clock.now())
+    taken = await one_file.mover.deliver_due(one_file.clock.now())
     assert taken.next_attempt == one_file.bench.start + timedelta(seconds=0.01)
 
 
@@ -431,14 +431,14 @@ async def test_a_failed_move_moves_nothing_and_the_next_one_everything(one_file:
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
     one_file.store.faults.add(Fault("move_due", STORE_DOWN, calls=[1]))
     with pytest.raises(StoreUnavailable):
-        await one_file.mover.take(one_file.clock.now())
+        await one_file.mover.deliver_due(one_file.clock.now())
     assert await one_file.lengths() == {}
-    await one_file.mover.take(one_file.clock.now())
+    await one_file.mover.deliver_due(one_file.clock.now())
     assert await one_file.lengths() == {"billing": 1}
 
 
 def test_queues_elsewhere_share_no_transaction() -> None:
-    assert enlisting(MemoryStore(), MemoryTransport()) is None
+    assert enlisting_store(MemoryStore(), MemoryTransport()) is None
 
 
 def test_errors_of_the_tree_know_whether_they_pass() -> None:

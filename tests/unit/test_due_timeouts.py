@@ -12,7 +12,12 @@ from tests.unit.timeouts_bench import MICROSECOND, SECOND, FaultyTimeouts
 from postdate import Headers, MemoryTransport
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.due.poller import PollResult
-from postdate.core.timeout_manager.due_query import DISPATCHED_WITHIN, LOOK_BACK_EVERY, Announced, DueTimeouts
+from postdate.core.timeout_manager.due_query import (
+    DISPATCHED_WITHIN,
+    POLL_BACK_INTERVAL,
+    AnnouncedTimeouts,
+    DueTimeouts,
+)
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.ports.timeouts import DueTimeout, Timeout
 from postdate.testing import Fault, FaultyTransport, VirtualClock
@@ -50,11 +55,11 @@ class Look:
 
     async def look(self) -> PollResult:
         """Look until there is no more, as the poller does."""
-        while (taken := await self.due.take(self.clock.now())).more:
+        while (taken := await self.due.deliver_due(self.clock.now())).has_more:
             pass
         return taken
 
-    async def look_later(self, duration: timedelta = LOOK_BACK_EVERY) -> PollResult:
+    async def look_later(self, duration: timedelta = POLL_BACK_INTERVAL) -> PollResult:
         await self.clock.advance(duration)
         return await self.look()
 
@@ -62,11 +67,11 @@ class Look:
         """Remove what was announced; ``here``: the look is told."""
         queue = self.queues.queues[QUEUE]
         for _ in range(len(queue.messages) if count is None else count):
-            envelope, _ = queue.take()
+            envelope, _ = queue.pop_first()
             timeout_id = envelope.headers[Headers.TIMEOUT_ID]
             await self.memory.try_remove(timeout_id)
             if here:
-                self.due.remove(timeout_id)
+                self.due.forget(timeout_id)
 
 
 @pytest.fixture
@@ -130,7 +135,7 @@ async def test_more_failures_than_can_be_remembered_are_not_announced_again_eith
     kept = await look.keep(180)
     await look.look()
     for timeout in kept:
-        look.due.give_up(timeout.timeout_id)
+        look.due.stop_expecting(timeout.timeout_id)
     late = (await look.keep(1, due_in=-0.5))[0]  # later than those that are not looked for any more
     for _ in range(5):
         await look.look_later()
@@ -176,7 +181,7 @@ async def test_row_98_what_is_stored_here_with_an_earlier_time_is_looked_for_at_
     await look.keep(1)
     await look.look()
     (late,) = await look.keep(1, due_in=-100)
-    look.due.registered(late.due)
+    look.due.report_stored(late.due)
     assert look.woken == 1
     await look.look()
     assert look.announced[-1] == late.timeout_id
@@ -185,9 +190,9 @@ async def test_row_98_what_is_stored_here_with_an_earlier_time_is_looked_for_at_
 async def test_what_is_due_later_than_the_next_look_wakes_nobody(look: Look) -> None:
     await look.keep(1, due_in=2)
     assert (await look.look()).next_attempt == look.start + 2 * SECOND
-    look.due.registered(look.start + 3 * SECOND)
+    look.due.report_stored(look.start + 3 * SECOND)
     assert look.woken == 0
-    look.due.registered(look.start + SECOND)
+    look.due.report_stored(look.start + SECOND)
     assert look.woken == 1
 
 
@@ -200,7 +205,7 @@ async def test_what_is_stored_while_a_look_goes_on_wakes_the_poller(
 
     async def slow(start: datetime, now: datetime, limit: int):
         chunk = await found(start, now, limit)
-        look.due.registered(look.start + SECOND)
+        look.due.report_stored(look.start + SECOND)
         return chunk
 
     monkeypatch.setattr(look.memory, "next_chunk", slow)
@@ -229,7 +234,7 @@ async def test_a_clock_that_was_years_ahead_at_the_start_and_is_set_right_hides_
     clock.step(-years)
     look.start = clock.now()
     (timeout,) = await look.keep(1)
-    look.due.registered(timeout.due)
+    look.due.report_stored(timeout.due)
     await look.look_later()
     assert look.announced == [timeout.timeout_id]
 
@@ -250,8 +255,8 @@ async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothin
 async def test_what_was_announced_after_the_look_read_its_time_is_on_its_way(look: Look) -> None:
     await look.keep(500)
     started = look.clock.now()
-    await look.clock.advance(LOOK_BACK_EVERY)
-    await look.due.take(started)
+    await look.clock.advance(POLL_BACK_INTERVAL)
+    await look.due.deliver_due(started)
     await look.look()
     assert len(look.announced) == 200
 
@@ -264,7 +269,7 @@ async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(cloc
     look.clock.step(-timedelta(hours=1))
     for timeout in kept[:2]:
         await look.memory.try_remove(timeout.timeout_id)
-        look.due.remove(timeout.timeout_id)
+        look.due.forget(timeout.timeout_id)
     await look.look_later()
     assert look.announced == [each.timeout_id for each in kept[:2]]
     await look.look_later(timedelta(hours=1))
@@ -304,7 +309,7 @@ NOW = datetime.fromisoformat("2026-01-31T12:00:00+00:00")
 
 
 def test_what_is_not_found_any_more_is_forgotten() -> None:
-    announced = Announced(NOW - timedelta(days=1))
+    announced = AnnouncedTimeouts(NOW - timedelta(days=1))
     stays, goes, later = (DueTimeout(name, NOW + number * SECOND) for number, name in enumerate("abc"))
     announced.add([stays, goes, later], NOW)
     announced.reconcile(NOW - SECOND, NOW + SECOND, [stays], NOW)
@@ -315,7 +320,7 @@ def test_what_is_not_found_any_more_is_forgotten() -> None:
 
 
 def test_the_bounds_hold_whatever_fails() -> None:
-    announced = Announced(NOW - timedelta(days=1), remembered=10)
+    announced = AnnouncedTimeouts(NOW - timedelta(days=1), remembered=10)
     for number in range(100):
         announced.add([DueTimeout(str(number), NOW + number * SECOND)], NOW)
         announced.stop_expecting(str(number))

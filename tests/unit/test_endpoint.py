@@ -127,7 +127,7 @@ async def test_without_a_store_a_delay_is_refused_and_says_what_is_missing_row_1
         with pytest.raises(DelayedDeliveryNotConfigured, match=r"delayed_delivery=DelayedDelivery\(store\)"):
             await endpoint.send(Pay(1), delay=SECOND)
         await endpoint.send(Pay(1))
-        await around.clock.settle()
+        await around.clock.run_until_idle()
     assert len(around.handled) == 1
 
 
@@ -174,7 +174,7 @@ async def test_what_a_handler_delays_under_the_id_of_another_message_is_an_error
         await around.clock.advance(2 * SECOND if left else 0 * SECOND)
         before = {Headers.TIME_SENT: format_timestamp(around.start - SECOND)}
         await endpoint.send(Paid(), message_id="handled", headers=before)
-        await around.clock.settle()
+        await around.clock.run_until_idle()
         assert await around.length("error") == 1
         (headers,) = await around.error_headers()
         await around.clock.advance(10 * SECOND)
@@ -237,7 +237,7 @@ async def test_of_one_handler_two_messages_under_one_id_are_an_error_and_one_twi
     async with endpoint:
         await endpoint.send(Pay(1))
         await endpoint.send(Pay(2))
-        await around.clock.settle()
+        await around.clock.run_until_idle()
         assert await around.length("error") == 1
         (headers,) = await around.error_headers()
         assert headers[Headers.ERROR_CODE] == DuplicateMessage.code
@@ -303,7 +303,7 @@ async def test_what_is_sent_after_its_handler_has_ended_is_refused(memory: Surro
 
     async with endpoint:
         await endpoint.send(Pay(1))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         with pytest.raises(MessageError, match="has ended"):
             await contexts[0].send(Paid(), destination="sales")
 
@@ -385,7 +385,7 @@ async def test_all_handlers_of_a_type_are_called_in_order(memory: Surroundings) 
 
     async with endpoint:
         await endpoint.send(Pay(1))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert called == ["first", "second"]
 
 
@@ -401,7 +401,7 @@ async def test_a_reply_goes_to_where_the_sender_asked_for_it(memory: Surrounding
     sales.route(Pay, "billing", name="Pay")
     async with billing, sales:
         id_ = await sales.send(Pay(7))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         ((message, _, context),) = memory.handled
     assert message == Paid(7)
     assert context.headers[Headers.RELATED_TO] == context.headers[Headers.CORRELATION_ID] == id_
@@ -421,7 +421,7 @@ async def test_headers_of_an_incoming_message_are_read_only(around: Surroundings
 
     async with endpoint:
         await endpoint.send(Pay())
-        await around.clock.settle()
+        await around.clock.run_until_idle()
     (headers,) = await around.error_headers()
     assert headers[Headers.EXCEPTION_TYPE] == "builtins.TypeError"
     assert "Mine" not in headers
@@ -441,7 +441,7 @@ async def test_blank_addresses_and_ids_are_refused(memory: Surroundings, options
         with pytest.raises(InvalidMessage, match="blank"):
             await endpoint.send(Pay(), **options, **timing)
         await endpoint.send(Paid())
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert not memory.handled
     assert "is blank" in (await memory.error_headers())[0][Headers.EXCEPTION_MESSAGE]
 
@@ -457,7 +457,7 @@ async def test_a_route_to_nowhere_and_a_reply_to_nowhere_are_refused(memory: Sur
 
     async with endpoint:
         await endpoint.send(Paid(), headers={Headers.REPLY_TO_ADDRESS: " "})
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert "destination is blank" in (await memory.error_headers())[0][Headers.EXCEPTION_MESSAGE]
 
 
@@ -481,7 +481,7 @@ async def test_a_retry_of_a_message_with_reserved_headers_goes_either_way(
     reserved = Headers.TIMEOUT_PROPERTIES_PREFIX + "Mine"
     async with endpoint:
         await endpoint.send(Pay(), headers={reserved: "1"})
-        await around.clock.settle()
+        await around.clock.run_until_idle()
         await around.clock.advance(60 * SECOND)
     assert [reserved in context.headers for context in came] == [True, False]
 
@@ -537,7 +537,7 @@ async def test_a_message_that_asked_for_no_reply_cannot_be_replied_to(memory: Su
     sender.route(Pay, "sales", name="Pay")
     async with endpoint, sender:
         await sender.send(Pay(1))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         (headers,) = await memory.error_headers()
     assert headers[Headers.EXCEPTION_TYPE] == "postdate.errors.InvalidMessage"
 
@@ -546,7 +546,7 @@ async def test_unknown_and_unreadable_messages_go_to_the_error_queue_at_once(mem
     async with memory.endpoint() as endpoint:
         await endpoint.send(b"?", destination="sales")
         await endpoint.send(b"?", destination="sales", headers={Headers.ENCLOSED_MESSAGE_TYPES: "Pay"})
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         codes = [headers[Headers.ERROR_CODE] for headers in await memory.error_headers()]
     assert codes == ["unknown_message_type", "invalid_message"]
 
@@ -555,7 +555,7 @@ async def test_type_names_of_other_platforms_are_understood(memory: Surroundings
     names = "Sales.PaySpecial, Sales, Version=1.0.0.0; Pay, Sales"
     async with memory.endpoint() as endpoint:
         await endpoint.send(b'{"amount": 3}', destination="sales", headers={Headers.ENCLOSED_MESSAGE_TYPES: names})
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert [message for message, _, _ in memory.handled] == [Pay(3)]
 
 
@@ -627,7 +627,7 @@ async def test_stopping_waits_for_the_handler_in_hand_row_55(around: Surrounding
         await endpoint.send(Pay(1))
         await started.wait()
         endpoint.stop()
-        await around.clock.settle()
+        await around.clock.run_until_idle()
         may_end.set()
     assert await around.length("audit") == 1
     assert await around.length("sales") == 0
@@ -654,18 +654,18 @@ async def test_what_is_cut_off_by_force_is_handled_after_the_next_start_row_55(a
     assert await around.length("sales") == 1
     assert await around.length("audit") == 0
     async with around.endpoint():
-        await around.clock.settle()
+        await around.clock.run_until_idle()
     assert len(around.handled) == 1
 
 
 async def test_what_fell_due_while_nobody_ran_is_delivered_at_the_next_start_row_105(around: Surroundings) -> None:
     async with around.endpoint() as endpoint:
         await endpoint.send(Pay(1), delay=SECOND)
-        await around.clock.settle()
+        await around.clock.run_until_idle()
     await around.clock.advance(timedelta(days=1))
     assert around.handled == []
     async with around.endpoint():
-        await around.clock.settle()
+        await around.clock.run_until_idle()
         assert len(around.handled) == 1
 
 
@@ -686,7 +686,7 @@ async def test_it_is_entered_when_it_hears_of_what_is_stored(memory: Surrounding
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(enter)
         await asked.wait()
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         assert not entered.is_set()
         may_answer.set()
         await entered.wait()
@@ -699,7 +699,7 @@ async def test_an_endpoint_can_be_started_again_but_not_twice(memory: Surroundin
             await endpoint.__aenter__()
     async with endpoint:
         await endpoint.send(Pay(1))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert len(memory.handled) == 1
 
 
@@ -725,7 +725,7 @@ async def test_more_messages_than_hands_wait_their_turn(memory: Surroundings) ->
         for number in range(10):
             await endpoint.send(Pay(number))
         for _ in range(10):
-            await memory.clock.settle()
+            await memory.clock.run_until_idle()
             gate.release()
     assert most == 3
     assert await memory.length("sales") == 0
@@ -736,7 +736,7 @@ async def test_a_failing_commit_pauses_and_the_message_is_handled_again(memory: 
     endpoint = memory.endpoint(transport=transport)
     async with endpoint:
         await endpoint.send(Pay(1))
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         assert len(memory.handled) == 1
         await memory.clock.advance(3 * SECOND)
     assert len(memory.handled) == 3
@@ -771,7 +771,7 @@ async def test_failing_receives_pause_and_are_a_critical_error_after_30_seconds(
 async def test_a_pause_after_a_failure_does_not_hold_up_the_stop(memory: Surroundings) -> None:
     transport = FaultyTransport(memory.transport, Fault("receive", TransportUnavailable("down")))
     async with memory.endpoint(delays=False, transport=transport):
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert memory.clock.now() == memory.start
 
 

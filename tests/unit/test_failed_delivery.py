@@ -7,7 +7,7 @@ import pytest
 
 from postdate import DelayedDelivery, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
 from postdate.core.due.dispatcher import Dispatcher
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, MessageTooLarge
 from postdate.testing import Fault
 
@@ -41,7 +41,7 @@ async def test_the_copy_of_a_due_message_names_its_destination_row_84(bench) -> 
 
 async def test_the_copy_of_a_message_that_came_due_names_its_destination_row_84(bench) -> None:
     late = bench.message(due_in=-1, destination="nowhere", headers={"own": "1"}, body=b"body")
-    await bench.pump.handle(await bench.put_in_timeouts_queue(through_queue(late, "sales.timeouts")))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(timeouts_queue_envelope(late, "sales.timeouts")))
     (copy,) = bench.arrived("error")
     check_copy(copy)
 
@@ -49,7 +49,7 @@ async def test_the_copy_of_a_message_that_came_due_names_its_destination_row_84(
 async def test_the_copy_of_a_message_that_is_not_due_names_the_timeouts_queue(bench) -> None:
     """Returned to its destination, it would be there too early."""
     bench.store.faults.add(Fault("store", MessageTooLarge("too large")))
-    early = through_queue(bench.message(due_in=60), "sales.timeouts")
+    early = timeouts_queue_envelope(bench.message(due_in=60), "sales.timeouts")
     await bench.pump.handle(await bench.put_in_timeouts_queue(early))
     (copy,) = bench.arrived("error")
     assert copy.headers[Headers.FAILED_QUEUE] == "sales.timeouts"

@@ -5,13 +5,13 @@ import pytest
 from postdate import errors
 from postdate.clock import SystemClock
 from postdate.core.recoverability import (
-    ASKED_ANEW,
-    BORNE,
+    MOST_OWN_FAILURES,
+    MOST_STEP_RETRIES,
     ErrorQueue,
     Host,
     RecoveryRules,
     Resolution,
-    after_copy,
+    resolve_copy_failure,
     resolve_failure,
 )
 from postdate.errors import (
@@ -32,11 +32,11 @@ from postdate.errors import (
 from postdate.messages import Envelope, Headers
 from postdate.ports import Received
 
-HANDLER = RecoveryRules(asked_again_after=(SagaConflict,))
-TAKEN = RecoveryRules(already_off_queue=True)
+HANDLER = RecoveryRules(retry_now_errors=(SagaConflict,))
+TAKEN = RecoveryRules(is_off_queue=True)
 STORING = RecoveryRules(waits_in_hand=True, counts_transient=True)
 IN_ONE = RecoveryRules(waits_in_hand=True, shares_database=True, counts_transient=True)
-SENDING = RecoveryRules(asked_again_after=(DestinationUnavailable,), counts_transient=True)
+SENDING = RecoveryRules(retry_now_errors=(DestinationUnavailable,), counts_transient=True)
 ITSELF = RecoveryRules()
 NEW = Received(Envelope("sales", "m-1"), 0, object())
 LAST = NEW._replace(is_last=True)
@@ -83,9 +83,9 @@ def test_a_message_that_its_queue_would_drop_soon_does_not_stay_in_hand() -> Non
 
 
 def test_who_is_asked_anew_again_and_again_has_failed_in_the_end() -> None:
-    tired = NEW._replace(tries=ASKED_ANEW - 1)
+    tired = NEW._replace(attempts=MOST_STEP_RETRIES - 1)
     assert (
-        resolve_failure(None, SagaConflict("faster"), tired._replace(tries=ASKED_ANEW - 2), 0, HANDLER)
+        resolve_failure(None, SagaConflict("faster"), tired._replace(attempts=MOST_STEP_RETRIES - 2), 0, HANDLER)
         is Resolution.RETRY_NOW
     )
     assert resolve_failure(None, SagaConflict("faster"), tired, 0, HANDLER) is Resolution.POLICY
@@ -94,8 +94,8 @@ def test_who_is_asked_anew_again_and_again_has_failed_in_the_end() -> None:
 @pytest.mark.parametrize("rules", [HANDLER, STORING, SENDING, ITSELF])
 def test_trouble_of_one_row_counts_from_the_eleventh_time_on(rules: RecoveryRules) -> None:
     troubled = StoreTroubled("page 7")
-    assert resolve_failure(None, troubled, NEW, BORNE, rules) is not Resolution.POLICY
-    assert resolve_failure(None, troubled, NEW, BORNE + 1, rules) is Resolution.POLICY
+    assert resolve_failure(None, troubled, NEW, MOST_OWN_FAILURES, rules) is not Resolution.POLICY
+    assert resolve_failure(None, troubled, NEW, MOST_OWN_FAILURES + 1, rules) is Resolution.POLICY
 
 
 def test_who_is_alone_in_trouble_waits_alone_and_once_may_be_chance() -> None:
@@ -128,7 +128,8 @@ def test_what_was_decided_and_is_refused_for_one_message_alone_comes_back_ten_ti
     """It came back for ever, once a second, as every policy decides the same again."""
     for error in (StoreTroubled("page 7"), TransportUnavailable("no such text")):
         before, then = (
-            [resolve_failure(each, error, NEW, failed, rules) for each in DECIDED] for failed in (BORNE, BORNE + 1)
+            [resolve_failure(each, error, NEW, failed, rules) for each in DECIDED]
+            for failed in (MOST_OWN_FAILURES, MOST_OWN_FAILURES + 1)
         )
         assert before == [Resolution.REQUEUE] * 3
         assert then == [Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY, Resolution.REQUEUE]
@@ -137,8 +138,8 @@ def test_what_was_decided_and_is_refused_for_one_message_alone_comes_back_ten_ti
 @pytest.mark.parametrize("rules", [HANDLER, ITSELF])
 def test_an_end_that_is_refused_for_one_message_alone_counts_from_the_eleventh_time_on(rules: RecoveryRules) -> None:
     odd = TransportUnavailable("no such text")
-    assert resolve_failure(None, odd, NEW, BORNE, rules) is Resolution.REQUEUE
-    assert resolve_failure(None, odd, NEW, BORNE + 1, rules) is Resolution.POLICY
+    assert resolve_failure(None, odd, NEW, MOST_OWN_FAILURES, rules) is Resolution.REQUEUE
+    assert resolve_failure(None, odd, NEW, MOST_OWN_FAILURES + 1, rules) is Resolution.POLICY
 
 
 def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> None:
@@ -147,7 +148,7 @@ def test_off_its_queue_a_message_gets_its_copies_whatever_is_in_the_way() -> Non
         Resolution.ERROR_COPY,
         Resolution.BRIEF_ERROR_COPY,
     ]
-    assert after_copy(Resolution.BRIEF_ERROR_COPY, blip) is Resolution.REQUEUE
+    assert resolve_copy_failure(Resolution.BRIEF_ERROR_COPY, blip) is Resolution.REQUEUE
 
 
 def test_a_copy_in_brief_says_only_what_is_needed_and_nothing_of_an_earlier_failure() -> None:

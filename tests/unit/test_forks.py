@@ -70,10 +70,10 @@ def test_a_failure_is_logged_and_keeps_nobody_from_being_told(
 
 
 def test_what_is_gone_is_told_nothing_and_kept_by_nobody() -> None:
-    before = len(forks._aware)
+    before = len(forks._fork_aware)
     Told()
     gc.collect()
-    assert len(forks._aware) <= before
+    assert len(forks._fork_aware) <= before
 
 
 @pytest.mark.parametrize("make", [forks.lock, forks.rlock])
@@ -96,7 +96,7 @@ def test_a_lock_that_another_thread_has_is_free_in_the_child(make: Callable[[], 
 
 def test_a_connection_leads_nowhere_in_the_child_and_on_in_the_parent(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+b", buffering=0) as file:
-        forks.own(file)
+        forks.register_connection(file)
         assert in_child(lambda: (os.write(file.fileno(), b"child"), os.fstat(file.fileno()).st_size)) == "(5, 0)"
         file.write(b"parent")
         assert (tmp_path / "file").read_bytes() == b"parent"

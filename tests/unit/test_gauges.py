@@ -9,13 +9,13 @@ import anyio
 
 from postdate import DelayedMessage, SqliteStore, SystemClock
 from postdate.config import Settings, load_settings
-from postdate.core.limits import change_limits, paused
+from postdate.core.limits import add_pause, change_limits
 from postdate.errors import TransportUnreachable
 from postdate.operations import Overview, overview
 from postdate.operations.looking import Refresher
-from postdate.telemetry.standing import standing
+from postdate.telemetry.standing import build_gauge_reader
 from postdate.testing import VirtualClock
-from postdate.wiring import opened
+from postdate.wiring import open_deployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -25,8 +25,8 @@ def settings_of(path: Path) -> Settings:
 
 
 async def look_once(path: Path, *, queues_away: bool = False) -> Overview:
-    async with opened(settings_of(path), create=True) as deployment:
-        await deployment.kept.setup()
+    async with open_deployment(settings_of(path), create=True) as deployment:
+        await deployment.required_store.setup()
         await deployment.transport.create_queues(["error"])
         if queues_away:
 
@@ -44,9 +44,9 @@ async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualC
         return state
 
     looking = Refresher(look, clock)
-    gauges = standing(looking, clock)
+    gauges = build_gauge_reader(looking, clock)
     assert gauges() == {}
-    async with opened(settings_of(tmp_path)) as deployment, anyio.create_task_group() as tasks:
+    async with open_deployment(settings_of(tmp_path)) as deployment, anyio.create_task_group() as tasks:
         tasks.start_soon(looking.run, deployment)
         await clock.advance(timedelta(seconds=3))
         found = gauges()
@@ -59,30 +59,30 @@ async def test_a_service_counts_itself_and_old_looks_say_nothing(clock: VirtualC
 async def test_what_falls_due_is_counted_until_the_end_of_the_next_minute_the_hour_and_the_day(
     clock: VirtualClock, tmp_path: Path
 ) -> None:
-    async with opened(settings_of(tmp_path), create=True) as deployment:
-        await deployment.kept.setup()
+    async with open_deployment(settings_of(tmp_path), create=True) as deployment:
+        await deployment.required_store.setup()
         dues = [NOW + timedelta(seconds=seconds) for seconds in (90, 150, 5 * 3_600, 30 * 3_600)]
         messages = [DelayedMessage(f"m-{number}", due, "orders", {}, b"") for number, due in enumerate(dues)]
-        await deployment.kept.store_many(messages, NOW)
+        await deployment.required_store.store_many(messages, NOW)
         looking = Refresher(lambda deployment, _: overview(deployment, NOW, look_ahead=0), clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(looking.run, deployment)
-            await looking.last()
+            await looking.get_latest()
             tasks.cancel_scope.cancel()
-        assert standing(looking, clock)()["due"] == {"minute": 1, "hour": 2, "day": 3}
+        assert build_gauge_reader(looking, clock)()["due"] == {"minute": 1, "hour": 2, "day": 3}
 
 
 async def test_services_of_a_store_that_does_not_show_its_processes_are_left_out(
     clock: VirtualClock, tmp_path: Path
 ) -> None:
-    async with opened(settings_of(tmp_path), create=True) as deployment:
-        await deployment.kept.setup()
+    async with open_deployment(settings_of(tmp_path), create=True) as deployment:
+        await deployment.required_store.setup()
         looking = Refresher(partial(overview, look_ahead=0), clock)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(looking.run, replace(deployment, store_view=None))
-            await looking.last()
+            await looking.get_latest()
             tasks.cancel_scope.cancel()
-        gauges = standing(looking, clock)()
+        gauges = build_gauge_reader(looking, clock)()
     assert (gauges.get("services"), gauges["pending"]) == (None, {"": 0})
 
 
@@ -95,20 +95,20 @@ async def test_what_a_pause_holds_is_overdue_and_has_no_age(clock: VirtualClock,
     """Or a pause would have somebody woken."""
 
     async def told() -> tuple[float, float]:
-        async with opened(settings_of(tmp_path)) as deployment:
+        async with open_deployment(settings_of(tmp_path)) as deployment:
             looking = Refresher(partial(overview, look_ahead=0), clock)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(looking.run, deployment)
-                await looking.last()
+                await looking.get_latest()
                 tasks.cancel_scope.cancel()
-            found = standing(looking, clock)()
+            found = build_gauge_reader(looking, clock)()
         return found["overdue"][""], found["overdue.age"][""]
 
     await look_once(tmp_path)
     minute, store = timedelta(minutes=1), SqliteStore(tmp_path / "one.db")
     now = SystemClock().now()
     await store.store(DelayedMessage("held", now - minute, "orders", {}, b""), now)
-    await change_limits(store, "orders", paused, now)
+    await change_limits(store, "orders", add_pause, now)
     assert await told() == (1, 0)
     await store.store(DelayedMessage("late", now - minute, "bills", {}, b""), now)
     overdue, age = await told()

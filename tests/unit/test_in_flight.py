@@ -98,7 +98,7 @@ async def test_batches_overlap_but_no_more_than_four(bench) -> None:
     async with bench.polling():
         assert len(bench.gates.sends) == BATCHES_AT_ONCE == 4
         bench.gates.open("billing")
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.ids("billing") == [f"m-{n}" for n in range(6_000)]
     assert bench.store.faults.calls["finish"] == 6
 
@@ -122,7 +122,7 @@ async def test_a_slow_destination_does_not_hold_up_another(bench) -> None:
         await bench.clock.advance(250 * MILLISECOND)
         assert await bench.memory.get("quick") is None
         await bench.keep(bench.message("next", -1))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.ids("billing") == ["quick", "next"]
         await bench.clock.advance(30 * SECOND)
         assert bench.ids("error") == []
@@ -157,7 +157,7 @@ async def test_a_destination_gets_four_sends_at_once_and_no_more(bench) -> None:
     async with bench.polling():
         assert [each["slow"] for each in bench.gates.sends] == [1_000] * 4
         bench.gates.open("slow")
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert len(bench.ids("slow")) == 6_000
 
 
@@ -184,13 +184,13 @@ async def test_what_never_had_a_turn_waits_no_longer_than_30_seconds_and_was_not
     turned, never = Group("slow", [], began), Group("slow", [], began)
     batch.groups = [turned, never]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(batch.cut_off, clock, 30 * SECOND)
+        tasks.start_soon(batch.cancel_late_groups, clock, 30 * SECOND)
         await clock.advance(20 * SECOND)
-        turned.begin_turn(clock.monotonic())
+        turned.start_deadline(clock.monotonic())
         await clock.advance(10 * SECOND)
         assert [group.scope.cancel_called for group in batch.groups] == [False, True]
         assert [group.attempted for group in batch.groups] == [True, False]
-        assert never.since == began
+        assert never.started_at == began
         await clock.advance(19 * SECOND)
         assert not turned.scope.cancel_called
         await clock.advance(SECOND)
@@ -317,7 +317,7 @@ async def by_force(bench) -> AsyncGenerator[None]:
     """Poll; then end that without asking."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Poller(bench.dispatcher, bench.clock, bench.breaker).run)
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         yield
         tasks.cancel_scope.cancel()
 
@@ -351,13 +351,13 @@ async def test_a_store_that_is_down_is_not_asked_to_take_back_each_of_many(bench
     async with by_force(bench):
         assert bench.gates.sends == [Counter(billing=1_000)]
     assert bench.store.faults.calls["release"] == 1
-    assert bench.dispatcher.finisher.unwritten
+    assert bench.dispatcher.finisher.unwritten_outcomes
 
     bench.store.faults.clear()
     await bench.clock.advance(SECOND)
     bench.gates.open("billing")
     await bench.look()
-    assert not bench.dispatcher.finisher.unwritten
+    assert not bench.dispatcher.finisher.unwritten_outcomes
     assert len(bench.ids("billing")) == 1_000
 
 
@@ -378,7 +378,7 @@ async def test_what_is_stopped_by_force_lets_go_within_ten_seconds_and_forgets_n
     release, bench.memory.release = bench.memory.release, never_answers
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poll)
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         polled.cancel()
         await bench.clock.advance(4 * SECOND)
         assert not ended.is_set()
@@ -387,7 +387,7 @@ async def test_what_is_stopped_by_force_lets_go_within_ten_seconds_and_forgets_n
     with anyio.CancelScope() as looking:  # cancelled while it gives back, it still forgets nothing
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.look)
-            await bench.clock.settle()
+            await bench.clock.run_until_idle()
             looking.cancel()
     bench.memory.release = release
     bench.gates.open("billing")
@@ -399,12 +399,12 @@ async def test_room_is_noticed_when_some_of_a_batch_is_done_row_55(bench) -> Non
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     claims = await bench.memory.claim_due(bench.clock.now(), 1_000)
     in_flight, batch = InFlight(), Batch(claims, bench.clock.now(), bench.clock.monotonic())
-    batch.held |= {f"more-{n}": claims[0] for n in range(MOST_CLAIMS - 1_000)}
-    in_flight.begin(batch)
+    batch.open_claims |= {f"more-{n}": claims[0] for n in range(MOST_CLAIMS - 1_000)}
+    in_flight.add_batch(batch)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(in_flight.wait_for_room, 100)
+        tasks.start_soon(in_flight.wait_for_capacity, 100)
         await anyio.wait_all_tasks_blocked()
-        batch.settled(claims[:100])
+        batch.forget_claims(claims[:100])
 
 
 async def test_bodies_in_flight_have_so_many_bytes_at_most(bench) -> None:
@@ -412,20 +412,20 @@ async def test_bodies_in_flight_have_so_many_bytes_at_most(bench) -> None:
     await bench.keep(*[bench.message(f"m-{n}", -1, body=body) for n in range(300)])
     in_flight, claimed = InFlight(bytes_at_most=most), list[int]()
     batches = list[Batch]()
-    while not claimed or in_flight.bytes < most:
-        limit = in_flight.affordable(1_000)
+    while not claimed or in_flight.body_bytes < most:
+        limit = in_flight.affordable_count(1_000)
         claims = await bench.memory.claim_due(bench.clock.now(), limit)
         batches.append(Batch(claims, bench.clock.now(), bench.clock.monotonic()))
-        in_flight.begin(batches[-1])
+        in_flight.add_batch(batches[-1])
         claimed.append(len(claims))
         if len(claimed) == 1:  # nobody knew how large they are
-            in_flight.end(batches.pop())
+            in_flight.forget_batch(batches.pop())
     assert claimed == [100, 10, 10, 10, 10]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(in_flight.wait_for_room, 10)
+        tasks.start_soon(in_flight.wait_for_capacity, 10)
         await anyio.wait_all_tasks_blocked()
-        in_flight.end(batches[0])
-    assert in_flight.affordable(1_000) == 10
+        in_flight.forget_batch(batches[0])
+    assert in_flight.affordable_count(1_000) == 10
 
 
 async def test_what_has_settled_makes_room_for_bytes_though_the_rest_of_its_batch_hangs(bench) -> None:
@@ -433,12 +433,12 @@ async def test_what_has_settled_makes_room_for_bytes_though_the_rest_of_its_batc
     await bench.keep(*[bench.message(f"m-{n}", -1, body=bytes(10_000)) for n in range(10)])
     claims = await bench.memory.claim_due(bench.clock.now(), 10)
     in_flight, batch = InFlight(bytes_at_most=100_000), Batch(claims, bench.clock.now(), bench.clock.monotonic())
-    in_flight.begin(batch)
+    in_flight.add_batch(batch)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(in_flight.wait_for_room, 1)
+        tasks.start_soon(in_flight.wait_for_capacity, 1)
         await anyio.wait_all_tasks_blocked()
-        batch.settled([*claims[1:], claims[1]])
-    assert in_flight.bytes == 10_000
+        batch.forget_claims([*claims[1:], claims[1]])
+    assert in_flight.body_bytes == 10_000
 
 
 async def test_one_message_that_is_larger_than_all_may_be_goes_alone_and_smaller_ones_by_more_again(bench) -> None:
@@ -446,7 +446,7 @@ async def test_one_message_that_is_larger_than_all_may_be_goes_alone_and_smaller
     for number, (size, most) in enumerate([(1_000_000, 1), (1, 1), *[(1, None)] * 20]):
         await bench.keep(bench.message(f"m-{number}", -1, body=bytes(size)))
         batch = Batch(await bench.memory.claim_due(bench.clock.now(), 1), bench.clock.now(), bench.clock.monotonic())
-        in_flight.begin(batch)
-        in_flight.end(batch)
-        assert most is None or in_flight.affordable(1_000) == most
-    assert in_flight.affordable(1_000) == 1_000
+        in_flight.add_batch(batch)
+        in_flight.forget_batch(batch)
+        assert most is None or in_flight.affordable_count(1_000) == most
+    assert in_flight.affordable_count(1_000) == 1_000

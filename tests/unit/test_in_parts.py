@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postdate.errors import StoreUnreachable
-from postdate.runtime.threads import Job, do_jobs, in_parts
+from postdate.runtime.threads import Job, run_in_halves, run_jobs
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
@@ -19,7 +19,7 @@ def test_those_that_can_be_done_are_done_once_and_each_other_is_told(good: list[
         done.extend(works)
         return [f"done {work}" for work in works]
 
-    found = in_parts(range(len(good)), do)
+    found = run_in_halves(range(len(good)), do)
     assert done == [work for work, is_good in enumerate(good) if is_good]
     for work, (is_good, result) in enumerate(zip(good, found, strict=True)):
         assert str(result) == (f"done {work}" if is_good else f"[{work}]")
@@ -34,7 +34,7 @@ def test_what_is_in_doubt_is_tried_once() -> None:
             raise StoreUnreachable("it may have been done")
         raise ValueError
 
-    found = in_parts(range(4), do)
+    found = run_in_halves(range(4), do)
     assert [len(each) for each in tries] == [4, 2, 2]
     assert all(isinstance(each, StoreUnreachable) for each in found)
 
@@ -46,13 +46,13 @@ def test_jobs_are_told_and_are_done_whatever_was_raised() -> None:
         return [work or LookupError() for work in works]
 
     jobs = [Job[int, int](work) for work in range(3)]
-    do_jobs(jobs, do)
+    run_jobs(jobs, do)
     assert [(job.result, type(job.error)) for job in jobs] == [
         (None, LookupError),
         (1, type(None)),
         (2, type(None)),
     ]
     last = Job[int, int](3)
-    do_jobs([last], do)
-    assert last.done
+    run_jobs([last], do)
+    assert last.is_done
     assert isinstance(last.error, KeyboardInterrupt)

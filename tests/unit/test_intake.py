@@ -23,13 +23,13 @@ from postdate import (
     SqliteStore,
 )
 from postdate.backends.rabbitmq.consuming import Delivery
-from postdate.backends.rabbitmq.content import joined
-from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
+from postdate.backends.rabbitmq.content import join_parts
+from postdate.backends.rabbitmq.delays import create_delayed_message, decode_intake_message
 from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import SystemClock
 from postdate.core.receive.settling import is_stored
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import (
     DuplicateMessage,
     NotADatabase,
@@ -42,7 +42,7 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
-from postdate.ports import Ending, Outcome, Received
+from postdate.ports import Outcome, Received, Settlement
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -58,7 +58,7 @@ async def bench(make_bench):
 
 
 async def arrive(bench, message: DelayedMessage) -> Received:
-    return await bench.put_in_timeouts_queue(through_queue(message, QUEUE))
+    return await bench.put_in_timeouts_queue(timeouts_queue_envelope(message, QUEUE))
 
 
 async def test_a_delayed_message_is_stored_and_taken_off_the_queue(bench) -> None:
@@ -193,14 +193,14 @@ async def test_what_is_sent_again_in_another_trace_is_the_same_message(bench) ->
 
 async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_the_first_has_left(bench) -> None:
     """Its publisher says it again: properties and delay are new. Another body, or another destination, is an error."""
-    bench.intake = bench.intake_of(bench.memory, read=partial(to_be_delayed, "postdate"))
+    bench.intake = bench.intake_of(bench.memory, read=partial(create_delayed_message, "postdate"))
 
     async def publish(body: bytes, milliseconds: int, to: str = "billing") -> None:
         said = {"x-delay": str(milliseconds), "x-delay-id": "mine", "x-delay-routing-key": to}
         table = b"".join(short_bytes(name.encode()) + b"S" + long_bytes(value.encode()) for name, value in said.items())
         at = int(bench.clock.now().timestamp())
-        properties = joined({"headers": long_bytes(table), "timestamp": at.to_bytes(8, "big")})
-        came = came_to_be_delayed(
+        properties = join_parts({"headers": long_bytes(table), "timestamp": at.to_bytes(8, "big")})
+        came = decode_intake_message(
             "postdate", QUEUE, Delivery(1, False, properties, body, short_bytes(b"postdate") + short_bytes(b"key"))
         )
         await bench.pump.handle(await bench.put_in_timeouts_queue(came.envelope))
@@ -461,7 +461,7 @@ async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bench.pump.handle, await arrive(bench, bench.message("m-1", 600)))
         await bench.clock.advance(45 * SECOND)
-        bench.intake.outage.over()
+        bench.intake.outage.resume()
         await bench.clock.advance(SECOND / 10)
         bench.store.faults.clear()
         await bench.clock.advance(SECOND)
@@ -487,7 +487,7 @@ async def test_in_one_database_storing_and_taking_off_are_one_transaction_row_52
     faulty = FaultyTransport(transport, Fault("commit", TransportUnavailable("lost"), calls=[2], after=True))
     receiver, bench.transport = faulty.receiver(QUEUE), faulty
     bench.intake, bench.pump = bench.intake_of(store), bench.pump_of(receiver)
-    await transport.send([through_queue(bench.message(f"m-{n}", 60), QUEUE) for n in range(2)], bench.start)
+    await transport.send([timeouts_queue_envelope(bench.message(f"m-{n}", 60), QUEUE) for n in range(2)], bench.start)
     first, second = await receiver.receive(10)
     await bench.handle(first)
     await bench.handle(second)  # The answer to the second commit is lost, its effect is not.
@@ -504,13 +504,13 @@ async def test_in_one_database_what_arrives_together_is_taken_off_together(bench
     store, transport = SqliteStore(path, synchronous="normal"), LocalTransport(path, synchronous="normal")
     settle = LocalReceiver.settle
 
-    async def noted(self: LocalReceiver, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+    async def noted(self: LocalReceiver, endings: Sequence[Settlement]) -> Sequence[Exception | None]:
         batches.append(len(endings))
         return await settle(self, endings)
 
     def soon(id_: str, due_in: float, body: bytes = b"") -> Envelope:
         now = SystemClock().now()
-        return through_queue(DelayedMessage(id_, now + due_in * SECOND, "billing", body=body), QUEUE)
+        return timeouts_queue_envelope(DelayedMessage(id_, now + due_in * SECOND, "billing", body=body), QUEUE)
 
     async def is_done() -> bool:
         return (await transport.queue_lengths())[QUEUE] == 0

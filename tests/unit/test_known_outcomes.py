@@ -15,7 +15,7 @@ from postdate import Envelope
 from postdate.core.due.poller import Poller
 from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import (
     DestinationUnavailable,
     PostdateError,
@@ -80,14 +80,14 @@ async def test_a_message_returned_while_its_removal_is_under_way_is_not_removed_
     bench.memory.finish = slow
     message = bench.message(due_in=-1, destination="nowhere")
     await bench.keep(message)
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.ids("error") == ["m-1"]
         await bench.create_queues("nowhere")
         await bench.memory.store(message, bench.clock.now())
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         answered.set()
         await bench.look_for(5 * SECOND)
     assert bench.ids("nowhere") == ["m-1"]
@@ -105,7 +105,7 @@ async def test_a_failure_is_not_written_under_the_claim_of_a_message_that_may_ha
     bench.store.faults.add(Fault("finish", AWAY))
     await bench.dispatcher.finisher.finish([first], Outcome.FAILED)
     bench.store.faults.clear()
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look_for(5 * SECOND)
     assert bench.ids("billing") == ["m-1"]
 
@@ -115,15 +115,15 @@ async def test_a_message_returned_while_the_row_of_its_failure_is_free_is_not_re
     message = bench.message(due_in=-1, destination="nowhere")
     bench.store.faults.add(Fault("finish", StoreUnavailable("locked"), calls=[1]))
     await bench.keep(message)
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.ids("error") == ["m-1"]
         await bench.dispatcher.finisher.finish([], Outcome.DELIVERED)  # so the store is known to answer again
         lose_claims(bench)
         await bench.create_queues("nowhere")
         bench.intake = bench.intake_of(bench.memory)
-        received = await bench.put_in_timeouts_queue(through_queue(message, "sales.timeouts"))
+        received = await bench.put_in_timeouts_queue(timeouts_queue_envelope(message, "sales.timeouts"))
         await bench.pump.handle(received._replace(failures=1))
         await bench.look_for(5 * SECOND)
     assert bench.ids("nowhere") == ["m-1"]
@@ -139,14 +139,14 @@ async def test_a_claim_that_cannot_be_released_is_so_later_whatever_became_of_th
     recovery = bench.dispatcher._recovery
     recovery._settings = replace(recovery._settings, number_of_retries=5)
     await bench.keep(bench.message(due_in=-1))
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         lose_claims(bench)
         bench.store.faults.add(Fault("release", AWAY))
         await bench.look()
         gate.set()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         bench.store.faults.clear()
         await bench.look_for(10 * SECOND if error is None else 90 * SECOND)
     assert bench.ids("billing") == ["m-1"]
@@ -157,13 +157,13 @@ async def test_a_release_of_a_claim_does_not_take_the_place_of_what_was_sent(ben
     """Removing failed, the claim was lost, and what was claimed again had to be given back before it was compared."""
     bench.store.faults.add(Fault("finish", StoreUnavailable("locked")))
     await bench.keep(bench.message(due_in=-1))
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         lose_claims(bench)
         bench.store.faults.add(Fault("release", AWAY))
         claims = await bench.memory.claim_due(bench.clock.now() + SECOND, 10)
-        await bench.dispatcher.give_back_late(claims)
+        await bench.dispatcher.release_late_claims(claims)
         bench.store.faults.clear()
         await bench.look_for(10 * SECOND)
     assert bench.ids("billing") == ["m-1"]
@@ -175,27 +175,27 @@ async def test_a_success_while_a_probe_is_claimed_ends_the_backoff(bench) -> Non
     sends, claim_due = Sends(bench), bench.memory.claim_due
     slow, gone = sends.next(), sends.next(TransportUnreachable("gone"))
     gone.set()
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         for id_ in ("slow", "gone"):
             await bench.keep(bench.message(id_, -1))
             await bench.look()
-            await bench.clock.settle()
+            await bench.clock.run_until_idle()
         assert bench.dispatcher._recovery.probing.is_waiting
         await bench.clock.advance(SECOND)
 
         async def claims_while_the_other_succeeds(now: datetime, limit: int):
             bench.memory.claim_due = claim_due
             slow.set()
-            await bench.clock.settle()
+            await bench.clock.run_until_idle()
             return await claim_due(now, limit)
 
         bench.memory.claim_due = claims_while_the_other_succeeds
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(500)])
         await bench.look()
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     assert len(bench.ids("billing")) == 502
 
 
@@ -222,7 +222,7 @@ async def test_an_empty_store_that_answers_is_not_out_of_reach(bench) -> None:
     """The answer to a removal was lost; all that is asked again answers that there is nothing."""
     bench.store.faults.add(Fault("finish", AWAY, calls=[1], after=True))
     await bench.keep(bench.message(due_in=-1))
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look_for(5 * SECOND)
         assert not bench.dispatcher.finisher._outage.is_failing
         claims = bench.store.faults.calls["claim_due"]
@@ -239,16 +239,16 @@ async def test_messages_of_one_full_queue_are_given_back_together(bench) -> None
     bench.dispatcher._in_flight.expect_message_size(100)
     now, calls = bench.clock.now, itertools.count()
     bench.clock.now = lambda: now() + timedelta(microseconds=next(calls))  # as real clocks do, it goes on
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         await bench.look()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     assert 1 <= bench.store.faults.calls["release"] <= 4
 
 
 async def test_a_look_that_is_cancelled_gives_back_what_it_has_claimed(bench) -> None:
     """Between the claim and the batch nobody had it."""
     await bench.keep(bench.message("full-1", -1, "full"), bench.message("m-1", -1))
-    bench.dispatcher._recovery.destinations.failed("full", bench.clock.monotonic())
+    bench.dispatcher._recovery.destinations.report_refusal("full", bench.clock.monotonic())
     asked = anyio.Event()
 
     async def never(*_: object) -> int:
@@ -257,14 +257,14 @@ async def test_a_look_that_is_cancelled_gives_back_what_it_has_claimed(bench) ->
         raise AssertionError
 
     release, bench.memory.release = bench.memory.release, never
-    async with bench.dispatcher.running():
+    async with bench.dispatcher.overlap_batches():
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(bench.look)
                 await asked.wait()
                 bench.memory.release = release
                 scope.cancel()
-    bench.dispatcher._recovery.destinations.succeeded("full")
-    async with bench.dispatcher.running():
+    bench.dispatcher._recovery.destinations.report_success("full")
+    async with bench.dispatcher.overlap_batches():
         await bench.look_for(5 * SECOND)
     assert bench.ids("billing") == ["m-1"]

@@ -15,16 +15,16 @@ from postdate import MemoryStore, SendOptions
 from postdate.core.limits import (
     NO_LIMITS,
     Limits,
+    add_pause,
     change_limits,
-    limited,
-    limits_in,
-    limits_of,
-    paused,
-    resumed,
+    decode_limits,
+    limit_change,
+    load_limits_in_force,
+    remove_pause,
 )
 from postdate.core.windows import Window
 from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp, PostdateError
-from postdate.ports.limits import KeptLimits
+from postdate.ports.limits import StoredLimits
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)  # a Friday
 SECOND = timedelta(seconds=1)
@@ -56,7 +56,7 @@ def at(text: str) -> datetime:
     ],
 )
 def test_a_window_is_open_or_opens(window: str, now: str, opens: str) -> None:
-    assert Window.read(window).opens(at(now)) == at(opens)
+    assert Window.parse_and_check_zone(window).next_opening(at(now)) == at(opens)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_a_window_is_open_or_opens(window: str, now: str, opens: str) -> None:
 )
 def test_what_is_no_window_is_refused(window: str) -> None:
     with pytest.raises(InvalidTimestamp):
-        limited(None, window)(NO_LIMITS)
+        limit_change(None, window)(NO_LIMITS)
 
 
 @pytest.mark.parametrize("windows", [5, [None], "", ["", "x"]])
 def test_windows_of_wrong_types_are_refused(windows: Any) -> None:
     with pytest.raises(InvalidTimestamp, match="is no window of time"):
-        limited(None, windows)(NO_LIMITS)
+        limit_change(None, windows)(NO_LIMITS)
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), 1e-9, "50", timedelta(1)])
@@ -100,9 +100,9 @@ def test_no_more_goes_than_the_rate_allows(rate: float, looks: list[tuple[float,
     limits, now, free_at, gone = Limits(per_second=rate), NOW, NOW, list[tuple[datetime, int]]()
     for pause, found in looks:
         now += timedelta(seconds=pause)
-        count = min(limits.allowed(free_at, now), found)
+        count = min(limits.allowed_count(free_at, now), found)
         if count:
-            free_at = limits.after(count, free_at, now)
+            free_at = limits.free_at_after(count, free_at, now)
             gone.append((now, count))
     for first, (since, _) in enumerate(gone):
         total = 0
@@ -116,17 +116,17 @@ def test_no_more_goes_than_the_rate_allows(rate: float, looks: list[tuple[float,
 def test_looks_at_every_turn_reach_the_rate(rate: float) -> None:
     limits, now, free_at, gone = Limits(per_second=rate), NOW, NOW, 0
     for _ in range(1_000):
-        now = max(limits.next_turn(free_at), now) + timedelta(milliseconds=3)  # late, as looks are
-        count = limits.allowed(free_at, now)
-        gone, free_at = gone + count, limits.after(count, free_at, now)
+        now = max(limits.next_slot(free_at), now) + timedelta(milliseconds=3)  # late, as looks are
+        count = limits.allowed_count(free_at, now)
+        gone, free_at = gone + count, limits.free_at_after(count, free_at, now)
     assert gone == pytest.approx(rate * (now - NOW).total_seconds(), rel=0.01, abs=2)
 
 
 def test_a_time_set_by_a_clock_that_is_ahead_holds_nothing_up() -> None:
     limits = Limits(per_second=50)
-    assert limits.allowed(NOW + SECOND, NOW) == 0  # of another service, whose clock is a little ahead
-    assert limits.allowed(NOW + timedelta(hours=1), NOW) == 5
-    assert limits.after(5, NOW + timedelta(hours=1), NOW) == NOW
+    assert limits.allowed_count(NOW + SECOND, NOW) == 0  # of another service, whose clock is a little ahead
+    assert limits.allowed_count(NOW + timedelta(hours=1), NOW) == 5
+    assert limits.free_at_after(5, NOW + timedelta(hours=1), NOW) == NOW
 
 
 def test_a_message_of_its_own_waits_for_its_window_and_is_spread() -> None:
@@ -161,74 +161,74 @@ def test_windows_and_spreads_that_cannot_be_are_refused(options: dict[str, Any],
 
 async def test_limits_are_changed_one_by_one_and_lifted() -> None:
     store = MemoryStore()
-    await change_limits(store, "q", limited(50, "mon-fri 09:00-17:00 Europe/Paris"), NOW)
-    assert str(await change_limits(store, "q", paused, NOW)) == (
+    await change_limits(store, "q", limit_change(50, "mon-fri 09:00-17:00 Europe/Paris"), NOW)
+    assert str(await change_limits(store, "q", add_pause, NOW)) == (
         "paused, at most 50 a second, within mon-fri 09:00-17:00 Europe/Paris"
     )
-    assert await change_limits(store, "q", limited(None, ()), NOW) == Limits(paused=True)
-    assert await limits_of(store) == {"q": Limits(paused=True)}
-    assert await change_limits(store, "q", resumed, NOW) == NO_LIMITS
-    assert await limits_of(store) == {}
-    assert await store.keep_limits("q", "nonsense", NOW)
-    assert (await limits_of(store))["q"].paused
-    assert await change_limits(store, "q", limited(5, ()), NOW) == Limits(per_second=5)
+    assert await change_limits(store, "q", limit_change(None, ()), NOW) == Limits(paused=True)
+    assert await load_limits_in_force(store) == {"q": Limits(paused=True)}
+    assert await change_limits(store, "q", remove_pause, NOW) == NO_LIMITS
+    assert await load_limits_in_force(store) == {}
+    assert await store.store_limits("q", "nonsense", NOW)
+    assert (await load_limits_in_force(store))["q"].paused
+    assert await change_limits(store, "q", limit_change(5, ()), NOW) == Limits(per_second=5)
 
 
 async def test_where_zone_files_lack_its_zone_a_window_stays_when_a_queue_is_paused_and_resumed() -> None:
     store, text = MemoryStore(), '{"paused":false,"per_second":5.0,"windows":["09:00-17:00 Europe/Neverland"]}'
-    await store.keep_limits("q", text, NOW)
-    assert (await change_limits(store, "q", paused, NOW)).paused
-    limits = await change_limits(store, "q", resumed, NOW)
+    await store.store_limits("q", text, NOW)
+    assert (await change_limits(store, "q", add_pause, NOW)).paused
+    limits = await change_limits(store, "q", remove_pause, NOW)
     assert str(limits) == "at most 5 a second, within 09:00-17:00 Europe/Neverland"
     with pytest.raises(InvalidTimestamp, match="no time zone 'Europe/Neverland'"):
-        limits.opens(NOW)
+        limits.next_opening(NOW)
     with pytest.raises(InvalidTimestamp, match="no time zone 'Europe/Neverland'"):
-        await change_limits(store, "q", limited(5, limits.windows), NOW)
+        await change_limits(store, "q", limit_change(5, limits.windows), NOW)
 
 
-@pytest.mark.parametrize("change", [paused, resumed])
+@pytest.mark.parametrize("change", [add_pause, remove_pause])
 async def test_limits_that_cannot_be_read_are_not_changed_in_part(change: Callable[[Limits], Limits]) -> None:
     store, text = MemoryStore(), '{"per_minute": 5}'  # as of a newer version
-    await store.keep_limits("q", text, NOW)
+    await store.store_limits("q", text, NOW)
     with pytest.raises(InvalidMessage, match="cannot be read"):
         await change_limits(store, "q", change, NOW)
-    assert [each.limits for each in await store.kept_limits()] == [text]
+    assert [each.limits for each in await store.load_limits()] == [text]
 
 
 async def test_limits_that_are_set_again_leave_a_rate_alone() -> None:
     store = MemoryStore()
     for minutes in range(5):
-        await change_limits(store, "q", limited(0.01, ()), NOW + timedelta(minutes=minutes))
-    await change_limits(store, "q", limited(0.02, ()), NOW + timedelta(minutes=9))
-    assert [each.free_at for each in await store.kept_limits()] == [NOW]
+        await change_limits(store, "q", limit_change(0.01, ()), NOW + timedelta(minutes=minutes))
+    await change_limits(store, "q", limit_change(0.02, ()), NOW + timedelta(minutes=9))
+    assert [each.free_at for each in await store.load_limits()] == [NOW]
 
 
 async def test_a_rate_of_a_queue_that_had_none_begins_when_it_is_set() -> None:
     store = MemoryStore()
-    changes = [paused, limited(0.01, ()), limited(None, ()), limited(0.01, ())]
+    changes = [add_pause, limit_change(0.01, ()), limit_change(None, ()), limit_change(0.01, ())]
     for minutes, change in enumerate(changes):
         await change_limits(store, "q", change, NOW + timedelta(minutes=minutes))
-        assert [each.free_at for each in await store.kept_limits()] == [NOW + timedelta(minutes=minutes)]
+        assert [each.free_at for each in await store.load_limits()] == [NOW + timedelta(minutes=minutes)]
 
 
 async def test_of_changes_at_once_none_is_lost() -> None:
     class Slow(MemoryStore):
-        async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
-            found = await super().kept_limits(destinations)
+        async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
+            found = await super().load_limits(destinations)
             await anyio.lowlevel.checkpoint()
             return found
 
     store = Slow()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(change_limits, store, "q", paused, NOW)
-        tasks.start_soon(change_limits, store, "q", limited(5, ()), NOW)
-    assert await limits_of(store) == {"q": Limits(paused=True, per_second=5)}
+        tasks.start_soon(change_limits, store, "q", add_pause, NOW)
+        tasks.start_soon(change_limits, store, "q", limit_change(5, ()), NOW)
+    assert await load_limits_in_force(store) == {"q": Limits(paused=True, per_second=5)}
 
 
 async def test_names_that_no_queue_has_are_refused() -> None:
     store = MemoryStore()
     with pytest.raises(PostdateError):
-        await change_limits(store, "", paused, NOW)
+        await change_limits(store, "", add_pause, NOW)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +236,12 @@ async def test_names_that_no_queue_has_are_refused() -> None:
 )
 def test_damaged_limits_let_nothing_through(text: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "postdate.limits"):
-        assert limits_in(KeptLimits("q", 1, text, NOW)).paused
+        assert decode_limits(StoredLimits("q", 1, text, NOW)).paused
     assert "set its limits anew" in caplog.text
 
 
 @given(st.datetimes(), st.datetimes())
 def test_places_in_a_lane_are_in_the_order_of_due_times(one: datetime, other: datetime) -> None:
-    kept = KeptLimits("q", 7, "", NOW)
-    first, last = (kept.place(each.replace(tzinfo=UTC)) for each in sorted([one, other]))
-    assert kept.begin <= first <= last < kept.end
+    kept = StoredLimits("q", 7, "", NOW)
+    first, last = (kept.attempt_time(each.replace(tzinfo=UTC)) for each in sorted([one, other]))
+    assert kept.lane_start <= first <= last < kept.lane_end

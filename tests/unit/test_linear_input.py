@@ -23,20 +23,20 @@ from postdate.backends.azure.envelope import from_text
 from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.queues import queue_name, sanitizer_of
 from postdate.backends.msmq.address import parse_address as parse_msmq_address
-from postdate.backends.msmq.address import parse_place
+from postdate.backends.msmq.address import parse_machine
 from postdate.backends.msmq.content import decode_headers_xml
 from postdate.backends.rabbitmq.address import parse_address as parse_rabbitmq_address
 from postdate.backends.rabbitmq.address import parse_url
 from postdate.backends.redis.login import parse_address as parse_redis_address
 from postdate.backends.sql.timeouts_layout import read_time
-from postdate.config import Address, check_server, parse_duration, parse_instant, without_secrets
+from postdate.config import Address, check_server, parse_duration, parse_instant, redact_secrets
 from postdate.core.limits import Window
 from postdate.core.upkeep.wall_times import WallTime
 from postdate.endpoint.message_types import MessageTypes
 from postdate.errors import PostdateError
 from postdate.messages import Headers, decode_headers, parse_time_span, parse_timestamp
-from postdate.operations.plain import clean
-from postdate.pipeline.failures import cause
+from postdate.operations.plain import escape_control_characters
+from postdate.pipeline.failures import failure_cause
 from postdate.wiring.causes import CAUSES
 
 _parser: Any = importlib.import_module("re._parser")  # the parts of a pattern, which no public module gives
@@ -115,9 +115,10 @@ def uses_in(path: Path) -> Iterator[Use]:
         elif name is not None:  # its text is made of others
             compiled = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
         else:
-            assert ast.unparse(pattern) == "each.words", f"{file}: name the pattern {ast.unparse(node)!r} in its module"
+            text = ast.unparse(node)
+            assert ast.unparse(pattern) == "each.pattern", f"{file}: name the pattern {text!r} in its module"
             for each in CAUSES:
-                yield Use(f"{file}-{each.words[:20]}", re.compile(each.words, re.IGNORECASE), ("search",))
+                yield Use(f"{file}-{each.pattern[:20]}", re.compile(each.pattern, re.IGNORECASE), ("search",))
             continue
         methods = tuple({method for owner, method in applied if owner == name}) or ("search",)
         place = f"{file}:{node.lineno}"
@@ -215,8 +216,8 @@ def test_every_pattern_takes_time_that_grows_with_the_length_of_the_text(use: Us
 # --- parsers ----------------------------------------------------------------------------------------------------------
 
 PARSERS: dict[str, Callable[[str], object]] = {
-    "postdate.config.without_secrets": without_secrets,
-    "postdate.config.Address.shown": lambda text: Address(text).shown,
+    "postdate.config.redact_secrets": redact_secrets,
+    "postdate.config.Address.redacted_text": lambda text: Address(text).redacted_text,
     "postdate.config.addresses.check_server": check_server,
     "postdate.config.values.parse_duration": parse_duration,
     "postdate.config.values.parse_instant": parse_instant,
@@ -224,10 +225,10 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "postdate.messages.parse_time_span": parse_time_span,
     "postdate.messages.decode_headers": decode_headers,
     "postdate.backends.sql.timeouts_layout.read_time": read_time,
-    "postdate.operations.plain.clean": clean,
-    "postdate.pipeline.failures.cause": lambda text: cause(ValueError(text)),
-    "postdate.core.limits.Window.read": Window.read,
-    "postdate.core.upkeep.wall_times.WallTime.read": lambda text: WallTime.read(text, text),
+    "postdate.operations.plain.escape_control_characters": escape_control_characters,
+    "postdate.pipeline.failures.failure_cause": lambda text: failure_cause(ValueError(text)),
+    "postdate.core.limits.Window.read": Window.parse_and_check_zone,
+    "postdate.core.upkeep.wall_times.WallTime.parse": lambda text: WallTime.parse(text, text),
     "postdate.endpoint.message_types.MessageTypes.decode": lambda text: MessageTypes().decode(
         {Headers.ENCLOSED_MESSAGE_TYPES: text}, text.encode()
     ),
@@ -235,7 +236,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "postdate.backends.azure.login.parse_login": lambda text: parse_login(f"azure:{text}", {}),
     "postdate.backends.azure.queues.queue_name": lambda text: queue_name(text, sanitizer_of("legacy")),
     "postdate.backends.msmq.address.parse_address": parse_msmq_address,
-    "postdate.backends.msmq.address.parse_place": parse_place,
+    "postdate.backends.msmq.address.parse_machine": parse_machine,
     "postdate.backends.msmq.content.decode_headers_xml": lambda text: decode_headers_xml(text.encode()),
     "postdate.backends.rabbitmq.address.parse_address": parse_rabbitmq_address,
     "postdate.backends.rabbitmq.address.parse_url": lambda text: parse_url(f"amqp://{text}"),

@@ -112,12 +112,12 @@ def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypat
 
 def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
     pool = Pool(server)
-    session = pool.take()
+    session = pool.acquire()
     pool.close()
-    pool.put(session)
+    pool.release(session)
     assert server.log == ["connect", "close"]
     with pytest.raises(StoreUnavailable, match="closed"):
-        pool.take()
+        pool.acquire()
 
 
 def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
@@ -129,12 +129,12 @@ def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
     first.close()
     first.close()
     with pytest.raises(StoreUnavailable, match="closed"):
-        first.take()
+        first.acquire()
     second.run_blocking(lambda _session: None)
     assert server.log == ["connect"]
-    lent = second.take()
+    lent = second.acquire()
     second.close()
-    second.put(lent)
+    second.release(lent)
     assert server.log == ["connect", "close"]
 
 
@@ -148,24 +148,24 @@ class FewTables:
         self.errors = list[Exception]()
         self.appeared, self.looked = 0, threading.Event()
 
-    def appear(self, _session: Session) -> int:
+    def register_holder(self, _session: Session) -> int:
         self.appeared += 1
         return self.appeared
 
-    def unknown(self, _session: Session) -> list[int]:
+    def find_unknown_holders(self, _session: Session) -> list[int]:
         return []
 
-    def dead(self, _session: Session) -> list[int]:
+    def find_dead_holders(self, _session: Session) -> list[int]:
         looked = self.looked
         if self.errors:
             raise self.errors.pop()
         looked.set()
         return []
 
-    def free(self, _session: Session, _holders: list[int], _numbers: list[int] | None = None) -> int:
+    def release_leases(self, _session: Session, _holders: list[int], _numbers: list[int] | None = None) -> int:
         return 0
 
-    def bury(self, _session: Session, _holders: list[int]) -> None:
+    def remove_holders(self, _session: Session, _holders: list[int]) -> None:
         return None
 
 
@@ -176,11 +176,11 @@ def tables() -> FewTables:
 
 @pytest.fixture
 def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liveness]:
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._FREE_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._RELEASE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._POLL_INTERVAL_SECONDS", 0.01)
     shared = cast("RowLockTables", tables)
     liveness = Liveness(server, shared, NextDue[int]())
-    liveness.start(Claims(Pool(server), shared, liveness.holder))
+    liveness.start(Claims(Pool(server), shared, liveness.wait_for_holder))
     yield liveness
     liveness.stop()
 
@@ -195,10 +195,10 @@ def _look(tables: FewTables) -> None:
 def test_whatever_ends_the_connection_another_number_follows(
     liveness: Liveness, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert liveness.holder() == 1
+    assert liveness.wait_for_holder() == 1
     tables.errors += [error, error]
     _look(tables)
-    assert liveness.holder() == 3
+    assert liveness.wait_for_holder() == 3
     assert len([record for record in caplog.records if "lost the connection" in record.message]) == 1
 
 
@@ -211,15 +211,15 @@ def test_what_is_not_wrong_with_the_connection_does_not_end_it(
     _look(tables)
     tables.errors += [error] * 3
     _look(tables)
-    assert (liveness.holder(), tables.appeared) == (1, 1)
+    assert (liveness.wait_for_holder(), tables.appeared) == (1, 1)
     assert len(caplog.records) == (0 if isinstance(error, Conflict) else 1)
 
 
 def test_no_number_outlives_its_connection(liveness: Liveness) -> None:
-    assert liveness.holder() == 1
+    assert liveness.wait_for_holder() == 1
     liveness.stop()
     with pytest.raises(StoreUnavailable):
-        liveness.holder()
+        liveness.wait_for_holder()
 
 
 # --- waking -----------------------------------------------------------------------------------------------------------
@@ -234,25 +234,25 @@ def test_only_what_comes_before_all_that_is_known_wakes() -> None:
     stop()
     next_due.announce(1)
     assert len(woken) == 2
-    assert not next_due.is_listened_to
+    assert not next_due.has_listeners
 
 
 def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
     next_due = NextDue[int]()
-    look = next_due.look()
+    look = next_due.start_query()
     next_due.announce(50)
-    assert next_due.seen(look, 100) == 50
-    assert next_due.seen(next_due.look(), 100) == 100
-    assert next_due.seen(next_due.look(), None) is None
+    assert next_due.finish_query(look, 100) == 50
+    assert next_due.finish_query(next_due.start_query(), 100) == 100
+    assert next_due.finish_query(next_due.start_query(), None) is None
 
 
 def test_what_is_heard_of_during_two_looks_is_forgotten_by_neither() -> None:
     next_due = NextDue[int]()
-    first = next_due.look()
+    first = next_due.start_query()
     next_due.announce(50)
-    second = next_due.look()
-    assert next_due.seen(second, 100) == 100
-    assert next_due.seen(first, None) == 50
+    second = next_due.start_query()
+    assert next_due.finish_query(second, 100) == 100
+    assert next_due.finish_query(first, None) == 50
 
 
 def test_it_may_be_woken_from_any_thread() -> None:

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postdate import Envelope, MemoryTransport
-from postdate.backends.sqlite.housekeeping import ROUNDS_UNUSED, RoomToGiveBack
-from postdate.ports import End
-from postdate.ports.transports import ExpiryRules, end_in_queue
+from postdate.backends.sqlite.housekeeping import ROUNDS_UNUSED, FreePages
+from postdate.ports import Completion
+from postdate.ports.transports import ExpiryRules, expiry_in_queue
 from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -51,7 +51,7 @@ async def test_what_is_held_survives_its_time_and_what_is_given_back_after_it_do
     receiver = transport.receiver("orders")
     committed, given_back = await receiver.receive(2)
     await clock.advance(2 * SECOND)
-    await receiver.commit(committed, clock.now(), End(outgoing=[lasting("sent", to="out")]))
+    await receiver.commit(committed, clock.now(), Completion(outgoing=[lasting("sent", to="out")]))
     await receiver.roll_back(given_back)
     assert await transport.queue_lengths() == {"orders": 0, "out": 1}
 
@@ -62,7 +62,7 @@ async def test_what_is_held_survives_its_time_and_what_is_given_back_after_it_do
 @pytest.mark.parametrize("sent_at", [NOW, NOW.replace(year=2000), NOW.replace(year=2100)])
 def test_the_clock_of_the_queue_counts_and_not_that_of_the_sender(sent_at: datetime) -> None:
     here = NOW + 100 * SECOND
-    zero = end_in_queue(timedelta(0), here)
+    zero = expiry_in_queue(timedelta(0), here)
     assert zero is not None
     for expires_at, span, left in (
         (None, SECOND, 1),
@@ -72,20 +72,20 @@ def test_the_clock_of_the_queue_counts_and_not_that_of_the_sender(sent_at: datet
         (sent_at - SECOND, None, -1),
     ):
         envelope = Envelope("q", "m", expires_at=expires_at, time_to_be_received=span)
-        end = end_in_queue(envelope.time_left(sent_at), here)
+        end = expiry_in_queue(envelope.time_left(sent_at), here)
         assert end == zero + left * 1_000_000
 
 
 @pytest.mark.parametrize("span", [None, timedelta.max, timedelta(days=365 * 9_000)])
 def test_what_ends_after_all_time_never_ends(span: timedelta | None) -> None:
-    assert end_in_queue(span, NOW) is None
+    assert expiry_in_queue(span, NOW) is None
 
 
 @pytest.mark.parametrize("own", [None, True, False])
 @pytest.mark.parametrize("expires", [True, False])
 def test_what_a_message_says_of_dead_letters_wins_row_71(own: bool | None, expires: bool) -> None:
     envelope = Envelope("q", "m", use_dead_letter_queue=own)
-    assert ExpiryRules().keeps(envelope, expires=expires) is (own if own is not None else not expires)
+    assert ExpiryRules().uses_dead_letters(envelope, expires=expires) is (own if own is not None else not expires)
 
 
 # --- when room is given back ------------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ PAGE, LARGE = 4_096, 100_000
 
 
 def after_looks(free: list[int], pages: int = LARGE) -> list[int]:
-    room = RoomToGiveBack()
-    return [room.look(each, pages, PAGE) for each in free]
+    room = FreePages()
+    return [room.count_releasable(each, pages, PAGE) for each in free]
 
 
 def test_pages_are_given_back_when_they_have_been_free_for_a_while() -> None:

@@ -83,7 +83,7 @@ async def test_a_message_that_names_no_type_goes_to_the_handlers_of_bytes(clock:
         await endpoint.send(MESSAGES[0])
         named = {Headers.ENCLOSED_MESSAGE_TYPES: "Else"}
         await queues.send([Envelope("sales", "m-1", named, b"")], clock.now())
-        await clock.settle()
+        await clock.run_until_idle()
     assert handled == [b"\0raw", MESSAGES[0]]
     ((copy, _),) = queues.queues["error"].messages
     assert copy.headers[Headers.ERROR_CODE] == UnknownMessageType.code

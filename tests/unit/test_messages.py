@@ -23,6 +23,7 @@ from postdate.messages import (
     Headers,
     decode_headers,
     delay_headers,
+    encode_for_store,
     encode_headers,
     format_time_span,
     format_timestamp,
@@ -31,9 +32,8 @@ from postdate.messages import (
     parse_time_span,
     parse_timestamp,
     size_in_bytes,
-    stored_headers,
     to_envelope,
-    why_too_large,
+    too_large_error,
 )
 
 DUE = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -205,24 +205,24 @@ def test_size_counts_bytes() -> None:
 
 def test_what_is_too_large_is_told_with_its_size_and_the_limit() -> None:
     message = DelayedMessage("m", DUE, "queue", {}, b"x" * 2_000)
-    assert stored_headers(message, 2_002) == "{}"
+    assert encode_for_store(message, 2_002) == "{}"
     with pytest.raises(MessageTooLarge, match="message 'm' has 2,002 bytes, this store takes 2,001; keep large"):
-        stored_headers(message, 2_001)
+        encode_for_store(message, 2_001)
     envelope = Envelope("queue", "m", {}, b"x" * 2_000)
-    assert why_too_large(envelope, "{}", 2_002) is None
+    assert too_large_error(envelope, "{}", 2_002) is None
     told = "message 'm' to 'queue' has 2,002 bytes, this transport takes 2,001; keep large content elsewhere"
-    assert str(why_too_large(envelope, "{}", 2_001)).startswith(told)
+    assert str(too_large_error(envelope, "{}", 2_001)).startswith(told)
 
 
 @pytest.mark.parametrize("header", [Headers.FAILED_QUEUE, Headers.PROCESSING_ENDED])
 def test_a_copy_for_the_error_or_audit_queue_has_room_for_what_it_says_besides(header: str) -> None:
     limit, room = 1_000, 256 * 1024
     copy = Envelope("error", "m", {header: "x"}, b"x" * (limit + room - 2))
-    assert why_too_large(copy, "{}", limit) is None
-    assert "takes 263,144" in str(why_too_large(copy, "{} ", limit))
+    assert too_large_error(copy, "{}", limit) is None
+    assert "takes 263,144" in str(too_large_error(copy, "{} ", limit))
     delayed = DelayedMessage("m", DUE, "queue", {header: "x"}, copy.body)
     with pytest.raises(MessageTooLarge, match="this store takes 1,000"):  # it keeps no such copies
-        stored_headers(delayed, limit)
+        encode_for_store(delayed, limit)
 
 
 def test_errors_say_their_sentence_themselves() -> None:
@@ -233,7 +233,7 @@ def test_errors_say_their_sentence_themselves() -> None:
     assert str(ClaimLost.of("a", queue="q", reason="late")) == "message 'a' in 'q' is no longer held here: late"
     assert str(ClaimLost.of("a", "b")) == "one of 2 messages is no longer held here"
     assert str(QueueNotFound.of("q")) == "there is no queue 'q'; create it: postdate setup --queue q"
-    assert str(QueueNotFound.of("q", "a", place="t.db")) == (
+    assert str(QueueNotFound.of("q", "a", database="t.db")) == (
         "t.db has no queue 'q' for message 'a'; create it: postdate setup --queue q"
     )
 

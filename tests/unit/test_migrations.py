@@ -7,7 +7,13 @@ import pytest
 from postdate.backends.mariadb.schema import MariaDbNames
 from postdate.backends.postgres.names import part_steps
 from postdate.backends.postgres.names import steps as postgres_steps
-from postdate.backends.sql.migrations import Step, migrations, missing, run, standing
+from postdate.backends.sql.migrations import (
+    Step,
+    current_and_newest_version,
+    find_missing_steps,
+    migrations,
+    run_migrations,
+)
 from postdate.backends.sql.row_locks.names import RowLockNames, steps_of
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.errors import StoreFromNewerVersion, StoreNotSetUp
@@ -30,20 +36,20 @@ def mark(step: Step) -> str:
 
 
 def test_a_database_without_marks_runs_the_initial_migration_and_later_ones() -> None:
-    assert missing(STEPS, [], "here") == [*INITIAL, *LATER, *OF_STORE]
-    assert missing(STEPS, [("t", 1), ("other", 7)], "here") == [*INITIAL, *LATER]
+    assert find_missing_steps(STEPS, [], "here") == [*INITIAL, *LATER, *OF_STORE]
+    assert find_missing_steps(STEPS, [("t", 1), ("other", 7)], "here") == [*INITIAL, *LATER]
 
 
 @pytest.mark.parametrize("version", [3, 4, 5, 6])
 def test_a_database_of_an_earlier_version_runs_the_migrations_behind_its_last_mark(version: int) -> None:
     marks = [("", each) for each in range(1, version + 1)]
     expected = [*OLDER, *LATER][version - 3 :]
-    assert missing(STEPS, [*marks, ("t", 1)], "here") == expected
-    assert missing(STEPS, marks, "here") == [*expected, *OF_STORE]
+    assert find_missing_steps(STEPS, [*marks, ("t", 1)], "here") == expected
+    assert find_missing_steps(STEPS, marks, "here") == [*expected, *OF_STORE]
 
 
 def test_a_database_that_ran_the_initial_migration_needs_only_later_ones() -> None:
-    assert missing(STEPS, [("", 5), ("t", 1)], "here") == LATER
+    assert find_missing_steps(STEPS, [("", 5), ("t", 1)], "here") == LATER
 
 
 @pytest.mark.parametrize(("steps", "oldest"), [(STEPS, 3), ([*INITIAL, *LATER], 5)], ids=["older", "without older"])
@@ -54,13 +60,13 @@ def test_a_database_that_is_too_old_is_refused_and_nothing_is_done(steps: list[S
         r"of its commit 505b2f32 there first, then that of this one\. Nothing was changed\."
     )
     with pytest.raises(StoreNotSetUp, match=said):
-        run(steps, [("", 1), ("", 2), ("t", 1)], "here", executed.append, mark)
+        run_migrations(steps, [("", 1), ("", 2), ("t", 1)], "here", executed.append, mark)
     assert executed == []
 
 
 def test_each_step_is_applied_in_order_with_its_mark_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     executed: list[str] = []
-    run(STEPS, [("", 3)], "here", executed.append, mark)
+    run_migrations(STEPS, [("", 3)], "here", executed.append, mark)
     said = "here was set up by an earlier Postdate: the shared tables went from version 3 to 6, with all rows"
     assert [record.message for record in caplog.records] == [said]
     assert executed == ["a", "mark  4 four", "b", "c", "mark  5 five", "e", "mark  6 six", "f", "mark t 1 initial"]
@@ -70,15 +76,15 @@ def test_marks_of_a_newer_version_are_refused_and_nothing_is_done() -> None:
     executed: list[str] = []
     said = r"here was set up by a newer Postdate \(version 2 of its tables, this one knows 1\): upgrade Postdate here"
     with pytest.raises(StoreFromNewerVersion, match=said):
-        run(STEPS, [("t", 2)], "here", executed.append, mark)
+        run_migrations(STEPS, [("t", 2)], "here", executed.append, mark)
     assert executed == []
 
 
 def test_what_lags_behind_is_what_is_said() -> None:
-    assert standing(STEPS, []) == (0, 6)
-    assert standing(STEPS, [("", 5), ("", 6)]) == (0, 1)
-    assert standing(STEPS, [("", 3), ("t", 1)]) == (3, 6)
-    assert standing(STEPS, [("", 5), ("", 6), ("t", 1)]) == (6, 6)
+    assert current_and_newest_version(STEPS, []) == (0, 6)
+    assert current_and_newest_version(STEPS, [("", 5), ("", 6)]) == (0, 1)
+    assert current_and_newest_version(STEPS, [("", 3), ("t", 1)]) == (3, 6)
+    assert current_and_newest_version(STEPS, [("", 5), ("", 6), ("t", 1)]) == (6, 6)
 
 
 @pytest.mark.parametrize(("backend", "part"), PARTS)
@@ -104,7 +110,7 @@ def test_names_may_have_anything_in_them(kind: type[RowLockNames]) -> None:
     for step, simple in zip(steps_of(hostile), steps_of(plain), strict=True):
         for statement, expected in zip(step.statements, simple.statements, strict=True):
             for name in ("{schema}", "{name}", "{name_in_text}"):
-                statement = statement.replace(hostile.in_migrations[name], plain.in_migrations[name])  # noqa: PLW2901
+                statement = statement.replace(hostile.migration_replacements[name], plain.migration_replacements[name])  # noqa: PLW2901
             assert statement == expected
             assert " -- " not in expected
 

@@ -46,7 +46,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import Envelope, Headers
-from postdate.ports import End, Received, Receiver
+from postdate.ports import Completion, Received, Receiver
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 HALF_A_MINUTE = timedelta(seconds=30)
@@ -140,20 +140,20 @@ async def test_row_60_an_unread_message_disappears(transport, manager):
 async def test_the_fake_has_the_rule_that_makes_it_necessary(manager):
     """The first message of a transaction says for all how long they are wanted."""
     com = manager.process()
-    com.enter()
-    desk = queues.Desk(com)
+    com.initialize()
+    desk = queues.MsmqSession(com)
     rules = MsmqTransport(com=com, transactional=False)
     address = rules.receiving_address(OUT)
     desk.create(address, True)
     transaction = com.create("MSMQ.MSMQTransactionDispenser").BeginTransaction()
     for envelope in (lasting("first"), message("endless", OUT)):
-        prepared = rules.outgoing(envelope, NOW, in_transaction=False)
+        prepared = rules.encode(envelope, NOW, in_transaction=False)
         assert prepared is not None
         desk._send(prepared, transaction)
     transaction.Commit()
     assert [entry.ends_at is None for entry in manager.queue(OUT).entries] == [False, False]
     desk.close()
-    com.leave()
+    com.uninitialize()
 
 
 async def test_row_61_a_commit_refuses_it_naming_queue_and_machine_and_does_nothing(transport, manager):
@@ -161,7 +161,7 @@ async def test_row_61_a_commit_refuses_it_naming_queue_and_machine_and_does_noth
     receiver = transport.receiver(IN)
     held = await one(receiver)
     with pytest.raises(TimeToBeReceivedInTransaction) as caught:
-        await receiver.commit(held, NOW, End(outgoing=[message("good", OUT), lasting()]))
+        await receiver.commit(held, NOW, Completion(outgoing=[message("good", OUT), lasting()]))
     assert "to out@HERE1" in str(caught.value)
     assert str(caught.value).endswith(
         "Sending messages with a custom TimeToBeReceived is not supported on transactional MSMQ."
@@ -219,7 +219,7 @@ async def test_row_62_queues_that_are_not_transactional_take_it_in_a_handler_too
     await transport.create_queues([IN, OUT, ERROR])
     await sent(transport, message())
     receiver = transport.receiver(IN)
-    await receiver.commit(await one(receiver), NOW, End(outgoing=[lasting("a"), message("b", OUT)]))
+    await receiver.commit(await one(receiver), NOW, Completion(outgoing=[lasting("a"), message("b", OUT)]))
     assert [values["MaxTimeToReceive"] for values in manager.values(OUT)] == [30, INFINITE]
     assert transport.capabilities.time_to_be_received_in_transactions
 
@@ -445,7 +445,7 @@ async def test_messages_in_hand_end_each_by_itself_and_in_any_order(transport, m
     held = await receiver.receive(6)
     await receiver.commit(held[4], NOW)
     await receiver.roll_back(held[1])
-    await receiver.commit(held[0], NOW, End(outgoing=[message("out", OUT)]))
+    await receiver.commit(held[0], NOW, Completion(outgoing=[message("out", OUT)]))
     await receiver.roll_back(held[3], failed=False)
     again = await receiver.receive(6)
     assert [(each.envelope.message_id, each.failures) for each in again] == [("1", 1), ("3", 0)]
@@ -471,11 +471,11 @@ async def test_a_send_that_fails_in_the_middle_of_a_commit_leaves_nothing_and_th
     sends = iter([None, failure(INSUFFICIENT_RESOURCES, "No room.")])
     manager.before = lambda call: _raise(next(sends)) if call == "Send" else None
     with pytest.raises(TransportUnavailable):
-        await receiver.commit(held, NOW, End(outgoing=[message("first", OUT), message("second", OUT)]))
+        await receiver.commit(held, NOW, Completion(outgoing=[message("first", OUT), message("second", OUT)]))
     manager.before = lambda _call: None
     assert manager.values(OUT) == []
     assert await transport.lengths_of([IN]) == {IN: 0}  # in hand
-    await receiver.commit(held, NOW, End(outgoing=[message("first", OUT), message("second", OUT)]))
+    await receiver.commit(held, NOW, Completion(outgoing=[message("first", OUT), message("second", OUT)]))
     assert await ids_in(transport, OUT, 2) == ["first", "second"]
     assert manager.values(IN) == []
 
@@ -498,7 +498,7 @@ async def test_a_message_that_cannot_be_held_again_is_lost_to_its_holder_and_to_
 
     manager.before = fail
     with pytest.raises(TransportUnavailable):
-        await receiver.commit(held, NOW, End(outgoing=[message("out", OUT)]))
+        await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
     manager.before = lambda _call: None
     with pytest.raises(ClaimLost):
         await receiver.commit(held, NOW)
@@ -512,7 +512,7 @@ async def test_a_restart_of_the_service_gives_back_what_is_held_and_the_receiver
     held = await one(receiver)
     manager.stop()
     with pytest.raises(TransportUnreachable):
-        await receiver.commit(held, NOW, End(outgoing=[message("out", OUT)]))
+        await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
     with pytest.raises(TransportUnreachable):  # its transaction is gone, and it cannot be received again now
         await receiver.commit(held, NOW)
     with pytest.raises(ClaimLost):
@@ -531,7 +531,7 @@ async def test_a_message_whose_transaction_a_restart_has_ended_is_held_again(tra
     manager.restart()
     with pytest.raises(TransportUnreachable):  # the handle is stale, or the transaction unknown
         await receiver.commit(held, NOW)
-    await receiver.commit(held, NOW, End(outgoing=[message("out", OUT)]))
+    await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
     assert manager.values(IN) == []
     assert await ids_in(transport, OUT, 1) == ["out"]
 
@@ -552,7 +552,7 @@ async def test_a_service_that_stops_while_a_receiver_waits_is_told(transport, ma
     async with anyio.create_task_group() as tasks:
 
         async def stop_when_it_waits() -> None:
-            while receiver._looking is None:  # nobody tells that somebody waits
+            while receiver._pending_wait is None:  # nobody tells that somebody waits
                 await anyio.lowlevel.checkpoint()
             manager.stop()
 
@@ -571,7 +571,7 @@ async def test_timeouts_may_be_errors(transport, manager):
         tasks.cancel_scope.cancel()
     await sent(transport, message("a"), message("b"))
     assert len(await receiver.receive(5)) == 2
-    assert await receiver.take("c") is None
+    assert await receiver.receive_by_id("c") is None
 
 
 async def test_a_refused_queue_says_so(transport, manager):
@@ -618,7 +618,7 @@ async def test_what_is_taken_by_its_id_may_be_taken_by_another_in_between(transp
             manager.queue(IN).entries.pop(1)
 
     manager.before = take_first
-    assert await transport.receiver(IN).take("b") is None
+    assert await transport.receiver(IN).receive_by_id("b") is None
     manager.before = lambda _call: None
     assert await ids_in(transport, IN, 2) == ["a", "c"]
 
@@ -633,7 +633,7 @@ async def test_a_message_that_leaves_while_the_queue_is_looked_through_hides_non
             manager.queue(IN).entries.pop(0)
 
     manager.before = take_current
-    taken = await transport.receiver(IN).take("c")
+    taken = await transport.receiver(IN).receive_by_id("c")
     assert taken is not None
 
 
@@ -686,7 +686,7 @@ async def test_the_fake_refuses_what_com_does_not_have(manager):
     com = manager.process()
     with pytest.raises(com.errors, match="CoInitialize has not been called"):
         com.create("MSMQ.MSMQMessage")
-    com.enter()
+    com.initialize()
     native = com.create("MSMQ.MSMQMessage")
     for spoil in (
         lambda: setattr(native, "TimeToBeReceived", 5),  # as .NET calls it
@@ -699,7 +699,7 @@ async def test_the_fake_refuses_what_com_does_not_have(manager):
     ):
         with pytest.raises(Misuse):
             spoil()
-    com.leave()
+    com.uninitialize()
     with pytest.raises(Misuse, match="has left COM"):
         _ = native.Label
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
+from postdate.backends.msmq.address import QueueAddress, parse_address, parse_machine, receiving_address
 from postdate.errors import ConfigurationError, QueueNotFound
 
 
@@ -23,7 +23,7 @@ def test_an_address_is_a_private_queue_here_or_on_another_machine(destination, f
     address = parse_address(destination)
     assert address.format_name == format_name
     assert address.path_name == format_name.partition(":")[2]
-    assert address.shown("HERE1") == shown
+    assert address.text("HERE1") == shown
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_a_queue_without_a_machine_is_on_that_of_the_transport():
     [("msmq:", "."), ("MSMQ:", "."), ("msmq://", "."), ("msmq://SALES1", "SALES1"), ("msmq://10.0.0.7/", "10.0.0.7")],
 )
 def test_the_address_of_a_transport_names_a_machine_or_none(place, machine):
-    assert parse_place(place) == machine
+    assert parse_machine(place) == machine
 
 
 @pytest.mark.parametrize("place", ["msmq:SALES1", "msmq://a b", "msmq://a/b", "amqp://a", "msmq", ""])
 def test_other_addresses_of_a_transport_are_refused(place):
     with pytest.raises(ConfigurationError, match="write msmq: for this machine, or msmq://machine"):
-        parse_place(place)
+        parse_machine(place)
 
 
 def test_format_names_of_queues_to_receive_from_have_at_most_150_characters():

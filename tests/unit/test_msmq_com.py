@@ -77,10 +77,10 @@ def test_settings_reach_the_transport_and_others_are_refused(asked):
 
 def test_com_is_asked_in_words_of_pywin32(asked):
     com = PyWin32()
-    com.enter()
+    com.initialize()
     com.create(MESSAGE)
     assert com.byte_array(b"\0a") == "variant"
-    com.leave()
+    com.uninitialize()
     assert asked == ["CoInitialize", "MSMQ.MSMQMessage", (0x2011, b"\0a"), "CoUninitialize"]
     assert com.errors.__name__ == "com_error"
     assert com.machine == platform.node()

@@ -18,12 +18,12 @@ from postdate.backends.msmq.content import (
     LARGEST_NATIVE_BYTES,
     UNREADABLE,
     SendingRules,
-    arrived,
+    decode_message,
+    encode_message,
     from_native_id,
-    outgoing,
     to_native_id,
 )
-from postdate.backends.msmq.queues import Desk
+from postdate.backends.msmq.queues import MsmqSession
 from postdate.errors import InvalidHeaders, MessageTooLarge, TimeToBeReceivedInTransaction
 from postdate.messages import Envelope, Headers, format_timestamp
 from postdate.ports import ExpiryRules
@@ -35,7 +35,7 @@ ORDERS = QueueAddress("orders")
 
 
 def prepared(envelope, rules=RULES, *, in_transaction=False):
-    return outgoing(envelope, ORDERS, "orders@HERE1", NOW, rules, in_transaction=in_transaction)
+    return encode_message(envelope, ORDERS, "orders@HERE1", NOW, rules, in_transaction=in_transaction)
 
 
 def blob_of(headers):
@@ -52,18 +52,18 @@ def manager() -> QueueManager:
 
 
 @pytest.fixture
-def desk(manager: QueueManager) -> Iterator[Desk]:
+def desk(manager: QueueManager) -> Iterator[MsmqSession]:
     com: FakeCom = manager.process()
-    com.enter()
-    desk = Desk(com)
+    com.initialize()
+    desk = MsmqSession(com)
     desk.create(ORDERS, True)
     yield desk
     desk.close()
-    com.leave()
+    com.uninitialize()
 
 
-def taken(desk: Desk) -> Envelope:
-    hold = desk.take(ORDERS, "orders", True)
+def taken(desk: MsmqSession) -> Envelope:
+    hold = desk.receive(ORDERS, "orders", True)
     assert hold is not None
     desk.commit(hold, [])
     return hold.envelope
@@ -83,8 +83,8 @@ XML = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], excl
 )
 def test_an_envelope_comes_back_as_it_was(headers, body, message_id, due, expires_at):
     com = QueueManager().process()
-    com.enter()
-    desk = Desk(com)
+    com.initialize()
+    desk = MsmqSession(com)
     desk.create(ORDERS, True)
     sent = Envelope("orders", message_id, headers, body, expires_at, due)
     assert desk.send([prepared(sent)], True) == [None]
@@ -255,7 +255,7 @@ def test_a_message_at_the_limit_is_taken_with_what_is_said_about_its_failure(des
 
 
 def test_in_a_transaction_what_was_stored_under_wider_limits_is_sent():
-    stored = Envelope.restored("orders", "x" * 300, {"kind": "check"}, b"", NOW + SECOND, NOW)
+    stored = Envelope.from_queue("orders", "x" * 300, {"kind": "check"}, b"", NOW + SECOND, NOW)
     message = prepared(stored, in_transaction=True)
     assert message is not None
     assert format_timestamp(NOW + SECOND).encode() in message.extension
@@ -298,4 +298,4 @@ def test_a_correlation_id_of_msmq_is_a_property_too():
 def test_bytes_come_from_automation_as_any_array():
     for extension in (bytearray(b"<ArrayOfHeaderInfo/>"), memoryview(b"<ArrayOfHeaderInfo/>"), None):
         native = SimpleNamespace(Id=bytes(20), Extension=extension, CorrelationId=bytes(20), Body=(1, 2))
-        assert arrived("orders", native).body == b"\1\2"  # as much as is read
+        assert decode_message("orders", native).body == b"\1\2"  # as much as is read

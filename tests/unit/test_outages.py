@@ -14,7 +14,7 @@ import pytest
 from postdate import DelayedMessage, Envelope, Headers
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.due.dispatcher import Dispatcher
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,
@@ -40,7 +40,7 @@ async def bench(make_bench):
 
 
 async def arrive(bench, message: DelayedMessage) -> Received:
-    return await bench.put_in_timeouts_queue(through_queue(message, QUEUE))
+    return await bench.put_in_timeouts_queue(timeouts_queue_envelope(message, QUEUE))
 
 
 @pytest.mark.parametrize("error", [STORE_GONE, StoreNotSetUp("no tables")], ids=lambda error: error.code)
@@ -389,10 +389,10 @@ class Leased(FaultyStore):
             self, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
         )
 
-    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+    def listen_for_lost_claims(self, on_lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         return lambda: None
 
-    def still_holds(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: Claim) -> bool:
         return self.clock.monotonic() < self.ends_at
 
 

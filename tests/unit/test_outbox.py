@@ -28,7 +28,7 @@ from postdate import (
     SqliteOutbox,
     SqliteStore,
 )
-from postdate.core.recoverability import BORNE
+from postdate.core.recoverability import MOST_OWN_FAILURES
 from postdate.core.upkeep import wall_times
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
@@ -110,8 +110,8 @@ class FaultyTransaction(OutboxTransaction):
         self._lost: StoreUnreachable | None = None
 
     @property
-    def begun(self) -> bool:
-        return self._transaction.begun
+    def has_begun(self) -> bool:
+        return self._transaction.has_begun
 
     async def begin(self) -> Any:
         return await self._transaction.begin()
@@ -230,7 +230,7 @@ async def test_interrupted_at_any_step_a_message_has_its_effects_once_row_114(
         assert len(world.calls) == (2 if (step, done) == ("outbox commit", False) else 1)
         assert len(set(world.ids("billing"))) == 2  # what was sent again has the same id
         assert world.ids("sales") == world.ids("error") == []
-        assert await world.outbox.find("sales", "m-1") == OutboxRecord((), dispatched=True)
+        assert await world.outbox.find("sales", "m-1") == OutboxRecord((), is_dispatched=True)
 
 
 async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its_message_row_114(
@@ -268,14 +268,14 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
         )
         endpoint.handler(Pay, name="Pay")(handle)
         async with endpoint:
-            await clock.settle()
+            await clock.run_until_idle()
             assert await queues.queue_lengths() == {"billing": 1, "sales": 0, "error": 0}
     assert sorted({*handled}) == sorted({*ids})
     assert {each: handled.count(each) for each in ("plain", "writes", "sends")} == {"plain": 1, "writes": 1, "sends": 1}
     assert [each for each in asked if each > 1] == [5, 5]
     with pytest.raises(StoreError, match="the transaction is over"):
         await contexts["plain"].transaction()  # from a task that its handler has not waited for
-    assert await find_all("sales", ["plain", "twice", "none"]) == [OutboxRecord((), dispatched=True)] * 2 + [None]
+    assert await find_all("sales", ["plain", "twice", "none"]) == [OutboxRecord((), is_dispatched=True)] * 2 + [None]
     with sqlite3.connect(tmp_path / "all.db") as connection:
         assert connection.execute("SELECT * FROM paid").fetchall() == [("writes",)]
     await outbox.close()
@@ -309,7 +309,7 @@ async def test_what_another_process_has_handled_and_not_sent_meanwhile_is_sent_b
         assert await queues.queue_lengths() == {"billing": 1, "sales": 0, "error": 0}
     assert handled[0] == "m-1"
     assert (handled.count("m-1"), sorted({*handled})) == (1, ["m-1", "m-2"])
-    assert await outbox.find_all("sales", ["m-1", "m-2"]) == [OutboxRecord((), dispatched=True)] * 2
+    assert await outbox.find_all("sales", ["m-1", "m-2"]) == [OutboxRecord((), is_dispatched=True)] * 2
     (left,) = await queues.receiver("billing").receive(9)
     assert left.envelope.message_id == "left"
     await outbox.close()
@@ -333,7 +333,7 @@ async def test_what_is_cut_off_by_force_is_undone_and_handled_after_the_next_sta
             await anyio.lowlevel.checkpoint()
     assert (world.paid(), world.ids("billing")) == ([], [])
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert world.paid() == ["m-1"]
 
 
@@ -404,7 +404,7 @@ async def test_a_zone_is_kept_for_what_is_stored_at_a_second_attempt(world: Worl
         await endpoint.send(Pay(), message_id="m-1")
         await world.clock.advance(61 * SECOND)
         assert world.outbox.faults.calls["mark"] == 2
-        assert [each.headers["zone"] for each in await wall_times.markers(store)] == ["Europe/Paris"]
+        assert [each.headers["zone"] for each in await wall_times.list_markers(store)] == ["Europe/Paris"]
     await store.close()
     await queues.close()
 
@@ -704,7 +704,7 @@ async def test_a_full_disk_that_the_statement_of_a_handler_meets_is_its_fault_on
         for number in range(20):
             await world.deliver(f"m-{number}")
             await world.clock.advance(SECOND)
-        assert world.calls.count("m-bad") > BORNE
+        assert world.calls.count("m-bad") > MOST_OWN_FAILURES
         assert world.ids("error") == ["m-bad"] * is_alone
         assert len(world.paid()) == (20 if is_alone else 0)
 
@@ -736,7 +736,7 @@ async def test_a_message_with_which_alone_the_outbox_is_in_trouble_again_and_aga
                 await world.deliver(f"m-{number}")
                 await world.clock.advance(SECOND)
         await world.clock.advance(5 * SECOND)
-        assert tried > BORNE
+        assert tried > MOST_OWN_FAILURES
         assert world.ids("error") == ["m-bad"] * is_alone
         assert set(world.paid()) >= {f"m-{number}" for number in range(20)}
         assert world.ids("sales") == []

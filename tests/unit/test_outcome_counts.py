@@ -141,7 +141,7 @@ async def count(case: Case, clock: VirtualClock) -> Mapping[str, int]:
     async with endpoint:
         await endpoint.send(b"", destination="sales", headers=headers if case.expires else {})
         await clock.advance(300 * SECOND)
-        await clock.settle()
+        await clock.run_until_idle()
     assert sum(metrics.handler_runs.values()) == attempts[0]
     return {name: messages for name, messages in metrics.counts.items() if name not in {"delivered", "stored"}}
 
@@ -158,7 +158,7 @@ async def test_what_the_intake_cannot_store_is_counted(clock: VirtualClock) -> N
     )
     async with endpoint:
         await queues.send([Envelope("sales.timeouts", "m-1", {}, b"for nobody")], clock.now())
-        await clock.settle()
+        await clock.run_until_idle()
     assert metrics.counts == {"failed": 1, "moved_to_error": 1}
 
 
@@ -171,7 +171,7 @@ async def test_what_the_intake_sends_on_is_counted_as_delivered(clock: VirtualCl
     async with endpoint:
         await queues.create_queues(["billing"])
         await queues.send([Envelope("sales.timeouts", "m-1", delay_headers(message), b"")], clock.now())
-        await clock.settle()
+        await clock.run_until_idle()
     assert metrics.counts == {"delivered": 1}
     assert metrics.delivered_to == {"billing": 1}
 
@@ -201,12 +201,12 @@ async def test_the_line_a_minute_and_prometheus_tell_of_failed_handlers(
     async with endpoint:
         for _ in range(5):
             await endpoint.send(b"", destination="sales")
-        await clock.settle()
+        await clock.run_until_idle()
     text = generate_latest(registry).decode()
     assert 'postdate_messages_total{postdate_outcome="moved_to_error"} 5.0' in text
     assert 'postdate_messages_total{postdate_outcome="failed"} 5.0' in text
     assert 'postdate_handler_runs_total{postdate_message_type="builtins.bytes"} 5.0' in text
     assert 'postdate_handler_duration_seconds_count{postdate_message_type="builtins.bytes"}' in text
     with caplog.at_level(logging.INFO, "postdate.service"):
-        Vitals(metrics, list)._sum_up()
+        Vitals(metrics, list)._log_summary()
     assert "in the last minute: 5 failed, 5 moved to error" in caplog.text

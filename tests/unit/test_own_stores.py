@@ -179,7 +179,7 @@ async def test_a_thousand_due_at_once_are_delivered_at_once_row_26(world: World)
     for number in range(1_200):
         await world.store.store(DelayedMessage(f"m-{number}", world.start - SECOND, "billing"), world.start)
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert len(world.ids("billing")) == 1_200
 
 
@@ -190,7 +190,7 @@ async def test_expired_and_failed_messages_are_removed_row_26(world: World) -> N
         assert world.ids("error") == ["bad"]
         expires_at = world.clock.now() + SECOND
         await sales.send(b"", destination="billing", delay=SECOND, expires_at=expires_at, message_id="late")
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         world.clock.step(60 * SECOND)
         await world.clock.advance(60 * SECOND)
         assert world.ids("billing") == []
@@ -281,7 +281,7 @@ async def test_what_waits_in_memory_for_another_attempt_is_given_back_at_the_end
         await world.clock.advance(20 * SECOND)
     world.transport.faults.clear()
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert world.ids("billing") == ["m-1"]
 
 
@@ -318,7 +318,7 @@ async def test_more_failed_messages_than_are_kept_wait_their_turn(
             await sales.send(b"", destination="billing", delay=SECOND, message_id=f"m-{number}")
         await world.clock.advance(10 * SECOND)
         assert isinstance(sales.delayed_delivery, DelayedDelivery)
-        claims = sales.delayed_delivery.claims
+        claims = sales.delayed_delivery.claiming_store
         assert isinstance(claims, SimpleStore)
         assert len(claims._locked_until_next_attempt) <= 10
         assert len(claims._attempts) <= 10
@@ -486,8 +486,8 @@ def test_an_adapter_that_does_not_say_what_it_can_do_is_refused_by_the_endpoint_
 def test_without_capabilities_of_its_own_it_is_taken_for_a_simple_one(clock: VirtualClock) -> None:
     store = STORES["DictStore"]()
     settings = DelayedDelivery(store)
-    assert isinstance(settings.claims, ClaimingStore)
-    assert settings.claims.capabilities == capabilities_of(store)
+    assert isinstance(settings.claiming_store, ClaimingStore)
+    assert settings.claiming_store.capabilities == capabilities_of(store)
     world = World(clock, store)
     world.queues._capabilities = replace(world.queues.capabilities, transaction_modes=frozenset(TransactionMode))
     with pytest.raises(UnsupportedTransactionMode, match="DictStore does not support transaction mode"):
@@ -514,5 +514,5 @@ async def test_its_error_copies_can_be_returned_row_40(world: World) -> None:
         await sales.send(
             copy.body, destination=copy.headers[Headers.FAILED_QUEUE], headers=copy.headers, message_id=copy.message_id
         )
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert world.ids("nowhere") == ["m-1"]

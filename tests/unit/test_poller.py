@@ -31,10 +31,10 @@ class Work:
         self.wake: Wake = lambda: None
         self.during: Callable[[], None] = lambda: None
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    def overlap_batches(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def take(self, now: datetime) -> PollResult:
+    async def deliver_due(self, now: datetime) -> PollResult:
         self.looks.append(now)
         if self.fails:
             raise StoreUnavailable("down")
@@ -77,7 +77,7 @@ async def polling(work: Work, critical: list[str]) -> AsyncGenerator[Poller]:
     poller = Poller(work, work.clock, breaker)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         yield poller
         poller.stop()
 
@@ -119,7 +119,7 @@ async def test_a_look_that_does_not_end_is_a_problem(
     async with polling(work, critical) as poller:
         await work.clock.advance(10 * 60 * SECOND)
         assert poller.problem is None
-        monkeypatch.setattr(work, "take", lambda _: anyio.sleep_forever())
+        monkeypatch.setattr(work, "deliver_due", lambda _: anyio.sleep_forever())
         work.wake()
         await work.clock.advance(3 * 60 * SECOND)
         assert poller.problem is None
@@ -160,7 +160,7 @@ async def test_a_wake_up_during_a_look_is_not_lost_row_35(work: Work, critical: 
 
     work.during = store_meanwhile
     async with polling(work, critical):
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         assert [at for _, at in work.taken] == [start]
 
 
@@ -190,11 +190,11 @@ async def test_messages_that_fall_due_one_by_one_share_looks_a_millisecond_apart
 async def test_after_an_idle_look_a_stored_message_is_taken_at_once(work: Work, critical: list[str]) -> None:
     async with polling(work, critical):
         work.store(work.clock.now() - SECOND)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         assert len(work.taken) == 1
         await work.clock.advance(timedelta(milliseconds=2))
         work.store(work.clock.now() - SECOND)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         assert len(work.taken) == 2
 
 
@@ -202,7 +202,7 @@ async def test_wake_ups_in_quick_succession_share_a_look(work: Work, critical: l
     async with polling(work, critical):
         for _ in range(10):
             work.store(work.clock.now() - SECOND)
-            await work.clock.settle()
+            await work.clock.run_until_idle()
         assert len(work.taken) == 1
         await work.clock.advance(timedelta(milliseconds=2))
         assert len(work.taken) == 10
@@ -261,7 +261,7 @@ async def test_failing_looks_pause_and_after_30_seconds_they_are_a_critical_erro
     async with polling(work, critical):
         work.fails = True
         work.wake()
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         looks = len(work.looks)
         await work.clock.advance(29 * SECOND)
         assert len(work.looks) - looks == 29
@@ -298,7 +298,7 @@ async def test_a_wake_up_while_a_look_fails_is_not_lost(work: Work, critical: li
         await work.clock.advance(SECOND)
         work.fails, looks = True, len(work.looks)
         work.wake()
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         work.fails = False
         work.store(work.clock.now() - SECOND)  # in the shortest pause, which hears nothing
         await work.clock.advance(timedelta(milliseconds=50))
@@ -324,7 +324,7 @@ async def test_a_clock_set_while_it_fails_changes_no_pause(work: Work, critical:
     async with polling(work, critical):
         work.fails = True
         work.wake()
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         for minutes in (-5, 60, -120):
             work.clock.step(timedelta(minutes=minutes))
             looks = len(work.looks)
@@ -350,7 +350,7 @@ async def test_stopping_does_not_wait_for_a_look_that_never_ends(work: Work, cri
         await anyio.sleep_forever()
         raise AssertionError
 
-    work.take = never
+    work.deliver_due = never
     poller, ended = Poller(work, work.clock, RepeatedFailures("fetch", "x", SECOND, lambda *_: None)), anyio.Event()
 
     async def run() -> None:
@@ -359,7 +359,7 @@ async def test_stopping_does_not_wait_for_a_look_that_never_ends(work: Work, cri
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         poller.stop()
         await work.clock.advance(4 * SECOND)
         assert not ended.is_set()
@@ -377,7 +377,7 @@ async def test_a_store_that_is_down_at_start_is_waited_for(work: Work, critical:
         await work.clock.advance(2 * SECOND)
         assert len(work.taken) == 1
         work.store(work.clock.now() - SECOND)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         assert len(work.taken) == 2
 
 
@@ -409,15 +409,15 @@ async def test_a_store_that_refuses_only_to_wake_it_is_looked_at_and_asked_again
         assert "cannot be told of what is stored: no connection to listen on" in caplog.text
         assert "reachable again" not in caplog.text
         resource = poller._listening_calls.resource
-        assert "no connection to listen on" in str(resource.outage(work.clock.monotonic())), "/readyz says so"
+        assert "no connection to listen on" in str(resource.outage_text(work.clock.monotonic())), "/readyz says so"
 
         work.store(work.clock.now() + 2 * SECOND)
         monkeypatch.setattr(work, "listen", listen)
         await work.clock.advance(3 * SECOND)
         assert len(work.taken) == 3, "what was stored while it was deaf is found as soon as it hears"
-        assert resource.outage(work.clock.monotonic()) is None
+        assert resource.outage_text(work.clock.monotonic()) is None
         work.store(work.clock.now() - SECOND)
-        await work.clock.settle()
+        await work.clock.run_until_idle()
         assert len(work.taken) == 4, "it is woken"
 
 

@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.health.circuit_breaker import RepeatedFailures
-from postdate.core.receive.outcomes import Failed, Recovery, Step, StepOutcome
+from postdate.core.receive.outcomes import Recovery, Step, StepFailure, StepOutcome
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.core.recoverability import RecoveryRules, Resolution
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
+from postdate.ports import HANDLED, Completion, Received, Receiver, RecordKind
 from postdate.runtime.reporting import NO_METRICS, CountedMetrics
 from postdate.testing import VirtualClock
 
@@ -103,7 +103,7 @@ class Holding(Receiver):
         self.limits.append(limit)
         return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
 
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         """End it, whatever it is."""
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -131,18 +131,18 @@ class Deciding(Recovery):
         super().__init__(rules=RecoveryRules(), metrics=CountedMetrics())
         self.to_blame, self.asked = to_blame, list[tuple[int, int]]()
 
-    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+    def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
         self.asked.append((received.failures, received.unanswered))
         return (
             Resolution.POLICY
             if received.envelope.message_id == self.to_blame
-            else super().resolve(received, failed, error)
+            else super().resolve(received, failure, error)
         )
 
-    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-        return StepOutcome(End(RecordKind.FAILED))
+    def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+        return StepOutcome(Completion(RecordKind.FAILED))
 
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
+    def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
         raise AssertionError("no end was refused twice")
 
 
@@ -230,7 +230,7 @@ async def test_messages_that_a_step_prepares_for_go_back_at_a_stop_or_are_handle
         handled += 1
         return DONE
 
-    pump = reading_ahead(receiver, handle, clock, prefetches=prefetches, expect=expect)
+    pump = reading_ahead(receiver, handle, clock, prefetches=prefetches, preload=expect)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
         while not expected:
@@ -251,7 +251,7 @@ async def test_a_step_prepares_for_no_message_that_comes_alone(clock: VirtualClo
         return DONE
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
-    pump = MessagePump(Holding(), handle, 1, clock, breaker, "sales", expect=expect)
+    pump = MessagePump(Holding(), handle, 1, clock, breaker, "sales", preload=expect)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
         await handled.wait()
@@ -282,7 +282,7 @@ class Suspecting(Holding):
         ]
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         await anyio.lowlevel.checkpoint()
         self.unended.remove(received.token)
 
@@ -332,11 +332,11 @@ class Losing(Holding):
         counted = self.lost if self.counts else 0
         return [Received(Envelope("sales", "message"), counted, object(), counted)]
 
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        if end.record is RecordKind.HANDLED:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        if completion.record is RecordKind.HANDLED:
             self.lost += 1
             raise ClaimLost("it is no longer held here")
-        self.ends.append(end.record)
+        self.ends.append(completion.record)
         self.lost = 0
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -358,7 +358,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_
 
     async def handle(received: Received) -> StepOutcome:
         came.append((received.failures, received.unanswered))
-        return StepOutcome(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), recovery)
+        return StepOutcome(HANDLED if received.unanswered < 3 else Completion(RecordKind.FAILED), recovery)
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches)
@@ -381,9 +381,9 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_
 )
 def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: int, seconds: float, most: int) -> None:
     reading = Prefetch(16)
-    assert reading.most(100.0) == 16
+    assert reading.limit_at(100.0) == 16
     reading.handled = handled
-    assert reading.most(100.0 + seconds) == most
+    assert reading.limit_at(100.0 + seconds) == most
 
 
 async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one_that_is_to_blame_ends(
@@ -398,8 +398,8 @@ async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one
                 await anyio.sleep_forever()
             return [Received(Envelope("sales", str(number)), 0, object()) for number in range(200)]
 
-        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-            if end.record is not RecordKind.FAILED:
+        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+            if completion.record is not RecordKind.FAILED:
                 raise StoreTroubled("its disk fails")
             ended.append(received.envelope.message_id)
 

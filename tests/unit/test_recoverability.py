@@ -11,8 +11,8 @@ from postdate.core.recoverability import (
     ImmediateRetry,
     MoveToError,
     Recoverability,
-    after_dispatch_failed,
-    after_handling_failed,
+    decide_dispatch_failure,
+    decide_handling_failure,
     delayed_retry_headers,
     error_headers,
     reason_of,
@@ -41,7 +41,7 @@ def live(policy: Recoverability) -> tuple[int, list[timedelta], str]:
         failures, decision = 0, ImmediateRetry()
         while isinstance(decision, ImmediateRetry):
             attempts, failures = attempts + 1, failures + 1
-            decision = after_handling_failed(ValueError("x"), failures, headers, policy, NOW)
+            decision = decide_handling_failure(ValueError("x"), failures, headers, policy, NOW)
         match decision:
             case DelayedRetry(delay):
                 delays.append(delay)
@@ -62,34 +62,34 @@ def test_without_retries_it_is_tried_once() -> None:
 
 def test_delayed_retries_end_after_24_hours_row_109() -> None:
     headers = {Headers.DELAYED_RETRIES: "1", Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(OLD)}
-    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
+    assert decide_handling_failure(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
     headers[Headers.DELAYED_RETRIES_TIMESTAMP] = format_timestamp(TOO_OLD)
-    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == MoveToError("error")
+    assert decide_handling_failure(ValueError(), 6, headers, POLICY, NOW) == MoveToError("error")
 
 
 def test_a_message_returned_from_the_error_queue_days_later_has_its_delayed_retries_again() -> None:
     """An error copy has no count of retries, and keeps the timestamp."""
     headers = {Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(TOO_OLD)}
-    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
+    assert decide_handling_failure(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
 
 
 @pytest.mark.parametrize("text", ["", "yesterday"])
 def test_an_unreadable_timestamp_of_the_last_retry_is_ignored(text: str) -> None:
     headers = {Headers.DELAYED_RETRIES: "1", Headers.DELAYED_RETRIES_TIMESTAMP: text}
-    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
+    assert decide_handling_failure(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5", "1" * 5_000])
 def test_an_unreadable_count_of_retries_is_none(text: str) -> None:
     headers = {Headers.DELAYED_RETRIES: text}
-    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
+    assert decide_handling_failure(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
 
 
 def test_what_no_retry_mends_goes_to_the_error_queue_at_once() -> None:
-    assert after_handling_failed(InvalidMessage("x"), 1, {}, POLICY, NOW) == MoveToError("error")
+    assert decide_handling_failure(InvalidMessage("x"), 1, {}, POLICY, NOW) == MoveToError("error")
     policy = Recoverability(unrecoverable=(LookupError,))
-    assert after_handling_failed(KeyError("subclass"), 1, {}, policy, NOW) == MoveToError("error")
-    assert after_handling_failed(InvalidMessage("x"), 1, {}, policy, NOW) == ImmediateRetry()
+    assert decide_handling_failure(KeyError("subclass"), 1, {}, policy, NOW) == MoveToError("error")
+    assert decide_handling_failure(InvalidMessage("x"), 1, {}, policy, NOW) == ImmediateRetry()
 
 
 def test_incoming_headers_are_left_alone_and_the_next_ones_count() -> None:
@@ -114,14 +114,14 @@ def test_negative_settings_are_refused(wrong: dict) -> None:
 
 
 def test_dispatch_is_retried_as_often_as_configured_row_37() -> None:
-    decisions = [after_dispatch_failed(TransportUnavailable("x"), failures, 2, "error") for failures in range(3)]
+    decisions = [decide_dispatch_failure(TransportUnavailable("x"), failures, 2, "error") for failures in range(3)]
     delays = [DelayedRetry(timedelta(seconds=1)), DelayedRetry(timedelta(seconds=2))]
     assert decisions == [*delays, MoveToError("error")]
 
 
 def test_a_missing_queue_and_a_bad_message_are_not_retried_row_38() -> None:
     for error in (QueueNotFound("x"), InvalidMessage("x")):
-        assert after_dispatch_failed(error, 0, 10, "error") == MoveToError("error")
+        assert decide_dispatch_failure(error, 0, 10, "error") == MoveToError("error")
 
 
 def test_delays_double_up_to_a_minute() -> None:

@@ -30,8 +30,8 @@ from postdate.core.recoverability import (
     DATA_KEY_LIMIT,
     DATA_LIMIT,
     Host,
-    after_handling_failed,
-    customized,
+    customize_headers,
+    decide_handling_failure,
     error_headers,
 )
 from postdate.endpoint.handling import POLICY_FAILURES
@@ -146,7 +146,7 @@ def by_text(
         case "raise":
             raise KeyError("in the policy")
         case _:
-            return after_handling_failed(error, failures, headers, settings, now)
+            return decide_handling_failure(error, failures, headers, settings, now)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_customizing_that_fails_does_not_keep_a_copy_from_leaving_row_112(caplog
     def number(_: Mapping[str, str]) -> Any:
         return {"number": 1}
 
-    assert customized({"a": "b"}, fail) == customized({"a": "b"}, number) == {"a": "b"}
+    assert customize_headers({"a": "b"}, fail) == customize_headers({"a": "b"}, number) == {"a": "b"}
     assert len(caplog.records) == 2
 
 
@@ -380,5 +380,5 @@ async def test_in_mode_none_what_cannot_be_sent_leads_to_the_error_queue_at_once
 
     async with endpoint:
         await endpoint.send(b"raw", destination="sales")
-        await clock.settle()
+        await clock.run_until_idle()
         assert await queues.queue_lengths() == {"sales": 0, "error": 1, "audit": 0}

@@ -8,9 +8,9 @@ import anyio
 import pytest
 from tests.waiting import until
 
-from postdate.backends.redis.liveness import Listening
+from postdate.backends.redis.liveness import Subscriptions
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.server import RedisConnections, ended
+from postdate.backends.redis.server import RedisConnections, cancel_task
 
 
 class Connection:
@@ -42,7 +42,7 @@ class Server(RedisConnections):
         super().__init__(RedisLogin("nobody"))
         self.connections: asyncio.Queue[Connection] = asyncio.Queue()
 
-    async def lone_connection(self) -> Any:
+    async def open_connection(self) -> Any:
         made = Connection()
         await self.connections.put(made)
         return made
@@ -54,8 +54,8 @@ async def server() -> Server:
 
 
 @pytest.fixture
-async def listening(server: Server) -> AsyncIterator[Listening]:
-    made = Listening(server)
+async def listening(server: Server) -> AsyncIterator[Subscriptions]:
+    made = Subscriptions(server)
     yield made
     await made.close()
 
@@ -64,7 +64,7 @@ def ignore(_text: bytes | None) -> None:
     """Hear nothing."""
 
 
-async def connected(server: Server, listening: Listening, channel: str) -> Connection:
+async def connected(server: Server, listening: Subscriptions, channel: str) -> Connection:
     """Listen to a first channel; return the connection, on which the subscription stands."""
     begun = asyncio.create_task(listening.listen(channel, ignore))
     connection = await server.connections.get()
@@ -79,7 +79,7 @@ async def sent(connection: Connection, count: int) -> list[tuple[object, ...]]:
 
 
 async def test_who_listens_is_told_to_look_once_the_subscription_stands_and_not_before(
-    server: Server, listening: Listening
+    server: Server, listening: Subscriptions
 ) -> None:
     """What is said between a look and the subscription would be heard by nobody."""
     heard = list[bytes | None]()
@@ -101,7 +101,7 @@ async def test_who_listens_is_told_to_look_once_the_subscription_stands_and_not_
 
 
 async def test_a_subscription_that_was_given_up_is_made_by_who_wants_it_next(
-    server: Server, listening: Listening
+    server: Server, listening: Subscriptions
 ) -> None:
     connection = await connected(server, listening, "other")
     async with anyio.create_task_group() as tasks:
@@ -114,7 +114,7 @@ async def test_a_subscription_that_was_given_up_is_made_by_who_wants_it_next(
         await connection.answers.put([b"subscribe", b"wake", 2])
 
 
-async def test_nothing_is_sent_on_a_connection_that_has_ended(server: Server, listening: Listening) -> None:
+async def test_nothing_is_sent_on_a_connection_that_has_ended(server: Server, listening: Subscriptions) -> None:
     """The driver would connect anew, and nobody would read what comes."""
     first = await connected(server, listening, "wake")
     first.is_connected = False
@@ -143,6 +143,6 @@ async def test_a_task_that_misses_its_cancellation_is_ended_nevertheless() -> No
 
     task = asyncio.create_task(miss_one())
     await anyio.lowlevel.checkpoint()
-    await ended(task)
+    await cancel_task(task)
     assert task.cancelled()
     assert missed == ["one"]

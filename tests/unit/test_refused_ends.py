@@ -27,13 +27,13 @@ from postdate import (
 from postdate.core.recoverability import Discard
 from postdate.errors import MessageTooLarge, PostdateError, StoreTroubled, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Ending, Received, Receiver, RecordKind
+from postdate.ports import HANDLED, Completion, Received, Receiver, RecordKind, Settlement
 from postdate.testing import VirtualClock
 from postdate.testing.clock import START
 
 SECOND = timedelta(seconds=1)
 
-Refusing = Callable[[Received, End], PostdateError | None]
+Refusing = Callable[[Received, Completion], PostdateError | None]
 Returning = Callable[[Received], PostdateError | None]
 
 
@@ -66,12 +66,12 @@ class Queues(MemoryTransport):
         receiver: Any = super().receiver(queue)
         commit, roll_back = receiver.commit, receiver.roll_back
 
-        async def refusing_commit(received: Received, now: datetime, end: End = HANDLED) -> None:
+        async def refusing_commit(received: Received, now: datetime, end: Completion = HANDLED) -> None:
             if (error := self.ends(received, end)) is not None:
                 raise error
             await commit(received, now, end)
 
-        async def settle(endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        async def settle(endings: Sequence[Settlement]) -> Sequence[Exception | None]:
             errors = await Receiver.settle(receiver, endings)
             return errors if self.answers is None else errors[: self.answers]
 
@@ -121,7 +121,7 @@ async def test_queues_that_give_out_and_take_back_and_end_nothing_are_a_critical
     """A broker without room to publish does that. The breaker was told of a success at each return."""
     blocked = True
 
-    def refuse(received: Received, end: End) -> PostdateError | None:
+    def refuse(received: Received, end: Completion) -> PostdateError | None:
         return TransportUnreachable("publishing is blocked") if blocked and end.outgoing else None
 
     queues = Queues(ends=refuse)
@@ -257,7 +257,7 @@ async def test_a_reason_that_cannot_be_stored_discards_its_message_all_the_same(
 
 
 async def test_a_retry_that_is_refused_for_one_message_alone_counts_in_the_end(world: World) -> None:
-    def refuse(received: Received, end: End) -> PostdateError | None:
+    def refuse(received: Received, end: Completion) -> PostdateError | None:
         if end.record is not RecordKind.RETRIED:
             return None
         error = TransportUnreachable("internal error")
@@ -296,7 +296,7 @@ async def test_messages_that_no_error_queue_took_for_a_moment_hours_apart_are_no
     """Copies that the error queue takes meanwhile say that failures can be dealt with."""
     is_too_large = False
 
-    def refuse(received: Received, end: End) -> PostdateError | None:
+    def refuse(received: Received, end: Completion) -> PostdateError | None:
         to_error = any(each.destination == "error" for each in end.outgoing)
         return MessageTooLarge("no error queue takes it") if is_too_large and to_error else None
 

@@ -17,7 +17,7 @@ from postdate import (
     SendOptions,
 )
 from postdate.clock import LATEST
-from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers, through_queue
+from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers, timeouts_queue_envelope
 from postdate.endpoint.plain_handlers import BlockingHandlerContext
 from postdate.endpoint.send_options import SendKeywords
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
@@ -163,7 +163,7 @@ def test_a_header_with_the_reserved_prefix_is_refused_by_its_name_wherever_the_m
         with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):
             send(headers=own, **timing)
     with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):  # stored in a transaction of the application
-        kept(send(headers=own), VirtualClock(NOW))
+        delayed_message_of(send(headers=own), VirtualClock(NOW))
 
 
 def test_an_absolute_expiry_goes_with_a_delay() -> None:
@@ -196,6 +196,6 @@ def test_bad_headers_are_refused_when_sending() -> None:
 def test_through_the_timeouts_queue_a_message_keeps_id_and_body_row_12() -> None:
     message = send(delay=SECOND, message_id="m-1")
     assert isinstance(message, DelayedMessage)
-    envelope = through_queue(message, "sales.timeouts")
+    envelope = timeouts_queue_envelope(message, "sales.timeouts")
     assert (envelope.destination, envelope.message_id, envelope.body) == ("sales.timeouts", "m-1", b"body")
     assert envelope.headers[Headers.TIMEOUT_DESTINATION] == "billing"

@@ -110,7 +110,7 @@ async def test_an_id_that_was_used_again_for_another_message_is_sent(bench) -> N
     await bench.look()
     bench.memory._entries.clear()
     other: DelayedMessage = bench.message("m-1", -1, body=b"second")
-    bench.memory._seen_ids.discard("m-1")
+    bench.memory._known_ids.discard("m-1")
     await bench.keep(other)
     await bench.look_for(5 * SECOND)
     assert [each.body for each in bench.arrived("billing")] == [b"first", b"second"]
@@ -171,7 +171,7 @@ async def test_what_was_lost_while_it_was_sent_is_nothing_still_to_be_written_an
     bench.transport.faults.add(lambda call: bench.memory._entries.pop("m-1", None) and None)
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     await bench.look_for(SECOND)
-    assert not bench.dispatcher.finisher.unwritten
+    assert not bench.dispatcher.finisher.unwritten_outcomes
     assert len(bench.dispatcher._attempts) == 1_000
     await bench.clock.advance(700 * SECOND)
     await bench.keep(bench.message("later", 0))
@@ -187,7 +187,7 @@ async def test_nothing_is_looked_for_in_a_hurry_while_nothing_can_be_written(ben
     bench.memory._entries.clear()
     now, looks = bench.clock.now(), 0
     while bench.clock.now() < now + 60 * SECOND:
-        taken = await bench.dispatcher.take(bench.clock.now())
+        taken = await bench.dispatcher.deliver_due(bench.clock.now())
         looks += 1
         ahead = datetime.max.replace(tzinfo=now.tzinfo) if taken.next_attempt is None else taken.next_attempt
         await bench.clock.advance(max(min(ahead - bench.clock.now(), 60 * SECOND), timedelta(microseconds=1)))
@@ -205,14 +205,14 @@ async def test_nothing_is_looked_for_in_a_hurry_while_nothing_can_be_written_nor
     await bench.look()
     bench.transport.faults.add(Fault("send", TransportUnreachable("away")))
     await bench.keep(*[bench.message(f"later-{n}", 0.5) for n in range(5)])
-    take, looks = bench.dispatcher.take, 0
+    take, looks = bench.dispatcher.deliver_due, 0
 
     async def count(now: datetime, limit: int = 1_000) -> PollResult:
         nonlocal looks
         looks += 1
         return await take(now, limit)
 
-    bench.dispatcher.take = count
+    bench.dispatcher.deliver_due = count
     poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)

@@ -11,13 +11,13 @@ import pytest
 from tests.waiting import until
 
 from postdate.core.health.circuit_breaker import RepeatedFailures
-from postdate.core.receive.outcomes import REQUEUE, Failed, Recovery, StepOutcome
+from postdate.core.receive.outcomes import REQUEUE, Recovery, StepFailure, StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import AT_ONCE, IN_FLIGHT, LARGEST_BATCH
 from postdate.core.recoverability import RecoveryRules, Resolution
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Ending, Received, Receiver
+from postdate.ports import HANDLED, Completion, Received, Receiver, Settlement
 from postdate.runtime.reporting import NO_METRICS, CountedMetrics
 from postdate.testing import VirtualClock
 
@@ -42,11 +42,11 @@ class Queue(Receiver):
         found, self.ready = self.ready[:limit], self.ready[limit:]
         return found
 
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         self.ended.append(received.envelope.message_id)
 
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        ids = [each.received.envelope.message_id for each in endings]
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+        ids = [each.received.envelope.message_id for each in settlements]
         self.batches.append(ids)
         self.settling += 1
         self.settling_at_most = max(self.settling, self.settling_at_most)
@@ -122,14 +122,14 @@ async def test_a_refused_end_is_decided_anew_and_spoils_no_other(clock: VirtualC
     queue.fails = {"3": MessageTooLarge("too large"), "4": ClaimLost("lost"), "5": TransportUnreachable("away")}
 
     class Noting(Recovery):
-        def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+        def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
             asked.append(f"{received.envelope.message_id}: {error.code}")
-            return Recovery.resolve(self, received, failed, error)
+            return Recovery.resolve(self, received, failure, error)
 
-        def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-            return StepOutcome(End(detail="to the error queue"))
+        def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+            return StepOutcome(Completion(detail="to the error queue"))
 
-        def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
+        def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
             raise AssertionError("no end was refused twice")
 
     recovery = Noting(rules=RecoveryRules(), metrics=CountedMetrics())
@@ -153,7 +153,7 @@ async def test_a_queue_that_cancels_what_it_is_asked_for_is_out_of_reach_and_no_
     queue, settle = Queue(30), Queue.settle
     queue.may_end.set()
 
-    async def cancelled_once(endings: Sequence[Ending]) -> Sequence[Exception | None]:
+    async def cancelled_once(settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
         queue.settle = partial(settle, queue)
         raise asyncio.CancelledError
 
@@ -175,7 +175,7 @@ async def test_a_queue_that_cancels_what_it_is_asked_for_is_out_of_reach_and_no_
 class OneByOne(Queue):
     """A queue whose messages end one by one."""
 
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         await anyio.lowlevel.checkpoint()
         if received.envelope.message_id == "3":
             raise asyncio.CancelledError
@@ -183,18 +183,18 @@ class OneByOne(Queue):
             raise ClaimLost("lost")
         self.ended.append(received.envelope.message_id)
 
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        return await Receiver.settle(self, endings)
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+        return await Receiver.settle(self, settlements)
 
 
 async def test_what_ends_one_by_one_does_so_whatever_happens_to_others(clock: VirtualClock) -> None:
     queue = OneByOne(10)
-    errors = await queue.settle([Ending(each, clock.now(), HANDLED) for each in queue.ready])
+    errors = await queue.settle([Settlement(each, clock.now(), HANDLED) for each in queue.ready])
     assert [type(error).__name__ for error in errors if error is not None] == ["TransportUnreachable", "ClaimLost"]
     assert sorted(queue.ended) == ["0", "1", "2", "5", "6", "7", "8", "9"]
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await queue.settle([Ending(each, clock.now(), HANDLED) for each in queue.ready])
+        await queue.settle([Settlement(each, clock.now(), HANDLED) for each in queue.ready])
         raise AssertionError("whoever is cancelled goes on")
 
 
@@ -237,7 +237,7 @@ async def test_what_is_to_be_done_afterwards_is_done_when_the_message_has_ended(
         seen.append(id_ in queue.ended)
 
     async def step(received: Received) -> StepOutcome:
-        return StepOutcome(HANDLED, afterwards=[partial(afterwards, received.envelope.message_id)])
+        return StepOutcome(HANDLED, on_completed=[partial(afterwards, received.envelope.message_id)])
 
     pump = reading(queue, step, clock)
     async with anyio.create_task_group() as tasks:
@@ -260,7 +260,7 @@ async def test_a_batch_has_so_many_messages_and_sends_so_many_bytes_at_most(
     async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
-        return StepOutcome(End(outgoing=[Envelope("out", "sent", body=body)]))
+        return StepOutcome(Completion(outgoing=[Envelope("out", "sent", body=body)]))
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == count)
     assert max(map(len, queue.batches)) == most
@@ -294,7 +294,7 @@ async def test_what_a_batch_stores_counts_as_what_it_sends(clock: VirtualClock) 
     async def step(received: Received) -> StepOutcome:
         nonlocal handled
         handled += 1
-        return StepOutcome(End(work=[lambda transaction: None]))
+        return StepOutcome(Completion(work=[lambda transaction: None]))
 
     await handle_all(queue, reading(queue, step, clock), lambda: handled == 7)
     assert max(map(len, queue.batches)) == 2

@@ -22,7 +22,7 @@ from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import StoreUnavailable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, Received, RecordKind
@@ -74,10 +74,10 @@ async def test_a_look_that_is_never_answered_is_an_outage_and_what_it_claims_at_
         await bench.clock.advance(5 * SECOND)  # the next look is answered
         assert bench.ids("billing") == ["m-1"]
         await bench.keep(bench.message("m-2", 90), bench.message("m-3", 3_600))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         bench.memory._entries["m-2"].attempt_at = bench.start - SECOND  # due, of which the poller does not know
         silent.answers.set()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
         assert bench.ids("billing") == ["m-1", "m-2"]  # what is given back wakes
     assert len([each for each in caplog.messages if each.startswith("cannot take due")]) == 1
@@ -174,7 +174,7 @@ async def test_a_send_that_is_never_answered_counts_nothing_and_when_it_is_answe
         assert waiting is not None
         assert waiting.number_of_failures == 0
         silent.answers.set()
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         await bench.clock.advance(30 * SECOND)
         assert await bench.waiting() is None
     assert bench.ids("billing") == ["m-1"]
@@ -318,7 +318,7 @@ async def test_an_endpoint_whose_store_is_silent_is_left_within_a_bound(clock: V
     async def one() -> None:
         Silent(store, "claim_due")
         Silent(store, "store")
-        late = through_queue(make_message(clock), "sales.timeouts")
+        late = timeouts_queue_envelope(make_message(clock), "sales.timeouts")
         await queues.send([late], clock.now())
         await clock.sleep(SECOND)
 

@@ -12,7 +12,7 @@ import pytest
 
 import postdate
 from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, SystemClock
-from postdate.clock import ScaledClock, brought_up_to_date, steady_seconds
+from postdate.clock import ScaledClock, earliest_time_now, steady_seconds
 from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store, latest_time
 from postdate.endpoint.outgoing import outgoing_message
 from postdate.endpoint.send_options import SendOptions
@@ -43,7 +43,7 @@ class Machine(SystemClock):
     def monotonic(self) -> float:
         return self.seconds
 
-    def since_boot(self) -> float:
+    def seconds_since_boot(self) -> float:
         return self.seconds + self.suspended
 
     def suspend(self, span: timedelta) -> None:
@@ -80,7 +80,7 @@ class Server(MemoryStore):
         return ON_A_SERVER
 
     def true_now(self) -> datetime:
-        return START + timedelta(seconds=self.machine.since_boot() - 100) + self.ahead
+        return START + timedelta(seconds=self.machine.seconds_since_boot() - 100) + self.ahead
 
     async def server_now(self) -> datetime:
         self.asked += 1
@@ -138,7 +138,7 @@ async def test_the_latest_time_is_never_behind_that_of_the_store(minutes: int) -
     machine.pass_(MINUTE)
     assert latest_time(clock) - server.true_now() == 11 * MILLISECOND, "and what two clocks may come apart in a minute"
     assert latest_time(VirtualClock(START)) == START, "a clock that is exact"
-    not_judging = FollowingClock(machine, server, judges=False)
+    not_judging = FollowingClock(machine, server, is_authoritative=False)
     await not_judging.measure()
     assert latest_time(not_judging) == machine.now()
 
@@ -169,7 +169,9 @@ async def test_no_delay_is_short_by_what_a_clock_does_not_know(delay: timedelta)
 @pytest.mark.parametrize("minutes", [-10, 10])
 async def test_it_says_how_far_the_store_is_ahead_of_the_machine_whichever_judges(minutes: int, judges: bool) -> None:
     machine = Machine()
-    clock = FollowingClock(machine, Server(machine, ahead=minutes * MINUTE, back=3 * MILLISECOND), judges=judges)
+    clock = FollowingClock(
+        machine, Server(machine, ahead=minutes * MINUTE, back=3 * MILLISECOND), is_authoritative=judges
+    )
     assert clock.ahead is None, "before the first measurement"
     await clock.measure()
     assert clock.ahead == minutes * MINUTE - 3 * MILLISECOND
@@ -222,7 +224,7 @@ async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_or_doe
 ) -> None:
     machine = Machine()
     server = Server(machine, there=there)
-    clock = FollowingClock(machine, server, judges=judges)
+    clock = FollowingClock(machine, server, is_authoritative=judges)
     await clock.measure()
     asked = server.asked
     await follow(clock, machine, lambda: clock.wait_for(anyio.Event(), 100 * MILLISECOND))
@@ -339,7 +341,7 @@ async def test_a_difference_of_less_than_a_second_is_not_worth_saying(caplog: py
 async def test_turned_off_it_shows_the_machine_s_time_and_still_warns(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine()
     server = Server(machine, ahead=-10 * MINUTE)
-    clock = FollowingClock(machine, server, judges=False)
+    clock = FollowingClock(machine, server, is_authoritative=False)
     await clock.measure()
     assert clock.now() == machine.now()
     assert "is 10 min ahead of that of the store" in caplog.text
@@ -404,7 +406,7 @@ def test_a_frozen_monotonic_clock_brings_no_instant_decades_ahead(monkeypatch: p
     """Libraries that freeze time for tests set `time.monotonic` to seconds since 1970, in some threads."""
     heard_at = steady_seconds()
     monkeypatch.setattr(time, "monotonic", lambda: 1_800_000_000.0)
-    assert brought_up_to_date(START, heard_at) - START < MINUTE
+    assert earliest_time_now(START, heard_at) - START < MINUTE
     assert SystemClock().monotonic() - heard_at < 60
 
 

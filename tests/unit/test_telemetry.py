@@ -31,7 +31,7 @@ from postdate.runtime import resource
 from postdate.runtime.reporting import OTHER_DESTINATIONS, CountedMetrics
 from postdate.telemetry import vitals
 from postdate.telemetry.metrics import OpenTelemetryMetrics, prometheus
-from postdate.telemetry.server import serving
+from postdate.telemetry.server import serve_status
 from postdate.telemetry.vitals import Vitals
 from postdate.testing import VirtualClock
 
@@ -40,21 +40,21 @@ MILLISECOND = timedelta(milliseconds=1)
 
 def note_everything(metrics: CountedMetrics) -> None:
     metrics.count("stored", 3)
-    metrics.fetched(2, 5 * MILLISECOND)
-    metrics.sent(2, 20 * MILLISECOND)
-    metrics.delivered({"orders": 2, "bills": 1}, [0.004, 0.2])
+    metrics.report_poll(2, 5 * MILLISECOND)
+    metrics.report_send(2, 20 * MILLISECOND)
+    metrics.report_deliveries({"orders": 2, "bills": 1}, [0.004, 0.2])
     metrics.count("expired", 4)
     metrics.count("discarded", 5)
     metrics.count("failed", 6)
     metrics.count("retried", 7)
     metrics.count("moved_to_error", 8)
     metrics.count("handled", 9)
-    metrics.handlers_ran("shop.Mail", 3, 0.5, 0.25)
-    metrics.handlers_ran("shop.Mail", 1, 0.125, 0.125)
-    metrics.breaker_changed("one", "armed")
-    metrics.breaker_changed("one", "triggered")
-    metrics.breaker_changed("other", "disarmed")
-    metrics.stood_still(0.03)
+    metrics.report_handler_runs("shop.Mail", 3, 0.5, 0.25)
+    metrics.report_handler_runs("shop.Mail", 1, 0.125, 0.125)
+    metrics.report_breaker_state("one", "armed")
+    metrics.report_breaker_state("one", "triggered")
+    metrics.report_breaker_state("other", "disarmed")
+    metrics.report_stall(0.03)
 
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_what_has_not_happened_yet_is_counted_from_the_start() -> None:
 def test_destinations_beyond_some_are_counted_together() -> None:
     tally = CountedMetrics()
     for number in range(1_000):
-        tally.delivered({f"q-{number}": 1, "q-0": 1}, [0.0])
+        tally.report_deliveries({f"q-{number}": 1, "q-0": 1}, [0.0])
     assert len(tally.delivered_to) == 201
     assert tally.delivered_to[OTHER_DESTINATIONS] == 800
     assert tally.delivered_to["q-0"] == 1_000
@@ -134,7 +134,7 @@ def ask(port: int, path: str, **headers: str) -> tuple[int, str, str]:
 def test_prometheus_reads_them_in_both_forms() -> None:
     metrics, registry = prometheus()
     note_everything(metrics)
-    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
+    with serve_status("127.0.0.1:0", Vitals(metrics, list), registry) as port:
         status, kind, text = ask(port, "/metrics")
         _, open_kind, open_text = ask(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
@@ -166,7 +166,7 @@ def test_scrapes_at_one_time_are_taken_one_after_the_other() -> None:
     """The exporter's collector has one place for its numbers: two at once would have each other's."""
     (metrics, registry), held = prometheus(), HeldCollector()
     registry.register(held)
-    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port, ThreadPoolExecutor(2) as threads:
+    with serve_status("127.0.0.1:0", Vitals(metrics, list), registry) as port, ThreadPoolExecutor(2) as threads:
         answers = [threads.submit(ask, port, "/metrics") for _ in range(2)]
         try:
             held.begun.get(timeout=20)
@@ -190,7 +190,7 @@ def test_health_is_told_in_words() -> None:
     metrics, registry = prometheus()
     problems = list[str]()
     signs = Vitals(metrics, lambda: problems)
-    with serving("127.0.0.1:0", signs, registry) as port:
+    with serve_status("127.0.0.1:0", signs, registry) as port:
         assert ask(port, "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
         assert ask(port, "/readyz")[::2] == (503, "it has not started, or is stopping\n")
         signs.is_ready = True
@@ -199,20 +199,20 @@ def test_health_is_told_in_words() -> None:
         claiming = resource.resource_at("shop", "PostgreSQL shop").calls(
             "cannot take due messages", logging.getLogger()
         )
-        claiming.failed(StoreUnreachable("connection refused"), steady_seconds())
+        claiming.report_failure(StoreUnreachable("connection refused"), steady_seconds())
         assert ask(port, "/readyz")[::2] == (503, "PostgreSQL shop is out of reach for 0.0 s: connection refused\n")
         assert ask(port, "/healthz")[0] == 200
         assert "postdate_outages 1.0" in ask(port, "/metrics")[2]
-        claiming.succeeded(steady_seconds())
+        claiming.report_success(steady_seconds())
         assert ask(port, "/readyz")[0] == 200
-        metrics.breaker_changed("dispatch", "triggered")
+        metrics.report_breaker_state("dispatch", "triggered")
         assert ask(port, "/readyz")[::2] == (503, "dispatch is triggered\n")
         assert ask(port, "/healthz")[0] == 200  # a restart would not bring the queues back
         problems.append("Poller has ended")
         assert ask(port, "/healthz?why")[::2] == (503, "Poller has ended\n")
         assert ask(port, "/")[0] == 404
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: Address already in use"):
-            serving(f"127.0.0.1:{port}", signs, registry).__enter__()
+            serve_status(f"127.0.0.1:{port}", signs, registry).__enter__()
 
 
 def test_a_child_of_a_fork_does_not_keep_the_address() -> None:
@@ -221,7 +221,7 @@ def test_a_child_of_a_fork_does_not_keep_the_address() -> None:
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has threads
-        with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
+        with serve_status("127.0.0.1:0", Vitals(metrics, list), registry) as port:
             if not (child := os.fork()):
                 os.close(writing)
                 os.read(reading, 1)  # until the parent closes its end
@@ -240,7 +240,7 @@ def test_who_says_nothing_or_hangs_up_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr("postdate.telemetry.server._Handler.timeout", 0.01)
     metrics, registry = prometheus()
-    with serving("127.0.0.1:0", Vitals(metrics, list), registry) as port:
+    with serve_status("127.0.0.1:0", Vitals(metrics, list), registry) as port:
         for said in (b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost"):
             with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
                 connection.sendall(said)
@@ -256,7 +256,7 @@ async def test_a_part_that_ended_without_an_error_is_a_problem(
     async def ends(_: Poller, __: object) -> None:
         ended.set()
 
-    monkeypatch.setattr(Poller, "_look_until_stopped", ends)
+    monkeypatch.setattr(Poller, "_poll_until_stopped", ends)
     async with Endpoint(
         "sales", transport=MemoryTransport(), delayed_delivery=DelayedDelivery(MemoryStore()), clock=clock
     ) as endpoint:
@@ -271,9 +271,9 @@ async def test_a_loop_that_stands_still_is_ill(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(vitals, "steady_seconds", lambda: now[0])
     signs = Vitals(CountedMetrics(), list)
     now[0] += 10.5
-    assert signs.ill() == []
+    assert signs.health_problems() == []
     now[0] += 30
-    assert signs.ill() == ["the event loop stands still, for 40 s now"]
+    assert signs.health_problems() == ["the event loop stands still, for 40 s now"]
 
 
 async def test_the_log_sums_up_each_minute_in_which_something_happened(

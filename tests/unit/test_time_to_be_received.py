@@ -31,7 +31,7 @@ from postdate.backends.memory.transport import MemoryReceiver
 from postdate.clock import from_microseconds
 from postdate.endpoint import outgoing
 from postdate.endpoint.message_types import INFINITE, TimesToBeReceived
-from postdate.endpoint.outgoing import kept
+from postdate.endpoint.outgoing import delayed_message_of
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,
@@ -106,7 +106,7 @@ class Order:
     ],
 )
 def test_a_type_says_how_long_and_the_most_derived_wins_row_74(message_type: type, span: timedelta | None) -> None:
-    assert TimesToBeReceived().of(message_type) == span
+    assert TimesToBeReceived().span_of(message_type) == span
 
 
 def test_structs_and_abstract_classes_can_say_it_too_row_74() -> None:
@@ -118,8 +118,8 @@ def test_structs_and_abstract_classes_can_say_it_too_row_74() -> None:
         def eaten_by(self) -> timedelta:
             return timedelta(days=2)
 
-    assert TimesToBeReceived().of(Yoghurt) == timedelta(minutes=1)
-    assert TimesToBeReceived().of(Hard) == timedelta(days=2)
+    assert TimesToBeReceived().span_of(Yoghurt) == timedelta(minutes=1)
+    assert TimesToBeReceived().span_of(Hard) == timedelta(days=2)
     assert msgspec.json.encode(Yoghurt()) == b'{"cups":1}'
 
 
@@ -161,26 +161,28 @@ def test_a_protocol_gets_no_member_by_it_row_74() -> None:
         name = "y"
 
     assert isinstance(Anybody(), Named)
-    assert TimesToBeReceived().of(Explicit) == 7 * SECOND
-    assert TimesToBeReceived().of(Anybody) is None
+    assert TimesToBeReceived().span_of(Explicit) == 7 * SECOND
+    assert TimesToBeReceived().span_of(Anybody) is None
 
 
 def test_a_convention_is_not_asked_for_bytes_row_74() -> None:
     picky = Endpoint("sales", transport=MemoryTransport(), time_to_be_received=lambda message_type: message_type.LIFE)
-    assert isinstance(picky.outgoing.make(b"raw", SendOptions(destination="billing")), Envelope)
+    assert isinstance(picky.outgoing.create(b"raw", SendOptions(destination="billing")), Envelope)
 
 
 def test_the_text_for_ever_of_the_wire_format_is_for_ever_row_74() -> None:
-    assert TimesToBeReceived().of(time_to_be_received("10675199.02:48:05.4775807")(type("Lasting", (), {}))) is None
+    assert (
+        TimesToBeReceived().span_of(time_to_be_received("10675199.02:48:05.4775807")(type("Lasting", (), {}))) is None
+    )
 
 
 def test_a_convention_goes_before_the_type_and_leaves_the_rest_to_it_row_74() -> None:
     spans = {Order: 7 * SECOND, Offer: INFINITE}
     times = TimesToBeReceived(spans.get)
-    assert times.of(Order) == 7 * SECOND
-    assert times.of(Offer) is None
-    assert times.of(LastSecondOffer) == 5 * SECOND
-    assert times.expiring() == [f"{__name__}.LastSecondOffer", f"{__name__}.Order"]
+    assert times.span_of(Order) == 7 * SECOND
+    assert times.span_of(Offer) is None
+    assert times.span_of(LastSecondOffer) == 5 * SECOND
+    assert times.expiring_types() == [f"{__name__}.LastSecondOffer", f"{__name__}.Order"]
 
 
 @pytest.mark.parametrize("span", [timedelta(0), -SECOND])
@@ -199,7 +201,7 @@ def endpoint(transport: MemoryTransport | LocalTransport | None = None, **settin
 
 
 def sent(message: object, **options) -> Envelope:
-    envelope = endpoint().outgoing.make(message, SendOptions(destination="billing", **options))
+    envelope = endpoint().outgoing.create(message, SendOptions(destination="billing", **options))
     assert isinstance(envelope, Envelope)
     return envelope
 
@@ -229,8 +231,8 @@ def test_a_span_that_no_header_can_say_is_refused_row_74() -> None:
 
 def test_a_type_that_expires_cannot_be_delayed_and_is_named_row_75() -> None:
     with pytest.raises(DelayConflict, match=rf"{__name__}\.Offer has both a delay and a time to be received"):
-        endpoint().outgoing.make(Offer(), SendOptions(destination="billing", delay=SECOND))
-    delayed = endpoint().outgoing.make(
+        endpoint().outgoing.create(Offer(), SendOptions(destination="billing", delay=SECOND))
+    delayed = endpoint().outgoing.create(
         Offer(), SendOptions(destination="billing", delay=SECOND, time_to_be_received=INFINITE)
     )
     assert isinstance(delayed, DelayedMessage)
@@ -239,18 +241,18 @@ def test_a_type_that_expires_cannot_be_delayed_and_is_named_row_75() -> None:
 def test_in_a_transaction_of_the_application_the_time_begins_with_the_send() -> None:
     envelope, clock = sent(Order(), time_to_be_received=30 * SECOND), VirtualClock()
     now = clock.now()
-    assert kept(envelope, clock).expires_at == now + 30 * SECOND
-    assert kept(replace(envelope, expires_at=now + SECOND), clock).expires_at == now + SECOND
-    assert kept(sent(Order()), clock).expires_at is None
+    assert delayed_message_of(envelope, clock).expires_at == now + 30 * SECOND
+    assert delayed_message_of(replace(envelope, expires_at=now + SECOND), clock).expires_at == now + SECOND
+    assert delayed_message_of(sent(Order()), clock).expires_at is None
 
 
 def test_a_time_to_be_received_is_not_short_where_a_clock_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was short by as much as the clock of a server may be ahead of what is known of it."""
     envelope, clock = sent(Order(), time_to_be_received=30 * SECOND), VirtualClock()
     monkeypatch.setattr(outgoing, "latest_time", lambda clock: clock.now() + MICROSECOND)
-    message = kept(envelope, clock)
+    message = delayed_message_of(envelope, clock)
     assert (message.due, message.expires_at) == (clock.now(), clock.now() + 30 * SECOND + MICROSECOND)
-    absolute = kept(replace(envelope, expires_at=clock.now() + SECOND), clock)
+    absolute = delayed_message_of(replace(envelope, expires_at=clock.now() + SECOND), clock)
     assert absolute.expires_at == clock.now() + SECOND, "an instant stays as it is"
 
 
@@ -272,12 +274,12 @@ async def test_queues_that_do_not_expire_refuse_types_that_do_at_start_row_74() 
 
 def test_and_they_refuse_a_send_with_one_row_74() -> None:
     with pytest.raises(NotSupported, match="without time_to_be_received"):
-        endpoint(Undying()).outgoing.make(Order(), SendOptions(destination="billing", time_to_be_received=SECOND))
+        endpoint(Undying()).outgoing.create(Order(), SendOptions(destination="billing", time_to_be_received=SECOND))
 
 
 def test_dead_letters_are_refused_where_there_are_none_row_71() -> None:
     with pytest.raises(NotSupported, match="no dead letters"):
-        endpoint().outgoing.make(Order(), SendOptions(destination="billing", use_dead_letter_queue=False))
+        endpoint().outgoing.create(Order(), SendOptions(destination="billing", use_dead_letter_queue=False))
 
 
 def test_dead_letters_are_for_what_is_sent_at_once_row_71() -> None:
@@ -317,7 +319,7 @@ class Site:
         await self.transport.create_queues(["offers", "error"])
         async with selling:
             await selling.send(Order(1))
-            await self.clock.settle()
+            await self.clock.run_until_idle()
         return await self.content("offers"), await self.content("error")
 
     async def content(self, queue: str) -> Sequence[Envelope]:
@@ -451,7 +453,7 @@ class Receiving:
         await self.transport.create_queues(["sales", "error", "audit"])
         await self.transport.send([Envelope("sales", "m", headers, b'{"number":1}')], self.clock.now())
         async with self.endpoint:
-            await self.clock.settle()
+            await self.clock.run_until_idle()
 
     async def lengths(self) -> tuple[int, int, int]:
         lengths = await self.transport.lengths_of(["sales", "error", "audit"])
@@ -529,7 +531,7 @@ async def test_a_time_sent_that_cannot_be_read_is_a_failure_of_the_message_row_6
     }
     await receiving.transport.send([Envelope("sales", "m", headers, b"{}")], clock.now())
     async with receiving.endpoint:
-        await clock.settle()
+        await clock.run_until_idle()
     assert (receiving.handled, await receiving.lengths()) == ([], (0, 1, 0))
 
 
@@ -671,7 +673,7 @@ async def test_an_audit_copy_may_be_larger_than_its_message(clock: VirtualClock)
     body = b'{"number":1' + b" " * 200 + b"}"
     await receiving.transport.send([Envelope("sales", "m", headers, body)], clock.now())
     async with receiving.endpoint:
-        await clock.settle()
+        await clock.run_until_idle()
     assert await receiving.lengths() == (0, 0, 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from postdate import Envelope, MemoryTransport
 from postdate.backends.memory.database import MemoryTimeouts
-from postdate.backends.sqlite.processes import try_to_hold
+from postdate.backends.sqlite.processes import acquire_file_lock
 from postdate.core.receive.outcomes import AttemptsRecovery, immediate_attempts
 from postdate.core.recoverability import ErrorQueue, Host, RecoveryRules
 from postdate.core.timeout_manager.steps import DispatchStep, announcement
@@ -55,9 +55,9 @@ def recovery(clock: VirtualClock) -> AttemptsRecovery:
 async def handled(step: DispatchStep, received: Received) -> None:
     """Do what a pump does with a message: end it well, or fail with it."""
     outcome = await step.handle(received)
-    if outcome.failed is not None:
-        raise outcome.failed.error
-    for each in outcome.afterwards:
+    if outcome.failure is not None:
+        raise outcome.failure.error
+    for each in outcome.on_completed:
         await each()
 
 
@@ -97,14 +97,14 @@ async def test_a_send_that_does_not_end_well_lets_it_go(clock: VirtualClock, end
 
 
 def test_what_is_held_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
-    held = try_to_hold(tmp_path / "held", "a")
+    held = acquire_file_lock(tmp_path / "held", "a")
     assert held is not None
-    assert try_to_hold(tmp_path / "held", "a") is None
-    other = try_to_hold(tmp_path / "held", "b")
+    assert acquire_file_lock(tmp_path / "held", "a") is None
+    other = acquire_file_lock(tmp_path / "held", "b")
     assert other is not None
     for each in (held, other):
         each.unlock()
-    again = try_to_hold(tmp_path / "held", "a")
+    again = acquire_file_lock(tmp_path / "held", "a")
     assert again is not None
     again.unlock()
     assert list((tmp_path / "held").iterdir()) == []
@@ -113,7 +113,7 @@ def test_what_is_held_in_a_folder_leaves_nothing_there(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_told_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "held").write_text("a file")
     with pytest.raises(StoreNotWritable, match="cannot be locked"):
-        try_to_hold(tmp_path / "held", "a")
+        acquire_file_lock(tmp_path / "held", "a")
 
 
 async def test_a_control_message_of_others_may_spell_the_id_as_it_likes(clock: VirtualClock) -> None:

@@ -25,8 +25,8 @@ from postdate import (
     TransactionMode,
 )
 from postdate.backends.memory.database import MemoryTimeouts
-from postdate.backends.postgres.errors import of_queues
-from postdate.endpoint.timeout_manager import are_one_queue
+from postdate.backends.postgres.errors import transport_error_of
+from postdate.endpoint.timeout_manager import is_same_queue
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,
@@ -121,7 +121,7 @@ async def test_row_90_both_queues_are_created_only_when_asked_to(bench: Bench) -
     others = MemoryTransport()
     await others.create_queues(["sales"])
     async with bench.endpoint(transport=others, create_queues=False):
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert others.queues.keys() == {"sales"}
 
 
@@ -212,7 +212,7 @@ async def test_what_a_failing_handler_has_delayed_never_leaves_row_52(bench: Ben
 
     async with endpoint:
         await endpoint.send(Pay(1))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert [each.body for each in bench.stored()] == [b'{"amount":3}']
 
 
@@ -259,7 +259,7 @@ async def test_row_92_a_timeout_has_all_its_fields(bench: Bench) -> None:
     envelope = deferred(bench.start + 60 * SECOND, "m-1", "billing", headers=headers)
     async with bench.endpoint():
         await bench.put(envelope)
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         (timeout,) = bench.stored()
     assert (timeout.due, timeout.destination, timeout.body) == (bench.start + 60 * SECOND, "billing", envelope.body)
     assert (timeout.saga_id, timeout.owner) == (str(SAGA), "sales")
@@ -270,7 +270,7 @@ async def test_a_message_received_twice_is_stored_once_and_two_of_one_id_are_two
     first = deferred(bench.start + 60 * SECOND, "m-1")
     async with bench.endpoint():
         await bench.put(first, first, deferred(bench.start + 61 * SECOND, "m-1"), replace(first, message_id="m-2"))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert len(bench.stored()) == 3
 
 
@@ -291,7 +291,7 @@ async def test_row_92_what_is_no_timeout_goes_to_the_error_queue_at_once(
 ) -> None:
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 60 * SECOND, "m-1", headers=headers))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         (copy,) = bench.arrived("error")
         assert bench.arrived(TIMEOUTS) == bench.stored() == []
     assert (copy.message_id, copy.headers[Headers.ERROR_CODE]) == ("m-1", code)
@@ -304,7 +304,7 @@ async def test_an_error_copy_that_the_queues_refuse_as_too_large_goes_there_in_b
     bench.transport.faults.add(Fault("commit", MessageTooLarge("64 KiB"), calls=[1]))
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 60 * SECOND, "m-1", headers={Headers.EXPIRE: ""}))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         (copy,) = bench.arrived("error")
         assert bench.arrived(TIMEOUTS) == []
     assert Headers.EXCEPTION_STACK_TRACE not in copy.headers
@@ -317,7 +317,7 @@ async def test_row_93_what_is_due_within_a_second_is_never_stored_and_not_early_
 ) -> None:
     async with bench.endpoint():
         await bench.put(deferred(bench.start + due_in * SECOND))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.amounts == ([1] if due_in <= 0 else [])
         await bench.clock.advance(max(due_in, 0) * SECOND)
         assert bench.amounts == [1]
@@ -327,7 +327,7 @@ async def test_row_93_what_is_due_within_a_second_is_never_stored_and_not_early_
 async def test_what_waits_in_hand_is_stored_when_the_clock_is_set_back(bench: Bench) -> None:
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 0.9 * SECOND))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         bench.clock.step(timedelta(hours=-1))
         await bench.clock.advance(2 * SECOND)
         assert len(bench.stored()) == 1
@@ -338,7 +338,7 @@ async def test_what_waits_in_hand_is_stored_when_the_clock_is_set_back(bench: Be
 async def test_what_waits_in_hand_is_given_back_when_the_endpoint_stops(bench: Bench) -> None:
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 0.9 * SECOND))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     assert len(bench.arrived(TIMEOUTS)) == 1
     async with bench.endpoint():
         await bench.clock.advance(SECOND)
@@ -363,8 +363,8 @@ async def test_timeouts_of_a_saga_are_cleared_and_no_others(bench: Bench) -> Non
             deferred(bench.start + 7 * SECOND, amount=3, headers={Headers.SAGA_ID: str(uuid.UUID(int=0))}),
             deferred(bench.start + 8 * SECOND, amount=4, headers={Headers.SAGA_ID: str(uuid.uuid4())}),
         )
-        await bench.clock.settle()
-        order = endpoint.outgoing.clear_timeouts(SAGA)
+        await bench.clock.run_until_idle()
+        order = endpoint.outgoing.clear_order(SAGA)
         assert order is not None
         assert order.headers[Headers.CONTROL_MESSAGE] == order.headers[Headers.CLEAR_TIMEOUTS] == "True"
         await endpoint.outgoing.send([order])
@@ -391,7 +391,7 @@ async def test_row_97_a_control_message_that_could_not_be_sent_is_sent_by_the_ne
         await bench.stored_elsewhere(amount, -60)
     bench.transport.faults.add(Fault("send", TransportUnavailable("no"), calls=[1]))
     async with bench.endpoint():
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.handled == []
         await bench.clock.advance(2 * SECOND)
     assert sorted(bench.amounts) == [0, 1, 2]
@@ -441,7 +441,7 @@ async def test_row_98_a_timeout_whose_control_message_failed_for_good_is_announc
         assert copy.headers[Headers.FAILED_QUEUE] == DISPATCHER
         await bench.queues.create_queues(["missing"])
         await bench.put(Envelope(DISPATCHER, copy.message_id, copy.headers))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         (arrived,) = bench.arrived("missing")
         assert arrived.body == b'{"amount":1}'
         assert bench.stored() == []
@@ -450,18 +450,18 @@ async def test_row_98_a_timeout_whose_control_message_failed_for_good_is_announc
 async def test_row_105_what_fell_due_while_the_endpoint_was_stopped_is_sent_at_its_next_start(bench: Bench) -> None:
     async with bench.endpoint() as endpoint:
         await endpoint.send(Pay(1), delay=timedelta(days=3))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     bench.clock.step(timedelta(days=3000))
     assert bench.handled == []
     async with bench.endpoint():
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     assert bench.amounts == [1]
 
 
 async def test_row_104_timeouts_in_memory_are_lost_with_their_process(bench: Bench) -> None:
     async with bench.endpoint(timeout_manager=TimeoutManager(MemoryTimeouts())) as endpoint:
         await endpoint.send(Pay(1), delay=5 * SECOND)
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
     async with bench.endpoint(timeout_manager=TimeoutManager(MemoryTimeouts())):
         await bench.clock.advance(60 * SECOND)
     assert bench.handled == []
@@ -474,7 +474,7 @@ async def test_row_99_a_timeout_that_is_gone_is_success(bench: Bench) -> None:
     async with bench.endpoint():
         await bench.put(Envelope(DISPATCHER, "c-1", {Headers.TIMEOUT_ID: str(uuid.uuid4())}))
         await bench.put(Envelope(DISPATCHER, "c-2", {Headers.TIMEOUT_ID: "not one"}))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.arrived(DISPATCHER) == bench.arrived("error") == []
 
 
@@ -483,7 +483,7 @@ async def test_row_99_what_is_sent_is_related_to_its_timeout_and_keeps_its_heade
     envelope = deferred(bench.start + 5 * SECOND, "m-1", "billing", headers={Headers.TIME_SENT: "2020", "own": "1"})
     async with bench.endpoint():
         await bench.put(envelope)
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         (timeout,) = bench.stored()
         await bench.clock.advance(6 * SECOND)
         (sent,) = bench.arrived("billing")
@@ -500,7 +500,7 @@ async def test_a_row_without_a_destination_goes_where_replies_go(bench: Bench, d
     timeout = await bench.stored_elsewhere(1, -1, headers={Headers.REPLY_TO_ADDRESS: "billing"})
     bench.memory._timeouts[timeout.timeout_id] = replace(timeout, destination=destination)
     async with bench.endpoint():
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert len(bench.arrived("billing")) == 1
         assert bench.stored() == bench.arrived("error") == []
 
@@ -517,7 +517,7 @@ async def test_row_99_a_concurrent_removal_is_a_failure_and_the_next_attempt_a_s
 
     bench.timeouts = RemovesFirst(bench.memory)
     async with bench.endpoint():
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.arrived(DISPATCHER) == bench.arrived("error") == []
     assert bench.amounts == [1]  # at least once: it had left already
     assert f"timeout {timeout.timeout_id} was concurrently processed" in caplog.text
@@ -593,7 +593,7 @@ DAMAGED = StoreTroubled("page 7 is damaged")
 
 @pytest.mark.parametrize(
     ("error", "given_up"),
-    [(DAMAGED, ["m-bad"]), (of_queues(DAMAGED), ["m-bad"]), (GONE, [])],
+    [(DAMAGED, ["m-bad"]), (transport_error_of(DAMAGED), ["m-bad"]), (GONE, [])],
     ids=["damage", "damage in the database of the queues", "an outage"],
 )
 async def test_a_message_that_meets_trouble_alone_again_and_again_is_tried_five_times(
@@ -670,7 +670,7 @@ async def test_what_is_due_already_is_stored_when_its_queue_is_full(bench: Bench
     bench.transport.faults.add(Fault("commit", FULL, calls=[1]))
     async with bench.endpoint(manager={"concurrency": 1}):
         await bench.put(deferred(bench.start - SECOND))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert bench.timeouts.faults.calls["add"] == 1
         await bench.clock.advance(6 * SECOND)
         assert bench.stored() == bench.arrived("error") == []
@@ -710,7 +710,7 @@ async def test_row_102_outages_of_a_second_are_no_critical_error_and_a_longer_on
 ) -> None:
     caplog.set_level(logging.DEBUG, "postdate.circuit_breaker")
     async with bench.endpoint(manager={"time_to_wait_before_triggering_critical_error": 3 * SECOND}):
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         for _ in range(20):
             bench.timeouts.faults.add(Fault("next_chunk", GONE))
             await bench.put(deferred(bench.clock.now() + 2 * SECOND))  # so that it does look
@@ -738,7 +738,7 @@ async def test_row_103_the_wait_is_used_and_zero_means_at_once(bench: Bench) -> 
         assert len(bench.critical) == 1
     bench.critical.clear()
     async with bench.endpoint(manager={"time_to_wait_before_triggering_critical_error": timedelta(0)}):
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert len(bench.critical) == 1
 
 
@@ -779,7 +779,7 @@ async def test_row_88_new_delays_are_native_and_old_timeouts_still_fire(bench: B
     async with bench.endpoint(delayed_delivery=DelayedDelivery(store)) as endpoint:
         await endpoint.send(Pay(2), delay=10 * SECOND)
         await bench.put(deferred(bench.start + 30 * SECOND, amount=3))  # from an endpoint of old
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert (await store.statistics(bench.start)).pending == 1
         assert len(bench.stored()) == 2
         await bench.clock.advance(31 * SECOND)
@@ -821,13 +821,13 @@ async def test_row_88_where_both_have_one_queue_the_delayed_delivery_serves_it_a
     hybrid = DelayedDelivery(store)
     async with bench.endpoint(transport=transport, delayed_delivery=hybrid) as endpoint:
         assert transport.queues.keys() == {"sales", "sales-timeouts", "sales-timeoutsdispatcher", "error"}
-        await bench.clock.settle()
-        assert len(transport.queues["sales-timeouts"].alarms) == 1  # one pump
+        await bench.clock.run_until_idle()
+        assert len(transport.queues["sales-timeouts"].wake_ups) == 1  # one pump
         await endpoint.send(Pay(2), delay=10 * SECOND)
         await bench.put(replace(deferred(bench.start + 30 * SECOND, amount=3), destination="sales-Timeouts"))
-        await bench.clock.settle()
+        await bench.clock.run_until_idle()
         assert (await store.statistics(bench.start)).pending == 2
-        order = endpoint.outgoing.clear_timeouts(SAGA)
+        order = endpoint.outgoing.clear_order(SAGA)
         assert order is not None
         await endpoint.outgoing.send([order])
         await bench.clock.advance(60 * SECOND)
@@ -839,7 +839,7 @@ def test_names_are_one_queue_only_where_case_is_folded() -> None:
     exact = TransportCapabilities(durable=True, transaction_modes=frozenset())
     folding = replace(exact, queue_names_fold_case=True)
     azure = replace(folding, queue_name_separator="-")
-    assert not are_one_queue("a.Timeouts", "a.timeouts", exact)
-    assert are_one_queue("a.Timeouts", "a.timeouts", folding)
-    assert are_one_queue("a-Timeouts", "a.timeouts", azure)
-    assert not are_one_queue("a-Timeouts", "a.timeouts", folding)
+    assert not is_same_queue("a.Timeouts", "a.timeouts", exact)
+    assert is_same_queue("a.Timeouts", "a.timeouts", folding)
+    assert is_same_queue("a-Timeouts", "a.timeouts", azure)
+    assert not is_same_queue("a-Timeouts", "a.timeouts", folding)

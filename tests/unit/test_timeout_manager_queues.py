@@ -6,7 +6,7 @@ import pytest
 
 from postdate import DelayedMessage, Envelope, Headers
 from postdate.core.receive.intake import from_timeouts_queue
-from postdate.endpoint.outgoing import through_queue
+from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import StoreTroubled
 from postdate.messages import format_timestamp
 from postdate.testing import Fault
@@ -77,13 +77,13 @@ async def test_one_that_met_trouble_and_is_stored_at_last_is_no_suspect_any_more
     bench.store.faults.add(Fault("store", StoreTroubled("locked"), calls=[1]))
     await bench.handle(await bench.put_in_timeouts_queue(old(bench, 600)))
     assert (await bench.memory.statistics(bench.start)).pending == 1
-    assert not bench.intake._storing.attempts
+    assert not bench.intake._store_recovery.attempts
 
 
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:
     stale = {Headers.EXPIRE: "2020-01-01 00:00:00:000000 Z", Headers.ROUTE_EXPIRED_TIMEOUT_TO: "elsewhere"}
     message = bench.message(due_in=60, headers=stale)
-    await bench.pump.handle(await bench.put_in_timeouts_queue(through_queue(message, QUEUE)))
+    await bench.pump.handle(await bench.put_in_timeouts_queue(timeouts_queue_envelope(message, QUEUE)))
     assert await bench.memory.get("m-1") == message
 
 

@@ -28,7 +28,7 @@ class Doing:
                 job.error = ValueError(job.work)
             else:
                 job.result = 2 * job.work
-            job.done = True
+            job.is_done = True
 
 
 async def until_begun(doing: Doing) -> None:
@@ -119,7 +119,7 @@ async def test_works_of_many_run_in_the_context_of_none() -> None:
         for job in jobs:
             contexts.append(caller.get("nobody"))
             job.result = job.work
-            job.done = True
+            job.is_done = True
 
     async def add(work: int) -> None:
         caller.set(f"caller {work}")

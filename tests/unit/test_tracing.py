@@ -92,7 +92,7 @@ async def test_a_message_that_is_handled_soon_goes_on_with_the_trace_of_its_send
     async with endpoint:
         with traced.tracer.start_as_current_span("request"):
             await endpoint.send(Order())
-        await clock.settle()
+        await clock.run_until_idle()
     created, paid = traced.spans("create shop")
     handled, noted = traced.spans("process shop")
     assert parent(created) == own(traced.span("request"))
@@ -171,7 +171,7 @@ async def test_headers_that_are_no_trace_are_nobodys(clock: VirtualClock, traced
             new = {"traceparent": wrong, Headers.TIME_SENT: "never", "NServiceBus.OpenTelemetry.StartNewTrace": "true"}
             await endpoint.send(Order(), headers=new)
         instrument(traced.provider)
-        await clock.settle()
+        await clock.run_until_idle()
     assert [each.parent for each in traced.spans("process shop")] == [None] * 5
     assert not traced.spans("wait shop")
 

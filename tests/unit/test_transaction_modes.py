@@ -124,7 +124,7 @@ async def test_what_a_handler_delays_is_delivered_when_it_succeeds_row_52(world:
     handled = sends_then(endpoint, fails=False)
     async with endpoint:
         await endpoint.send({"n": 1})
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert await world.length("audit") == 1
         await world.clock.advance(11 * SECOND)
         assert await world.length("audit") == 2
@@ -156,7 +156,7 @@ async def test_isolated_sends_leave_although_the_handler_fails_row_52(world: Wor
     sends_then(endpoint, fails=True, isolated=True)
     async with endpoint:
         await endpoint.send({"n": 1})
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert await world.length("audit") == await world.pending() == 1
         await world.clock.advance(11 * SECOND)
     assert await world.length("audit") == 2
@@ -203,12 +203,12 @@ async def test_in_mode_none_nothing_waits_for_the_ends_of_others(
     one_file: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off its queue already, it would be lost with its process."""
-    monkeypatch.setattr(Settler, "put", lambda *_: 1 / 0)
+    monkeypatch.setattr(Settler, "add", lambda *_: 1 / 0)
     endpoint = one_file.endpoint(NONE)
     handled = sends_then(endpoint, fails=True)
     async with endpoint:
         await endpoint.send({"n": 1})
-        await one_file.clock.settle()
+        await one_file.clock.run_until_idle()
         assert await one_file.length("error") == 1
         await one_file.clock.advance(SECOND)
     assert handled == [1]

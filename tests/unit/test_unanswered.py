@@ -22,7 +22,7 @@ from postdate import (
     Recoverability,
     SqliteOutbox,
 )
-from postdate.backends.azure.envelope import from_text, returns_in, to_text, with_returns
+from postdate.backends.azure.envelope import add_failure_counts, from_text, read_failure_counts, to_text
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
 from postdate.errors import DuplicateMessage, HandlingInterrupted
@@ -142,17 +142,17 @@ async def test_a_policy_of_the_application_decides(
 def test_azure_tells_how_often_a_message_was_given_out_and_its_text_how_often_it_was_given_back() -> None:
     sent = Envelope("sales", "m", {"kind": "test"}, b"body", due=datetime(2026, 1, 31, tzinfo=UTC))
     text = to_text(sent)
-    assert returns_in(text, 3) == (3, 3)
-    once = with_returns(text, 4, failures=4, unanswered=3)
+    assert read_failure_counts(text, 3) == (3, 3)
+    once = add_failure_counts(text, 4, failures=4, unanswered=3)
     assert once is not None
     assert from_text("sales", "native", once) == sent
-    assert [returns_in(once, n) for n in (4, 6)] == [(4, 3), (6, 5)]
-    assert returns_in(once, 1) == (1, 1)  # it was copied: what is said of it was said of another
-    twice = with_returns(once, 5, failures=4, unanswered=3)
+    assert [read_failure_counts(once, n) for n in (4, 6)] == [(4, 3), (6, 5)]
+    assert read_failure_counts(once, 1) == (1, 1)  # it was copied: what is said of it was said of another
+    twice = add_failure_counts(once, 5, failures=4, unanswered=3)
     assert twice is not None
-    assert returns_in(twice, 5) == (4, 3)
-    assert with_returns(json.dumps({"Body": "A" * 60_000}), 1, 1, 0) is not None
-    assert with_returns(json.dumps({"Body": "A" * 65_500}), 1, 1, 0) is None  # it has no room for it
+    assert read_failure_counts(twice, 5) == (4, 3)
+    assert add_failure_counts(json.dumps({"Body": "A" * 60_000}), 1, 1, 0) is not None
+    assert add_failure_counts(json.dumps({"Body": "A" * 65_500}), 1, 1, 0) is None  # it has no room for it
 
 
 @pytest.mark.parametrize("said", ['"none"', "[1, 2]", '["3", 0, 0]', "null", f"{'[' * 900}{']' * 900}"])
@@ -160,16 +160,16 @@ def test_azure_tells_how_often_a_message_was_given_out_and_its_text_how_often_it
 def test_what_others_say_in_azures_envelope_counts_nothing_and_stays(ours: str, said: str) -> None:
     theirs = f'"Headers": {{}}, "Theirs": [1.10, {said}]'
     text = f'{{{theirs}, "Postdate": {ours.format(said)}}}'
-    assert returns_in(text, 2) == (2, 2)
-    again = with_returns(text, 3, failures=1, unanswered=0)
+    assert read_failure_counts(text, 2) == (2, 2)
+    again = add_failure_counts(text, 3, failures=1, unanswered=0)
     assert again is not None
-    assert returns_in(again, 3) == (1, 0)
+    assert read_failure_counts(again, 3) == (1, 0)
     assert all(each in again for each in ("1.10", said))  # without base64, as it came
 
 
 @pytest.mark.parametrize("text", ["é", "[]", '{"Postdate": {"GivenBack": [1, 1, 0]', "[" * 2000])
 def test_of_what_is_no_envelope_azure_alone_counts(text: str) -> None:
-    assert returns_in(text, 2) == (2, 2)
+    assert read_failure_counts(text, 2) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def test_an_event_ends_a_wait_without_time_passing(clock: VirtualClock) ->
         await clock.advance(SECOND)
         assert woken == []
         event.set()
-        await clock.settle()
+        await clock.run_until_idle()
         assert woken == [start + SECOND]
     assert clock.next_wait is None
 
@@ -86,7 +86,7 @@ async def test_tasks_in_threads_are_waited_for(clock: VirtualClock) -> None:
 async def test_a_cancelled_wait_is_forgotten(clock: VirtualClock) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(clock.sleep, SECOND)
-        await clock.settle()
+        await clock.run_until_idle()
         assert clock.next_wait == clock.now() + SECOND
         tasks.cancel_scope.cancel()
     assert clock.next_wait is None

@@ -12,7 +12,7 @@ import pytest
 from postdate import SendOptions
 from postdate.clock import EARLIEST, LATEST
 from postdate.core.windows import Window
-from postdate.core.zones import rules_of, unchanged_stretches, zone_by
+from postdate.core.zones import offset_intervals, rules_of, zone_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -49,7 +49,7 @@ def clocks_show(window: str, zone: str, instant: datetime) -> bool:
     """Return whether clocks show a time in a window: what it says, word for word."""
     days, _, hours = window.rpartition(" ")
     begin, end = (int(each[:2]) * 60 + int(each[3:]) for each in hours.split("-"))
-    local = instant.astimezone(zone_by(rules_of(zone)))
+    local = instant.astimezone(zone_of(rules_of(zone)))
     minute = local.hour * 60 + local.minute
     if begin == 24 * 60:
         return minute < end and _is_of(days, local.weekday() - 1)
@@ -73,7 +73,7 @@ def at(second: int) -> datetime:
 def changes_of(zone: str, year: int) -> list[datetime]:
     """Return when the clocks of a zone are changed in a year, and its 29 February or 1 March."""
     begin, end = (int((datetime(each, 1, 1, tzinfo=UTC) - EPOCH).total_seconds()) for each in (year, year + 1))
-    stretches = list(islice(unchanged_stretches(rules_of(zone), begin), 20))
+    stretches = list(islice(offset_intervals(rules_of(zone), begin), 20))
     changes = [at(b[0]) for a, b in pairwise(stretches) if a[2] != b[2] and b[0] < end]
     return [*changes, datetime(year, 2, 28, tzinfo=UTC) + DAY]
 
@@ -85,10 +85,10 @@ def check_nights(zone: str, year: int, step: timedelta) -> None:
         instants = [change - DAY + number * step for number in range(count)]
         instants = sorted({*instants, change, change - MICROSECOND, change + MICROSECOND})
         for text in WINDOWS:
-            window, expected = Window.read(f"{text} {zone}"), None
+            window, expected = Window.parse_and_check_zone(f"{text} {zone}"), None
             shown = [clocks_show(text, zone, each) for each in instants]
             for instant, is_open in zip(reversed(instants), reversed(shown), strict=True):
-                opens = window.opens(instant)
+                opens = window.next_opening(instant)
                 assert (opens == instant) is is_open, f"{text} {zone} at {instant}"
                 assert instant <= opens < instant + 15 * DAY  # clocks may leave one out
                 expected = instant if is_open else expected
@@ -113,10 +113,10 @@ def instants_of(zone: str, years: range) -> Iterator[datetime]:
 def check_stretches(zone: str, begin: int, end: int) -> None:
     """Hold stretches against `zoneinfo`: they follow each other, and within each clocks are not changed."""
     rules, last = rules_of(zone), int((datetime(begin, 1, 1, tzinfo=UTC) - EPOCH).total_seconds())
-    for start, stop, offset in unchanged_stretches(rules, last):
+    for start, stop, offset in offset_intervals(rules, last):
         assert start == last < stop
         for second in (start, (start + stop) // 2, stop - 1):
-            shown = at(second).astimezone(zone_by(rules)).utcoffset()
+            shown = at(second).astimezone(zone_of(rules)).utcoffset()
             assert shown == timedelta(seconds=offset), f"{zone} at {second}"
         if (last := stop) >= (datetime(end, 1, 1, tzinfo=UTC) - EPOCH).total_seconds():
             return
@@ -126,8 +126,11 @@ def check_spread(zone: str, instant: datetime) -> None:
     """A spread stays within what was asked, within the window, and is a spread."""
     chance = random.Random(f"{zone} {instant}")
     for text in WINDOWS:
-        window, span = Window.read(f"{text} {zone}"), chance.choice((MINUTE, 5 * MINUTE, DAY, 40 * DAY, 400 * DAY))
-        opens, shares = window.opens(instant), [number / 20 for number in range(20)]
+        window, span = (
+            Window.parse_and_check_zone(f"{text} {zone}"),
+            chance.choice((MINUTE, 5 * MINUTE, DAY, 40 * DAY, 400 * DAY)),
+        )
+        opens, shares = window.next_opening(instant), [number / 20 for number in range(20)]
         instants = [window.instant_within(instant, span, share) for share in shares]
         assert instants[0] == opens
         assert instants == sorted(instants)
@@ -170,27 +173,27 @@ def test_a_window_that_clocks_leave_out_opens_a_week_later() -> None:
 
 def test_a_day_that_a_zone_left_out_has_no_window() -> None:
     """On 30 December 2011 Samoa went from one side of the date line to the other."""
-    window = Window.read("fri 09:00-17:00 Pacific/Apia")
-    assert window.opens(datetime(2011, 12, 29, 20, tzinfo=UTC)) == datetime(2012, 1, 5, 19, tzinfo=UTC)
+    window = Window.parse_and_check_zone("fri 09:00-17:00 Pacific/Apia")
+    assert window.next_opening(datetime(2011, 12, 29, 20, tzinfo=UTC)) == datetime(2012, 1, 5, 19, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Etc/GMT+12"])
 def test_at_the_begin_of_the_calendar(zone: str) -> None:
     for text in WINDOWS:
-        window = Window.read(f"{text} {zone}")
+        window = Window.parse_and_check_zone(f"{text} {zone}")
         for instant in (EARLIEST, EARLIEST + MINUTE, EARLIEST + 3 * DAY):
-            assert instant <= window.opens(instant) < instant + 15 * DAY
+            assert instant <= window.next_opening(instant) < instant + 15 * DAY
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Etc/GMT+12"])
 def test_at_the_end_of_the_calendar(zone: str) -> None:
     for text in WINDOWS:
-        window = Window.read(f"{text} {zone}")
+        window = Window.parse_and_check_zone(f"{text} {zone}")
         for instant in (LATEST, LATEST - MINUTE, LATEST - 3 * DAY, LATEST - 40 * DAY):
-            assert instant <= window.opens(instant) <= LATEST
+            assert instant <= window.next_opening(instant) <= LATEST
             assert instant <= window.instant_within(instant, timedelta.max, 0.999) <= LATEST
-    never = Window.read("thu 09:00-10:00 UTC")  # the last day of the calendar is a Friday
-    assert never.opens(datetime(9999, 12, 31, 12, tzinfo=UTC)) == LATEST
+    never = Window.parse_and_check_zone("thu 09:00-10:00 UTC")  # the last day of the calendar is a Friday
+    assert never.next_opening(datetime(9999, 12, 31, 12, tzinfo=UTC)) == LATEST
     spread = SendOptions("q", deliver_at=LATEST - MINUTE, spread=timedelta.max)
     assert len({spread.due(EPOCH) for _ in range(100)}) > 90
 

@@ -18,9 +18,9 @@ from postdate import (
     SystemClock,
     TransactionMode,
 )
-from postdate.core.limits import change_limits, paused
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encoded
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
+from postdate.core.limits import add_pause, change_limits
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encode_details
+from postdate.ports import Correlation, SagaChange, SagaChangeKind, SagaRecord
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 MILLISECOND = timedelta(milliseconds=1)
@@ -110,7 +110,7 @@ class Shop:
         await store.retry_later(claim, self.now + 4 * MINUTE, self.now - 9 * MINUTE, _AWAY)
         await store.store_many([self.message(OVERDUE, "invoices", -7 * MINUTE)], self.now - DAY)
         await store.store_many([self.message(HELD, "shipping", -2 * HOUR)], self.now - DAY)
-        await change_limits(store, "shipping", paused, self.now)
+        await change_limits(store, "shipping", add_pause, self.now)
         await store.store_many(self._ahead(), self.now - HOUR)
         await store.close()
         await self.send(*self._failed())
@@ -172,8 +172,8 @@ class Shop:
                     due, said = messages[-1].due, msgspec.Raw(b"{}")
                     timeouts[name] = PendingTimeout(f"{name}-{number}", due, f"Shop.{name}", said)
             place, state = Correlation("order", str(number)), '{"total": 59.9, "paid": false}'
-            record = SagaRecord(f"order-{number}", "Shop.Order", place, state, encoded(SagaDetails(timeouts)))
-            changes.append(SagaChange(SagaFate.CREATED, record))
+            record = SagaRecord(f"order-{number}", "Shop.Order", place, state, encode_details(SagaDetails(timeouts)))
+            changes.append(SagaChange(SagaChangeKind.CREATED, record))
         await sagas.setup()
         await sagas.apply(changes)
         await sagas.close()

@@ -17,12 +17,12 @@ from tests.web.conftest import MINUTE, Browser, Deployment, Page, Visit, browsin
 from tests.web.test_pages import HOSTILE, harmless
 
 from postdate import Envelope, Headers, SqliteStore, operations
-from postdate.core.changes import Pending, first_of
-from postdate.core.limits import limits_of
+from postdate.core.changes import Pending, list_matching
+from postdate.core.limits import load_limits_in_force
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.operations.needs import queue_view
+from postdate.operations.needs import require_queue_view
 from postdate.web import Actions, dashboard
-from postdate.wiring import opened
+from postdate.wiring import open_deployment
 
 TOKEN = "a token of some length"
 
@@ -60,14 +60,14 @@ async def done(browser: Browser, what: str, fields: dict[str, str] | None = None
 
 async def waiting(deployment: Deployment) -> dict[str, datetime]:
     store = SqliteStore(deployment.path)
-    found = {each.message_id: each.due for each in await first_of(store, Pending(), None)}
+    found = {each.message_id: each.due for each in await list_matching(store, Pending(), None)}
     await store.close()
     return found
 
 
 async def queued(deployment: Deployment, queue: str) -> list[Envelope]:
-    async with opened(settings_of(deployment.address)) as found:
-        return [each.envelope for each in await queue_view(found, "look into queues").browse(queue, 100)]
+    async with open_deployment(settings_of(deployment.address)) as found:
+        return [each.envelope for each in await require_queue_view(found, "look into queues").browse(queue, 100)]
 
 
 async def ids_in(deployment: Deployment, queue: str) -> list[str]:
@@ -194,7 +194,7 @@ async def test_a_group_is_returned_or_discarded_and_no_other(
     said = await done(ada, "return-group", exception="builtins.ValueError", queue="orders")
     assert "60 messages returned" in said.words
     assert "… and 10 more" in said.words
-    assert sum("Returned(message_id='v-" in each for each in caplog.messages) == 60
+    assert sum("ReturnResult(message_id='v-" in each for each in caplog.messages) == 60
     assert len(await queued(deployment, "orders")) == 60
     assert await ids_in(deployment, "error") == ["bare", "key", "other"]
     stuck = await ada("/change?exception=&queue=&what=return-group")
@@ -239,7 +239,7 @@ async def test_an_unreadable_row_is_discarded(deployment: Deployment, ada: Brows
         assert await store.claim_due(deployment.now, 10) == []
         await store.close()
     file.close()
-    async with opened(settings_of(deployment.address)) as found:
+    async with open_deployment(settings_of(deployment.address)) as found:
         names = {each.message_id: each.name for each in (await operations.list_unreadable(found, 10)).messages}
     href = f"/change?id={names['gone']}&what=discard-unreadable"
     assert (await ada("/errors")).links("/change?") == [f"/change?id={names['broken']}&what=discard-unreadable", href]
@@ -255,7 +255,7 @@ async def test_an_unreadable_row_is_discarded(deployment: Deployment, ada: Brows
 async def test_queues_are_paused_resumed_and_limited(deployment: Deployment, ada: Browser, visit: Visit) -> None:
     async def limits() -> dict[str, str]:
         store = SqliteStore(deployment.path)
-        found = {queue: str(each) for queue, each in (await limits_of(store)).items()}
+        found = {queue: str(each) for queue, each in (await load_limits_in_force(store)).items()}
         await store.close()
         return found
 
@@ -472,7 +472,7 @@ async def test_a_session_ends_and_none_can_be_made_up(deployment: Deployment, mo
             "x",
             '"\\351"',
         ]
-        monkeypatch.setattr("postdate.web.acting._LASTS", timedelta(0))
+        monkeypatch.setattr("postdate.web.acting._SESSION_DURATION", timedelta(0))
         browser.client.cookies.clear()
         made_up.append((await signed_in(browser)).headers["Set-Cookie"].split("=")[1].split(";")[0])
         browser.client.cookies.clear()

@@ -14,7 +14,7 @@ from tests.web.chromium import PHONE, WIDE, Dashboard, Screen, chromium, screen_
 from tests.web.shop import MINUTE, NEXT, OF_WHO_ACTS, PAGES, TOKEN, TRIED, Shop
 from tests.web.test_pages import HOSTILE
 
-from postdate.operations.plain import clean
+from postdate.operations.plain import escape_control_characters
 
 SCRIPT = "</td><script>alert('ran')</script><img src=x onerror=alert(1)> \"' \u202e\x1b[31m " + "w" * 3_000
 
@@ -266,7 +266,7 @@ async def test_what_is_hostile_is_text_and_the_page_holds(screen: Screen) -> Non
             await screen.go(f"{path}?queue=%3Cscript%3E")
             assert await screen.overflow() <= 0
             await screen.page.locator("a.id").nth(place).click()
-            await expect(screen.page.get_by_role("heading", level=1)).to_have_text(clean(name))
+            await expect(screen.page.get_by_role("heading", level=1)).to_have_text(escape_control_characters(name))
             assert await screen.overflow() <= 0
         await screen.click("Show the body")
         await expect(screen.page.locator("pre").last).to_contain_text("<script>alert('ran')</script>")

@@ -8,7 +8,7 @@ import pytest
 
 from postdate.operations import Interval, RecentLateness
 from postdate.operations.state import intervals
-from postdate.ports import Delivered
+from postdate.ports import DeliveredMessage
 from postdate.web import charts
 
 MINUTE = timedelta(minutes=1)
@@ -75,7 +75,7 @@ def test_a_calendar_begins_its_weeks_on_monday() -> None:
     ("count", "shown"), [(0, "0"), (999, "999"), (1_000, "1k"), (1_240, "1.2k"), (99_999, "99k"), (5_100_000, "5.1M")]
 )
 def test_numbers_are_short(count: int, shown: str) -> None:
-    assert charts.short(count) == shown
+    assert charts.shorten_count(count) == shown
 
 
 def test_lateness_is_that_of_nearly_all_and_never_less_than_none() -> None:
@@ -83,12 +83,12 @@ def test_lateness_is_that_of_nearly_all_and_never_less_than_none() -> None:
     late = [timedelta(seconds=-3), *[timedelta(milliseconds=1)] * 197, timedelta(minutes=1), timedelta(days=40)]
     newest = START + 1_000 * timedelta(seconds=1)
     found = RecentLateness.of(
-        [Delivered(newest - n * MINUTE, newest - n * MINUTE - each) for n, each in enumerate(late)]
+        [DeliveredMessage(newest - n * MINUTE, newest - n * MINUTE - each) for n, each in enumerate(late)]
     )
     assert (found.last, found.since, found.count) == (newest, newest - 199 * MINUTE, 200)
     assert (found.median, found.most, found.early) == (timedelta(milliseconds=1), timedelta(milliseconds=1), 1)
     spread = {name: count for name, count in found.spread.items() if count}
     assert spread == {"up to 1 ms": 198, "up to 1 min": 1, "longer": 1}
-    unknown, none = RecentLateness.of([Delivered(newest, None)]), RecentLateness.of([])
+    unknown, none = RecentLateness.of([DeliveredMessage(newest, None)]), RecentLateness.of([])
     assert (unknown.last, unknown.since, unknown.count) == (newest, None, 0)
     assert (none.last, none.since, none.count) == (None, None, 0)

@@ -15,7 +15,7 @@ from postdate.web import dashboard
 @pytest.fixture
 async def shops(deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starlette:
     """A deployment with a message that is late and one that failed, one with nothing, and two that are away."""
-    monkeypatch.setattr("postdate.web.views._WAITED_SECONDS", 60.0)
+    monkeypatch.setattr("postdate.web.views._FIRST_LOOK_SECONDS", 60.0)
     await deployment.store(deployment.waiting("late", -5), deployment.waiting("m-1", 5))
     await deployment.send(deployment.failed("f", "E", "no"))
     other = Deployment(tmp_path / "other.db")
@@ -41,7 +41,7 @@ async def test_each_deployment_has_a_row_or_its_error(shops: Starlette) -> None:
 
 
 async def test_nobody_is_waited_for(shops: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.web.views._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.web.views._FIRST_LOOK_SECONDS", 0.0)
     async with browsing(shops) as browser:
         page = await browser("/")
     assert (page.status, page.words.count("not seen It has not answered yet,")) == (200, 4)

@@ -15,14 +15,14 @@ from tests.web.conftest import MINUTE, Deployment, Page, Visit, app_of, browsing
 
 from postdate import DelayedMessage, PostgresStore, SqliteStore, SystemClock, TransactionMode, operations
 from postdate.clock import steady_seconds
-from postdate.core.limits import change_limits, paused
+from postdate.core.limits import add_pause, change_limits
 from postdate.errors import StoreUnavailable, TransportUnreachable
 from postdate.messages import Headers
-from postdate.operations.plain import clean
+from postdate.operations.plain import escape_control_characters
 from postdate.runtime.resource import resource_at
 from postdate.web.views import SECURITY_HEADERS
 from postdate.web.watching import LISTED, Watcher
-from postdate.wiring import opened
+from postdate.wiring import open_deployment
 
 HOSTILE = (
     "<script>alert('id')</script>",
@@ -91,7 +91,7 @@ async def test_a_bar_leads_to_its_messages(deployment: Deployment, visit: Visit)
 async def test_what_limits_hold_is_not_late(deployment: Deployment, visit: Visit) -> None:
     await deployment.store(deployment.waiting("one", -5), deployment.waiting("two", 5))
     store = SqliteStore(deployment.path)
-    await change_limits(store, "orders", paused, deployment.now)
+    await change_limits(store, "orders", add_pause, deployment.now)
     async with visit() as browser:
         assert "1 message of 2 held by limits, all others on time" in (await browser("/")).words
     late = deployment.waiting("late", -3, "bills")
@@ -102,7 +102,7 @@ async def test_what_limits_hold_is_not_late(deployment: Deployment, visit: Visit
 
 
 async def overview_of(deployment: Deployment) -> operations.Overview:
-    async with opened(settings_of(deployment.address)) as found:
+    async with open_deployment(settings_of(deployment.address)) as found:
         return await operations.overview(found, SystemClock().now())
 
 
@@ -160,7 +160,7 @@ async def test_a_list_goes_on_though_the_last_message_of_a_page_has_gone(deploym
     await deployment.store(*(deployment.waiting(f"m-{n:02}", 5) for n in range(60)))
     async with visit() as browser:
         page = await browser("/messages?queue=orders")
-        async with opened(settings_of(deployment.address)) as found:
+        async with open_deployment(settings_of(deployment.address)) as found:
             await operations.cancel(found, ["m-49"], deployment.now)
         seen = {*page.links("/messages/m-")}
         while further := page.links("/messages?queue="):
@@ -193,7 +193,7 @@ async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
     deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search for a retry reads all that waits."""
-    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 1)
+    monkeypatch.setattr("postdate.web.views._SEARCH_LIMIT", 1)
     await deployment.store(deployment.waiting("m-1", 5), deployment.waiting("m-2", 5))
     await deployment.send(deployment.failed("f-1", "E", "no"))
     async with visit() as browser:
@@ -207,7 +207,7 @@ async def test_with_many_messages_what_is_gone_is_looked_for_when_asked(
 async def test_with_many_messages_those_for_a_queue_are_looked_for_among_the_next_ones(
     deployment: Deployment, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.web.views._SEARCHED_THROUGH", 2)
+    monkeypatch.setattr("postdate.web.views._SEARCH_LIMIT", 2)
     messages = [deployment.waiting(f"m-{n}", 1 + n, queue) for n, queue in enumerate(("bills", "orders", "bills"))]
     await deployment.store(*messages)
     async with visit() as browser:
@@ -256,7 +256,7 @@ async def test_whatever_an_id_is_the_list_leads_to_its_message(deployment: Deplo
             assert urlsplit(href).path.split("/")[2:] in ([href.removeprefix(prefix)], [""])  # no dots that lead up
             found = await browser(href)
             assert found.status == 200
-            assert " ".join(clean(name).split()) in found.words
+            assert " ".join(escape_control_characters(name).split()) in found.words
             harmless(found)
         searched = await browser.client.get("/messages/", params={"id": id_})
     assert searched.status_code == 200
@@ -374,7 +374,7 @@ async def test_records_that_cannot_be_counted_keep_nothing_else_from_being_shown
     monkeypatch.setattr(operations, "record_counts", slow)
     async with visit() as browser:
         await browser("/queues")
-        await watcher.records.last()
+        await watcher.records.get_latest()
         page = await browser("/")
     assert (page.status, "Delivered - could not be counted" in page.words) == (200, True)
 
@@ -397,10 +397,10 @@ async def test_every_page_names_resources_that_are_out_of_reach(visit: Visit) ->
     calls = broker.calls("cannot send due messages", logging.getLogger("postdate.test"))
     async with visit() as browser:
         assert "RabbitMQ shop" not in (await browser("/")).words
-        calls.failed(TransportUnreachable("connection refused"), steady_seconds())
+        calls.report_failure(TransportUnreachable("connection refused"), steady_seconds())
         for path in ("/", "/queues", "/doctor"):
             assert "RabbitMQ shop is out of reach for" in (await browser(path)).words
-        calls.succeeded(steady_seconds())
+        calls.report_success(steady_seconds())
         assert "RabbitMQ shop" not in (await browser("/")).words
 
 

@@ -10,8 +10,8 @@ from tests.web.conftest import MINUTE, Deployment, Visit, app_of, browsing
 from tests.web.test_pages import harmless
 
 from postdate import PostgresSagaStore, SqliteSagaStore
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encoded
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encode_details
+from postdate.ports import Correlation, SagaChange, SagaChangeKind, SagaRecord, SagaStore
 
 BODY = msgspec.Raw(b'{"secret":1}')
 
@@ -20,12 +20,12 @@ def instance(deployment: Deployment, number: int, *minutes: int, kind: str = "sh
     """Return an instance that waits for timeouts of so many minutes from now."""
     timeouts = {f"t-{n}": PendingTimeout(f"m-{n}", deployment.now + n * MINUTE, "shop.Late", BODY) for n in minutes}
     place, state = Correlation("order", f"o-{number}"), '{"secret": "<script>"}'
-    return SagaRecord(f"id-{number:03}", kind, place, state, encoded(SagaDetails(timeouts)))
+    return SagaRecord(f"id-{number:03}", kind, place, state, encode_details(SagaDetails(timeouts)))
 
 
 async def keep(store: SagaStore, *records: SagaRecord) -> None:
     await store.setup()
-    await store.apply([SagaChange(SagaFate.CREATED, each) for each in records])
+    await store.apply([SagaChange(SagaChangeKind.CREATED, each) for each in records])
     await store.close()
 
 
@@ -34,7 +34,7 @@ async def test_sagas_are_listed_with_what_they_wait_for(deployment: Deployment, 
     await keep(
         SqliteSagaStore(deployment.path),
         late,
-        SagaRecord("id-2", "shop.Order", Correlation("order", "o-2"), "{}", encoded(done)),
+        SagaRecord("id-2", "shop.Order", Correlation("order", "o-2"), "{}", encode_details(done)),
         SagaRecord("id-3", "shop.Order", Correlation("order", "o-3"), "{}", "no JSON"),
     )
     async with visit() as browser:

@@ -11,9 +11,9 @@ from tests.web.conftest import Deployment, settings_of
 
 from postdate.clock import Clock
 from postdate.errors import StoreUnavailable
-from postdate.operations.looking import Refresher, pause_after
+from postdate.operations.looking import Refresher, compute_pause
 from postdate.testing import VirtualClock
-from postdate.wiring import OpenDeployment, opened
+from postdate.wiring import OpenDeployment, open_deployment
 
 SECOND = timedelta(seconds=1)
 HOUR = 3_600 * SECOND
@@ -24,7 +24,7 @@ async def refreshing(
     deployment: Deployment, clock: Clock, look: Callable[[OpenDeployment, datetime], Any]
 ) -> AsyncGenerator[Refresher[Any]]:
     refresher = Refresher(look, clock)
-    async with opened(settings_of(deployment.address)) as opening, anyio.create_task_group() as tasks:
+    async with open_deployment(settings_of(deployment.address)) as opening, anyio.create_task_group() as tasks:
         tasks.start_soon(refresher.run, opening)
         try:
             yield refresher
@@ -53,10 +53,10 @@ async def test_looking_takes_a_fiftieth_of_the_time(deployment: Deployment, took
     looks = Looks(clock, took)
     async with refreshing(deployment, clock, looks) as refresher:
         for _ in range(3_600):  # somebody asks each second
-            refresher.watched()
+            refresher.remember_request()
             await clock.advance(SECOND)
     assert most - 8 <= looks.count <= most
-    assert pause_after(took) >= timedelta(seconds=min(max(49 * took, 2), 300))
+    assert compute_pause(took) >= timedelta(seconds=min(max(49 * took, 2), 300))
 
 
 async def test_nobody_watching_is_not_looked_for(deployment: Deployment) -> None:
@@ -65,10 +65,10 @@ async def test_nobody_watching_is_not_looked_for(deployment: Deployment) -> None
     async with refreshing(deployment, clock, looks) as refresher:
         await clock.advance(HOUR)
         assert looks.count == 0
-        assert (await refresher.last()).value == 1
+        assert (await refresher.get_latest()).value == 1
         await clock.advance(HOUR)
         assert looks.count == 30  # for a minute after that
-        look = await refresher.last()
+        look = await refresher.get_latest()
         assert (look.value, look.number) == (31, 31)  # not the one of an hour ago
 
 
@@ -77,7 +77,7 @@ async def test_any_number_of_requests_look_no_more_often(deployment: Deployment)
     looks, found = Looks(clock, 0.0), list[int]()
 
     async def ask(refresher: Refresher[int]) -> None:
-        found.append((await refresher.last()).value)
+        found.append((await refresher.get_latest()).value)
 
     async with refreshing(deployment, clock, looks) as refresher, anyio.create_task_group() as tasks:
         for _ in range(1_000):
@@ -96,18 +96,18 @@ async def test_an_error_is_told_to_all_until_a_look_finds_something(deployment: 
     async with refreshing(deployment, clock, look) as refresher:
         for _ in range(3):
             with pytest.raises(StoreUnavailable, match="away"):
-                _ = (await refresher.last()).value
+                _ = (await refresher.get_latest()).value
         outage.clear()
         await clock.advance(11 * SECOND)
-        assert (await refresher.last()).value == "there"
+        assert (await refresher.get_latest()).value == "there"
 
 
 async def test_news_come_with_the_next_look(deployment: Deployment) -> None:
     clock = VirtualClock()
     async with refreshing(deployment, clock, Looks(clock, 0.0)) as refresher:
-        look = await refresher.last()
-        assert await refresher.newer(look.number, 0.0) is None
+        look = await refresher.get_latest()
+        assert await refresher.wait_for_newer(look.number, 0.0) is None
         await clock.advance(3 * SECOND)
-        newer = await refresher.newer(look.number, 0.0)
+        newer = await refresher.wait_for_newer(look.number, 0.0)
     assert newer is not None
     assert newer.number == 2

@@ -22,7 +22,7 @@ from postdate.pipeline.forecast_result import ForecastResult, headlines
 from postdate.pipeline.report import write_html
 from postdate.pipeline.schedule import ScheduleJob, schedule
 from postdate.pipeline.session import spark_session
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.sweep import SweepSpec, sweep, sweep_continuously
 
 QUEUES = ("check-in", "boarding", "follow-up")
@@ -56,7 +56,7 @@ def live_through_the_year(spark: SparkSession, folder: Path, day: date | None) -
     swept = sweep(spark, SweepSpec(store, store.address))
     print(f"--- sweep\n{swept.delivered:,} delivered, {swept.expired:,} expired, {swept.left} left", flush=True)
     found = audit(spark, store, now=SystemClock().now())
-    print("--- audit", *(f"{name:13} {value}" for name, value in found.table()), f"clean: {found.clean}", sep="\n")
+    print("--- audit", *(f"{name:13} {value}" for name, value in found.table()), f"clean: {found.is_clean}", sep="\n")
 
 
 def live_through_a_day(spark: SparkSession, folder: Path, day: date, head_start: int, seconds: int) -> None:
@@ -64,15 +64,15 @@ def live_through_a_day(spark: SparkSession, folder: Path, day: date, head_start:
     store, clock = store_with_queues(folder / "day.db"), SystemClock()
     with (
         sweep_continuously(spark, SweepSpec(store, store.address), checkpoint=folder / "checkpoint", slots=1) as query,
-        opened(store) as looking,
+        open_spec(store) as looking,
     ):
         start = clock.now() + timedelta(seconds=head_start)
         scheduled = schedule(faster(messages_of(spark, day), start, seconds / 86_400), ScheduleJob(store, clock.now()))
         print(f"--- a day in {seconds} s\n{scheduled.accepted:,} stored in {scheduled.seconds:.0f} s", flush=True)
-        while clock.now() < start + timedelta(seconds=seconds) or looking.overdue(clock.now()):
+        while clock.now() < start + timedelta(seconds=seconds) or looking.count_overdue(clock.now()):
             query.wait(1)
     found = audit(spark, store, now=clock.now())
-    print(*(f"{name:13} {value}" for name, value in found.table()), f"clean: {found.clean}", sep="\n")
+    print(*(f"{name:13} {value}" for name, value in found.table()), f"clean: {found.is_clean}", sep="\n")
     write_html(found, folder / "audit.html")
     plot_lateness(found, folder / "lateness.png")
 

@@ -37,50 +37,50 @@ class _Registry:
         self._own: tuple[Backend, ...] = ()
         self._all: tuple[Backend, ...] = ()
 
-    def all(self) -> tuple[Backend, ...]:
+    def load_all(self) -> tuple[Backend, ...]:
         """All backends. While other packages' backends are being loaded: Postdate's own, which prevents recursion."""
         if self._all:
             return self._all
         with self._lock:
             if not self._own:
-                self._own = tuple(_own_backends())
+                self._own = tuple(_import_own_backends())
                 try:
-                    self._all = (*self._own, *_foreign_backends(self._own))
+                    self._all = (*self._own, *_load_foreign_backends(self._own))
                 except BaseException:  # interrupted: the next call looks again
                     self._own = ()
                     raise
             return self._all or self._own
 
 
-def _own_backends() -> Iterator[Backend]:
+def _import_own_backends() -> Iterator[Backend]:
     names = {each.name for each in pkgutil.iter_modules(backends_folder.__path__) if each.ispkg} - _SHARED
     for name in (*_FIRST, *sorted(names - {*_FIRST, *_LAST}), *_LAST):
         yield importlib.import_module(f"postdate.backends.{name}").BACKEND
 
 
-def _foreign_backends(own: tuple[Backend, ...]) -> list[Backend]:
+def _load_foreign_backends(own: tuple[Backend, ...]) -> list[Backend]:
     from importlib.metadata import entry_points  # costs as much as all of ours
 
-    products = {scheme: each.product for each in own for scheme in schemes(each)}
+    product_by_scheme = {scheme: each.product for each in own for scheme in schemes(each)}
     backends: list[Backend] = []
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         try:
-            backend = _loaded(point, products)
+            backend = _load_backend(point, product_by_scheme)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - of another package, which must not end ours
             log.warning("the backend %s (%s) is left out: %s", point.name, point.value, error or repr(error))
             continue
-        products |= dict.fromkeys(schemes(backend), backend.product)
+        product_by_scheme |= dict.fromkeys(schemes(backend), backend.product)
         backends.append(backend)
     return backends
 
 
-def _loaded(point: EntryPoint, products: Mapping[str, str]) -> Backend:
+def _load_backend(point: EntryPoint, product_by_scheme: Mapping[str, str]) -> Backend:
     backend = point.load()
     if not isinstance(backend, Backend):
         raise ConfigurationError("it is no postdate Backend")
-    if twice := sorted(schemes(backend) & products.keys()):
-        by = ", ".join(f"{scheme}: ({products[scheme]})" for scheme in twice)
-        raise ConfigurationError(f"there is one already for {by}")
+    if duplicate_schemes := sorted(schemes(backend) & product_by_scheme.keys()):
+        owners = ", ".join(f"{scheme}: ({product_by_scheme[scheme]})" for scheme in duplicate_schemes)
+        raise ConfigurationError(f"there is one already for {owners}")
     return backend
 
 
@@ -89,13 +89,13 @@ _registry = _Registry()
 
 def backends() -> tuple[Backend, ...]:
     """Return all backends, Postdate's first; one that cannot be loaded is logged and left out."""
-    return _registry.all()
+    return _registry.load_all()
 
 
 def schemes(backend: Backend) -> frozenset[str]:
     """Return all schemes of a backend's addresses, aliases included."""
-    written = [backend.addresses, *([] if backend.queue_addresses is None else [backend.queue_addresses])]
-    return frozenset(scheme for each in written for scheme in (*each.schemes, *each.aliases))
+    address_groups = [backend.addresses, *([] if backend.queue_addresses is None else [backend.queue_addresses])]
+    return frozenset(scheme for each in address_groups for scheme in (*each.schemes, *each.aliases))
 
 
 def place_of(scheme: str) -> Place | None:

@@ -60,7 +60,7 @@ EXPLANATIONS = {
 }
 
 
-def exit_of(error: PostdateError) -> Exit:
+def exit_code_of(error: PostdateError) -> Exit:
     match error:
         case DuplicateMessage():
             return Exit.NOT_KEPT
@@ -111,20 +111,22 @@ class Use:
         options = {"store.address": self.store, "transport.address": self.transport}
         return load_settings(self.config, os.environ, options)
 
-    def work(self, work: Callable[[OpenDeployment, datetime], Awaitable[T]], *, create: bool = False) -> T:
+    def call_with_deployment(
+        self, work: Callable[[OpenDeployment, datetime], Awaitable[T]], *, create: bool = False
+    ) -> T:
         """Open store and queues, run ``work`` and return its result."""
         import anyio
 
-        from postdate.operations import present
-        from postdate.wiring import opened
+        from postdate.operations import read_present
+        from postdate.wiring import open_deployment
 
         settings = self.settings()
 
-        async def working() -> T:
-            async with opened(settings, create=create) as deployment:
-                return await work(deployment, await present(deployment))
+        async def run() -> T:
+            async with open_deployment(settings, create=create) as deployment:
+                return await work(deployment, await read_present(deployment))
 
-        return anyio.run(working)
+        return anyio.run(run)
 
     def report(self, result: object, lines: Callable[[], None], *, succeeded: bool = True) -> None:
         """Print ``result`` as a JSON object, or call ``lines`` to print text; exit code 1 if not ``succeeded``."""
@@ -152,13 +154,13 @@ def command(
     common = _common_options(reports=reports)
 
     def register(function: Command[P]) -> Command[P]:
-        groups = _groups(function)
+        groups = _option_groups(function)
 
         def run(context: typer.Context, **arguments: Any) -> None:
             common_values = {each.name: arguments.pop(each.name) for each in common}
             for parameter, group in groups.items():
                 arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
-            function(_together(context.obj, common_values), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
+            function(_merge_options(context.obj, common_values), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
         add_command(app, name, function, run, common, **settings)
         return function
@@ -186,7 +188,7 @@ def add_command(
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the options of a function or a group as typer reads them: types resolved, groups split into fields."""
     hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    groups, parameters = _groups(function), list[inspect.Parameter]()
+    groups, parameters = _option_groups(function), list[inspect.Parameter]()
     for each in inspect.signature(function).parameters.values():
         if each.name in groups:
             parameters += options_of(groups[each.name])
@@ -202,9 +204,9 @@ def root_signature() -> inspect.Signature:
     return inspect.Signature([_CONTEXT, *_common_options(reports=False), version])
 
 
-def _together(before: object, values: dict[str, Any]) -> Use:
+def _merge_options(earlier_options: object, values: dict[str, Any]) -> Use:
     """Merge common options: an option after the command overrides the same option before it."""
-    use = before if isinstance(before, Use) else Use()
+    use = earlier_options if isinstance(earlier_options, Use) else Use()
     return replace(use, **{name: value for name, value in values.items() if value})
 
 
@@ -216,51 +218,51 @@ def _common_options(*, reports: bool) -> list[inspect.Parameter]:
     return [each for each in options_of(Use) if reports or each.name != "as_json"]
 
 
-def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
+def _option_groups(function: Callable[..., object]) -> dict[str, type[Any]]:
     """Return the parameters of a command that are groups of options."""
-    _, *own = inspect.signature(function).parameters
+    _, *parameter_names = inspect.signature(function).parameters
     hints = get_type_hints(function)
-    return {name: hints[name] for name in own if is_dataclass(hints[name])}
+    return {name: hints[name] for name in parameter_names if is_dataclass(hints[name])}
 
 
 @contextmanager
-def signals_handled(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
+def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Generator[None]:
     """Call ``handler`` for these signals for the length of the block, then restore the previous handlers."""
-    before = [(number, signal.signal(number, handler)) for number in numbers]
+    previous_handlers = [(number, signal.signal(number, handler)) for number in numbers]
     try:
         yield
     finally:
-        for number, previous in before:
+        for number, previous in previous_handlers:
             signal.signal(number, previous)
 
 
-def wrong_usage(message: str) -> typer.TyperException:
+def usage_error(message: str) -> typer.TyperException:
     """Return the error for arguments that are valid alone but not together."""
     return typer.TyperException(message)
 
 
-def group(name: str, meaning: str) -> typer.Typer:
+def create_group(name: str, meaning: str) -> typer.Typer:
     """Return an empty group of commands. If it is called without a command, it lists its commands."""
     app = typer.Typer(name=name, help=meaning, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)
-    def which(context: typer.Context) -> None:
+    def refuse_without_command(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             names = [each.name or "" for each in app.registered_commands if not each.hidden]
             names += [each.typer_instance.info.name or "" for each in app.registered_groups if each.typer_instance]
-            raise wrong_usage(f"which one? {context.command_path} {'|'.join(names)}")
+            raise usage_error(f"which one? {context.command_path} {'|'.join(names)}")
 
-    which.__doc__ = meaning
+    refuse_without_command.__doc__ = meaning
     return app
 
 
 # --- arguments that several commands take -----------------------------------------------------------------------------
 
 
-def _reading(read: Callable[[str], T]) -> Callable[[Any], T]:
+def _convert_errors(read: Callable[[str], T]) -> Callable[[Any], T]:
     """Return ``read`` with errors converted, so that typer can show the option to which they belong."""
 
-    def reading(text: Any) -> T:
+    def convert(text: Any) -> T:
         if not isinstance(text, str):  # Typer also passes the default value through this function.
             return text
         try:
@@ -268,28 +270,28 @@ def _reading(read: Callable[[str], T]) -> Callable[[Any], T]:
         except PostdateError as error:
             raise typer.BadParameter(str(error)) from error
 
-    return reading
+    return convert
 
 
-def _duration(text: str) -> timedelta:
+def _parse_duration(text: str) -> timedelta:
     from postdate.config import parse_duration
 
     return parse_duration(text)
 
 
-def _instant(text: str) -> datetime:
+def _parse_instant(text: str) -> datetime:
     from postdate.config import parse_instant
 
     return parse_instant(text)
 
 
-def _instant_or_wall(text: str) -> datetime | str:
+def _parse_instant_or_wall(text: str) -> datetime | str:
     """Return an instant. Return a text without an offset unchanged, because it is a local time in some zone."""
     try:
         is_wall = datetime.fromisoformat(text.strip()).tzinfo is None
     except ValueError:
         is_wall = False
-    return text.strip() if is_wall else _instant(text)
+    return text.strip() if is_wall else _parse_instant(text)
 
 
 def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) -> WallTime | None:
@@ -305,11 +307,11 @@ def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) 
             raise typer.BadParameter(text, param_hint="'--at'")
         return None
     if not isinstance(at, str):
-        raise wrong_usage(f"{option_name} needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
-    return WallTime.read(at, zone)
+        raise usage_error(f"{option_name} needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
+    return WallTime.parse(at, zone)
 
 
-def _name(text: str) -> str:
+def _check_name(text: str) -> str:
     """Refuse a blank name, such as that of an unset script variable.
 
     It would count as not given, or as another name.
@@ -321,32 +323,32 @@ def _name(text: str) -> str:
     return text
 
 
-NAME = _reading(_name)
+NAME = _convert_errors(_check_name)
 
 
-def duration(name: str, meaning: str, metavar: str = "DURATION") -> Any:
+def duration_option(name: str, meaning: str, metavar: str = "DURATION") -> Any:
     """Return an option that is a duration, such as ``1h30m``."""
-    return option(name, meaning, parser=_reading(_duration), metavar=metavar)
+    return option(name, meaning, parser=_convert_errors(_parse_duration), metavar=metavar)
 
 
-def instant(name: str, meaning: str, *, hidden: bool = False) -> Any:
+def instant_option(name: str, meaning: str, *, hidden: bool = False) -> Any:
     """Return an option that is an instant, in ISO 8601 with an offset."""
-    return option(name, meaning, parser=_reading(_instant), metavar="TIME", hidden=hidden)
+    return option(name, meaning, parser=_convert_errors(_parse_instant), metavar="TIME", hidden=hidden)
 
 
-def named(name: str, meaning: str, metavar: str) -> Any:
+def name_option(name: str, meaning: str, metavar: str) -> Any:
     """Return an option that is a name, for example of a queue, and not blank."""
     return option(name, meaning, parser=NAME, metavar=metavar)
 
 
-Delay = Annotated[timedelta | None, duration("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
-At = Annotated[datetime | None, instant("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
+Delay = Annotated[timedelta | None, duration_option("--delay", "Due this long from now: 30s, 10m, 1h30m, 2d.")]
+At = Annotated[datetime | None, instant_option("--at", "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00.")]
 AtWall = Annotated[
     Any,
     option(
         "--at",
         "Due then: ISO 8601 with offset, 2026-01-31T12:00+01:00; with --zone, without.",
-        parser=_reading(_instant_or_wall),
+        parser=_convert_errors(_parse_instant_or_wall),
         metavar="TIME",
     ),
 ]
@@ -363,17 +365,17 @@ REPORT_EVERY = 10_000
 """Number of items after which progress is reported again."""
 
 
-def progress() -> Callable[[int], None]:
+def create_progress_printer() -> Callable[[int], None]:
     """Return a callback that reports the number of finished items on standard error."""
     reported = 0
 
-    def tell(done: int) -> None:
+    def print_progress(done: int) -> None:
         nonlocal reported
         if done >= reported + REPORT_EVERY:
             reported = done
             print(f"{done:,} so far", file=sys.stderr)
 
-    return tell
+    return print_progress
 
 
 def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAME=VALUE") -> dict[str, str]:
@@ -382,7 +384,7 @@ def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAM
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise wrong_usage(f"{option} {text!r} is not {form}")
+            raise usage_error(f"{option} {text!r} is not {form}")
         pairs[name] = value
     return pairs
 
@@ -393,14 +395,14 @@ def pairs_of(texts: list[str] | None, option: str = "--header", form: str = "NAM
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
-def _level(text: str) -> str:
+def _parse_level(text: str) -> str:
     if text.lower() not in _LEVELS:
         raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
     return text.upper()
 
 
 LogLevel = Annotated[
-    str, option("--log-level", f"Least level to log: {', '.join(_LEVELS)}.", parser=_level, metavar="LEVEL")
+    str, option("--log-level", f"Least level to log: {', '.join(_LEVELS)}.", parser=_parse_level, metavar="LEVEL")
 ]
 
 
@@ -410,9 +412,9 @@ class _Formatter(logging.Formatter):
     converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
-        from postdate.config import without_secrets
+        from postdate.config import redact_secrets
 
-        return without_secrets(super().format(record))
+        return redact_secrets(super().format(record))
 
 
 class _JsonFormatter(_Formatter):
@@ -421,21 +423,21 @@ class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         import json
 
-        from postdate.config import without_secrets
+        from postdate.config import redact_secrets
 
         entry = {
             "time": f"{self.formatTime(record, self.datefmt)}.{record.msecs:03.0f}Z",
             "level": record.levelname,
             "logger": record.name,
-            "message": without_secrets(record.getMessage()),
+            "message": redact_secrets(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = without_secrets(self.formatException(record.exc_info))
+            entry["exception"] = redact_secrets(self.formatException(record.exc_info))
         return json.dumps(entry, separators=(",", ":"))
 
 
 @contextmanager
-def logging_to_stderr(level: str, *, as_json: bool = False) -> Generator[None]:
+def log_to_stderr(level: str, *, as_json: bool = False) -> Generator[None]:
     """Log to standard error, and nowhere else, for the length of the block. Then restore the program's own logging.
 
     Loggers other than Postdate's stay at warnings unless ``level`` is ``DEBUG``, because drivers log every statement at
@@ -445,14 +447,14 @@ def logging_to_stderr(level: str, *, as_json: bool = False) -> Generator[None]:
     kind = _JsonFormatter if as_json else _Formatter
     formatter = kind("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     handler.setFormatter(formatter)
-    root, own = logging.getLogger(), logging.getLogger("postdate")
-    before, levels_before = root.handlers[:], (root.level, own.level)
+    root, postdate_logger = logging.getLogger(), logging.getLogger("postdate")
+    handlers_before, levels_before = root.handlers[:], (root.level, postdate_logger.level)
     root.handlers[:] = [handler]
     root.setLevel(level if level == "DEBUG" else max(logging.WARNING, logging.getLevelNamesMapping()[level]))
-    own.setLevel(level)
+    postdate_logger.setLevel(level)
     try:
         yield
     finally:
-        root.handlers[:] = before
+        root.handlers[:] = handlers_before
         root.setLevel(levels_before[0])
-        own.setLevel(levels_before[1])
+        postdate_logger.setLevel(levels_before[1])

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import LogLevel, Use, command, logging_to_stderr, option, signals_handled, wrong_usage
-from postdate.config import host_and_port, load_settings
+from postdate.cli.command import LogLevel, Use, command, handle_signals, log_to_stderr, option, usage_error
+from postdate.config import load_settings, parse_host_and_port
 from postdate.errors import ConfigurationError
-from postdate.ports.settings import Wrong
+from postdate.ports.settings import InvalidValue
 
 app = typer.Typer(name="dashboard", add_completion=False)
 
@@ -49,39 +49,41 @@ def dashboard(
     from postdate import web
 
     try:
-        address, port = host_and_port(listen)
-    except Wrong as error:
-        raise wrong_usage(f"--listen {error}, not {listen!r}") from error
+        address, port = parse_host_and_port(listen)
+    except InvalidValue as error:
+        raise usage_error(f"--listen {error}, not {listen!r}") from error
     if allow_actions != bool(token_file or user_header):
-        raise wrong_usage("who may act? --allow-actions goes with --token-file FILE or --user-header NAME")
+        raise usage_error("who may act? --allow-actions goes with --token-file FILE or --user-header NAME")
     actions = web.Actions(token_file and token_file.read().strip(), user_header) if allow_actions else None
     settings = use.settings()
-    several = {settings.endpoint.name: settings}
+    settings_by_name = {settings.endpoint.name: settings}
     # Environment variables that are settings apply to the first deployment only. References in the files may use
     # others.
-    referred = {name: text for name, text in os.environ.items() if not re.match("POSTDATE_.*__", name)}
+    own_environment = {name: text for name, text in os.environ.items() if not re.match("POSTDATE_.*__", name)}
     for each in also or ():
         name, _, file = each.partition("=")
-        if not file or name in several:
-            raise wrong_usage(f"--also must be NAME=FILE with a name of its own, not {each!r}")
-        several[name] = load_settings(file, referred)
+        if not file or name in settings_by_name:
+            raise usage_error(f"--also must be NAME=FILE with a name of its own, not {each!r}")
+        settings_by_name[name] = load_settings(file, own_environment)
     if not also:
         # Ask the store once, so that a wrong address is reported at once.
-        use.work(lambda deployment, _: operations.present(deployment))
-    shown, family = (f"[{address}]", socket.AF_INET6) if ":" in address else (address, socket.AF_INET)
-    page = web.dashboard(several if also else settings, hosts=[shown, "localhost", *(host or ())], actions=actions)
+        use.call_with_deployment(lambda deployment, _: operations.read_present(deployment))
+    host_text, family = (f"[{address}]", socket.AF_INET6) if ":" in address else (address, socket.AF_INET)
+    page = web.dashboard(
+        settings_by_name if also else settings, hosts=[host_text, "localhost", *(host or ())], actions=actions
+    )
     try:
-        listening = socket.create_server((address, port), family=family)
+        server_socket = socket.create_server((address, port), family=family)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror or error}; choose --listen") from error
     # Accepted connections inherit this option. Without it, the second part of an answer waits 40 ms for an
     # acknowledgement.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(page, access_log=False, log_config=None, server_header=False)
     # In seconds. Open pages keep a connection for events, so the server must not wait for them without a limit.
     config.timeout_graceful_shutdown = 2
     # The server raises its signals again after its end. They have had their effect by then, so they are ignored.
-    handed_on = signals_handled(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
-    with logging_to_stderr(log_level), listening, handed_on:
-        log.info("the page is at http://%s:%d/", shown, listening.getsockname()[1])
-        uvicorn.Server(config).run(sockets=[listening])
+    signal_handling = handle_signals(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
+    with log_to_stderr(log_level), server_socket, signal_handling:
+        log.info("the page is at http://%s:%d/", host_text, server_socket.getsockname()[1])
+        uvicorn.Server(config).run(sockets=[server_socket])

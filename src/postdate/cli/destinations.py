@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from postdate.cli.command import Queue, Use, command, group, option
-from postdate.cli.output import clean, print_table
-from postdate.core.limits import Limits, limited, limiting, limits_of, paused, resumed
+from postdate.cli.command import Queue, Use, command, create_group, option
+from postdate.cli.output import escape_control_characters, print_table
+from postdate.core.limits import Limits, add_pause, limit_change, limiting_store, load_limits_in_force, remove_pause
 from postdate.errors import QueueNotFound
 from postdate.operations.destinations import change_destination
 
-app = group("destinations", "Pause queues, and limit how much they are sent, and when.")
+app = create_group("destinations", "Pause queues, and limit how much they are sent, and when.")
 
 
 @command(app, "list")
 def list_(use: Use) -> None:
     """List queues that have limits."""
-    limits_by_queue = use.work(lambda deployment, _: limits_of(limiting(deployment.store)))
+    limits_by_queue = use.call_with_deployment(
+        lambda deployment, _: load_limits_in_force(limiting_store(deployment.store))
+    )
 
     def lines() -> None:
         if limits_by_queue:
@@ -34,13 +36,13 @@ MissingOk = Annotated[bool, option("--missing-ok", "The queue need not exist yet
 @command(app, "pause")
 def pause(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
     """Hold what is due for a queue, until it is resumed."""
-    _change(use, queue, paused, missing_ok=missing_ok)
+    _change(use, queue, add_pause, missing_ok=missing_ok)
 
 
 @command(app, "resume")
 def resume(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
     """Let a paused queue have what was held; its other limits stay."""
-    _change(use, queue, resumed, missing_ok=missing_ok)
+    _change(use, queue, remove_pause, missing_ok=missing_ok)
 
 
 @command(app, "limit")
@@ -55,15 +57,18 @@ def limit(
     missing_ok: MissingOk = False,
 ) -> None:
     """Limit what a queue is sent, instead of the limits that it had. Without options: lift them."""
-    _change(use, queue, limited(per_second, windows or ()), missing_ok=missing_ok)
+    _change(use, queue, limit_change(per_second, windows or ()), missing_ok=missing_ok)
 
 
 def _change(use: Use, queue: str, change: Callable[[Limits], Limits], *, missing_ok: bool) -> None:
     try:
-        limits, is_there = use.work(
+        limits, queue_exists = use.call_with_deployment(
             lambda deployment, now: change_destination(deployment, queue, change, now, must_exist=not missing_ok)
         )
     except QueueNotFound as error:
         raise QueueNotFound(f"{error} To limit it before it is created, add --missing-ok") from error
-    unknown = "" if is_there is not None else " (whether that queue exists cannot be seen from here)"
-    use.report({"destination": queue, "limits": limits}, lambda: print(f"{clean(queue)}: {limits}{unknown}"))
+    unknown = "" if queue_exists is not None else " (whether that queue exists cannot be seen from here)"
+    use.report(
+        {"destination": queue, "limits": limits},
+        lambda: print(f"{escape_control_characters(queue)}: {limits}{unknown}"),
+    )

@@ -11,13 +11,13 @@ import typer
 
 import postdate
 from postdate import operations
-from postdate.cli.command import Use, command, group
-from postdate.cli.output import clean, print_pairs, print_table
+from postdate.cli.command import Use, command, create_group
+from postdate.cli.output import escape_control_characters, print_pairs, print_table
 from postdate.clock import SystemClock
-from postdate.wiring import libraries
+from postdate.wiring import load_library_facts
 
 app = typer.Typer(add_completion=False)
-config = group("config", "Look at the settings.")
+config = create_group("config", "Look at the settings.")
 app.add_typer(config)
 
 
@@ -34,7 +34,7 @@ def doctor(use: Use) -> None:
 
 def _print_checks(diagnosis: operations.Diagnosis) -> None:
     for check in diagnosis.checks:
-        print(f"{check.result.value:<5} {check.name:<16}{clean(check.found)}")
+        print(f"{check.result.value:<5} {check.name:<16}{escape_control_characters(check.found)}")
         if check.mend:
             print(f"{'':<22}> {check.mend}")
 
@@ -42,12 +42,12 @@ def _print_checks(diagnosis: operations.Diagnosis) -> None:
 @command(app, "version")
 def version(use: Use) -> None:
     """Say which Postdate, Python and SQLite these are."""
-    own, *more = libraries()
+    main_library, *more = load_library_facts()
     versions = {
         "postdate": postdate.__version__,
-        "schema": own.schema,
+        "schema": main_library.schema,
         "python": platform.python_version(),
-        **{each.name: ".".join(str(part) for part in each.version) for each in (own, *more)},
+        **{each.name: ".".join(str(part) for part in each.version) for each in (main_library, *more)},
         "platform": platform.platform(),
         "executable": sys.executable,
     }
@@ -61,11 +61,13 @@ def show(use: Use) -> None:
     rows = list(settings.rows())
     use.report(
         {"file": None if settings.file is None else str(settings.file), "settings": rows},
-        lambda: print_table(["setting", "value", "from"], [(row.key, _shown(row.value), row.origin) for row in rows]),
+        lambda: print_table(
+            ["setting", "value", "from"], [(row.key, _format_value(row.value), row.origin) for row in rows]
+        ),
     )
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case None:
             return "-"

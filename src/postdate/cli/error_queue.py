@@ -18,26 +18,30 @@ from postdate.cli.command import (
     SomeIds,
     Use,
     command,
-    group,
-    named,
+    create_group,
+    create_progress_printer,
+    name_option,
     option,
     pairs_of,
-    progress,
-    wrong_usage,
+    usage_error,
 )
 from postdate.cli.messages import print_unreadable
-from postdate.cli.output import clean, one_line, print_body, print_pairs, print_table
+from postdate.cli.output import escape_control_characters, one_line, print_body, print_pairs, print_table
 from postdate.messages import Headers
-from postdate.operations.plain import shown_count
+from postdate.operations.plain import format_count
 from postdate.wiring import OpenDeployment
 
-app = group("errors", "Look at failed messages, mend them, send them back.")
+app = create_group("errors", "Look at failed messages, mend them, send them back.")
 
 T = TypeVar("T")
 
-Queue = Annotated[str | None, named("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
-FailedQueue = Annotated[str | None, named("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")]
-Exception_ = Annotated[str | None, named("--exception", "Only those with this type of exception.", metavar="TYPE")]
+Queue = Annotated[str | None, name_option("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
+FailedQueue = Annotated[
+    str | None, name_option("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")
+]
+Exception_ = Annotated[
+    str | None, name_option("--exception", "Only those with this type of exception.", metavar="TYPE")
+]
 FailedText = Annotated[
     str | None, option("--text", "Only those with this text in their reason or body.", metavar="TEXT")
 ]
@@ -58,9 +62,13 @@ def _refuse_set_aside(text: str | None) -> None:
 SetAside = Annotated[Any, option("--set-aside", "Gone.", parser=_refuse_set_aside, hidden=True)]
 
 
-def _work(use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]) -> T:
+def _call_with_error_queue(
+    use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]
+) -> T:
     """Call ``work`` with the error queue that is named, or with the error queue of the settings."""
-    return use.work(lambda deployment, now: work(deployment, queue or deployment.settings.endpoint.error_queue, now))
+    return use.call_with_deployment(
+        lambda deployment, now: work(deployment, queue or deployment.settings.endpoint.error_queue, now)
+    )
 
 
 @command(app, "list")
@@ -75,16 +83,20 @@ def list_(
 ) -> None:
     """List failed messages, and what cannot be read; oldest first."""
     if set_aside:
-        raise wrong_usage(f"--set-aside is gone: {_UNREADABLE}")
-    where = operations.ErrorFilter(failed_queue, exception, text)
-    errors = _work(use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, where))
+        raise usage_error(f"--set-aside is gone: {_UNREADABLE}")
+    error_filter = operations.ErrorFilter(failed_queue, exception, text)
+    errors = _call_with_error_queue(
+        use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, error_filter)
+    )
     use.report(errors, lambda: _print_list(errors))
 
 
 @command(app, "groups")
 def groups(use: Use, queue: Queue = None) -> None:
     """Count failed messages by exception, and queue where they failed."""
-    errors = _work(use, queue, lambda deployment, source, _: operations.group_errors(deployment, source))
+    errors = _call_with_error_queue(
+        use, queue, lambda deployment, source, _: operations.group_errors(deployment, source)
+    )
     use.report(errors, lambda: _print_groups(errors))
 
 
@@ -123,7 +135,7 @@ def show(
     queue: Queue = None,
 ) -> None:
     """Show a failed message: stack trace, headers, body."""
-    details = _work(
+    details = _call_with_error_queue(
         use, queue, lambda deployment, source, now: operations.show_error(deployment, source, message_id, now)
     )
     use.report(details, lambda: _print_details(details))
@@ -131,7 +143,7 @@ def show(
 
 def _print_details(details: operations.ErrorDetails) -> None:
     message = details.message
-    print(f"message {clean(message.message_id)} in queue {details.queue}")
+    print(f"message {escape_control_characters(message.message_id)} in queue {details.queue}")
     print_pairs(
         {
             "failed at": message.failed_at,
@@ -142,11 +154,11 @@ def _print_details(details: operations.ErrorDetails) -> None:
             "held by process": message.held_by and str(message.held_by),
         }
     )
-    shown = {name: value for name, value in details.headers.items() if name != Headers.EXCEPTION_STACK_TRACE}
+    shown_headers = {name: value for name, value in details.headers.items() if name != Headers.EXCEPTION_STACK_TRACE}
     print()
-    print_table(["header", "value"], shown.items())
+    print_table(["header", "value"], shown_headers.items())
     if details.stack_trace:
-        print(f"\n{clean(details.stack_trace).rstrip()}")
+        print(f"\n{escape_control_characters(details.stack_trace).rstrip()}")
     print()
     print_body(details.body)
 
@@ -160,7 +172,9 @@ def return_(
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    to: Annotated[str | None, named("--to", "Put them there instead of where they failed.", metavar="QUEUE")] = None,
+    to: Annotated[
+        str | None, name_option("--to", "Put them there instead of where they failed.", metavar="QUEUE")
+    ] = None,
     without_expiry: Annotated[
         bool, option("--without-expiry", "Take off when their use ends: what is past it is handled, too.")
     ] = False,
@@ -168,8 +182,8 @@ def return_(
     dry_run: DryRun = False,
 ) -> None:
     """Put failed messages back where they failed, to be tried again. Mend the cause first."""
-    how = operations.Treatment(to, without_expiry, dry_run=dry_run)
-    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
+    treatment = operations.Treatment(to, without_expiry, dry_run=dry_run)
+    _treat_messages(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), treatment)
 
 
 @command(app, "discard")
@@ -184,47 +198,49 @@ def discard(
     dry_run: DryRun = False,
 ) -> None:
     """Throw failed messages away, for good."""
-    how = operations.Treatment(discard=True, dry_run=dry_run)
-    _deal(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), how)
+    treatment = operations.Treatment(discard=True, dry_run=dry_run)
+    _treat_messages(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), treatment)
 
 
-def _deal(
+def _treat_messages(
     use: Use,
     message_ids: list[str] | None,
     queue: str | None,
     every: bool,
-    where: operations.ErrorFilter,
-    how: operations.Treatment,
+    error_filter: operations.ErrorFilter,
+    treatment: operations.Treatment,
 ) -> None:
     """Return messages, or discard them."""
-    action = "discard" if how.discard else "return"
-    if [bool(message_ids), every, where != operations.ErrorFilter()].count(True) != 1:
-        raise wrong_usage(
+    action = "discard" if treatment.discard else "return"
+    if [bool(message_ids), every, error_filter != operations.ErrorFilter()].count(True) != 1:
+        raise usage_error(
             f"name the messages to {action}, or all of them with --all, or say which: --failed-queue, --exception, "
             f"--text"
         )
-    if message_ids and how.dry_run:
-        raise wrong_usage("--dry-run is for --all, --failed-queue, --exception and --text")
+    if message_ids and treatment.dry_run:
+        raise usage_error("--dry-run is for --all, --failed-queue, --exception and --text")
 
-    async def work(deployment: OpenDeployment, source: str, now: datetime) -> list[operations.Returned]:
+    async def work(deployment: OpenDeployment, source: str, now: datetime) -> list[operations.ReturnResult]:
         if not message_ids:
-            return await operations.return_all(deployment, source, now, where, how, progress())
-        return await operations.return_messages(deployment, source, message_ids, now, how)
+            return await operations.return_all(
+                deployment, source, now, error_filter, treatment, create_progress_printer()
+            )
+        return await operations.return_messages(deployment, source, message_ids, now, treatment)
 
-    results = _work(use, queue, work)
-    if how.dry_run:
-        use.report({"messages": results, "dry_run": True}, lambda: _print_would_be(results, action))
+    results = _call_with_error_queue(use, queue, work)
+    if treatment.dry_run:
+        use.report({"messages": results, "dry_run": True}, lambda: _print_preview(results, action))
         return
     use.report(
-        {"messages": results}, lambda: _print_dealt(results, action), succeeded=all(each.done for each in results)
+        {"messages": results}, lambda: _print_results(results, action), succeeded=all(each.done for each in results)
     )
 
 
-def _print_would_be(results: list[operations.Returned], action: str) -> None:
-    stay = [each for each in results if not each.done]
-    print(f"{shown_count(len(results) - len(stay), 'message')} would be {action}ed")
-    if stay:
-        _print_dealt(stay, action)
+def _print_preview(results: list[operations.ReturnResult], action: str) -> None:
+    refused = [each for each in results if not each.done]
+    print(f"{format_count(len(results) - len(refused), 'message')} would be {action}ed")
+    if refused:
+        _print_results(refused, action)
 
 
 @command(app, "edit")
@@ -236,20 +252,21 @@ def edit(
     header: Annotated[
         list[str] | None, option("--header", "A header that it gets; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    to: Annotated[str | None, named("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
+    to: Annotated[str | None, name_option("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
 ) -> None:
     """Send a failed message changed, under a new id. The failed one stays in the error queue."""
     if body is None and not header:
-        raise wrong_usage("what is to be changed? give --body or --header")
-    change = operations.Edit(None if body is None else _content("--body", body), pairs_of(header), to)
-    sent = _work(
+        raise usage_error("what is to be changed? give --body or --header")
+    change = operations.Edit(None if body is None else _read_content("--body", body), pairs_of(header), to)
+    result = _call_with_error_queue(
         use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )
-    text = f"{clean(message_id)}: sent to {clean(sent.queue)} as {sent.message_id}"
-    use.report({"message": sent}, lambda: print(text))
+    name, queue = escape_control_characters(message_id), escape_control_characters(result.queue)
+    text = f"{name}: sent to {queue} as {result.message_id}"
+    use.report({"message": result}, lambda: print(text))
 
 
-def _content(option: str, text: str) -> bytes:
+def _read_content(option: str, text: str) -> bytes:
     """Return the content of a file for ``@FILE``. Otherwise return the bytes of the text."""
     if not text.startswith("@"):
         return text.encode(errors="surrogateescape")
@@ -257,20 +274,20 @@ def _content(option: str, text: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise wrong_usage(f"{option}: {path} cannot be read: {error.strerror}") from error
+        raise usage_error(f"{option}: {path} cannot be read: {error.strerror}") from error
 
 
 @command(app, "delete", hidden=True)
 def delete(use: Use, names: Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[NAME…]")] = None) -> None:
     """Name the command that does what this one did once."""
-    raise wrong_usage(f"`errors delete` is gone: {_UNREADABLE}")
+    raise usage_error(f"`errors delete` is gone: {_UNREADABLE}")
 
 
-def _print_dealt(results: list[operations.Returned], action: str) -> None:
+def _print_results(results: list[operations.ReturnResult], action: str) -> None:
     if not results:
         print(f"nothing to {action}")
     for each in results:
-        remark = f": {clean(each.remark)}" if each.remark else ""
-        where = f" to {clean(each.queue)}" if action == "return" else ""
-        outcome = f"{action}ed{where}{remark}" if each.done else f"not {action}ed{remark}"
-        print(f"{clean(each.message_id)}: {outcome}")
+        remark = f": {escape_control_characters(each.remark)}" if each.remark else ""
+        destination_text = f" to {escape_control_characters(each.queue)}" if action == "return" else ""
+        outcome = f"{action}ed{destination_text}{remark}" if each.done else f"not {action}ed{remark}"
+        print(f"{escape_control_characters(each.message_id)}: {outcome}")

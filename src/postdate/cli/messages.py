@@ -21,56 +21,64 @@ from postdate.cli.command import (
     SomeIds,
     Use,
     command,
-    duration,
-    group,
-    instant,
-    named,
+    create_group,
+    create_progress_printer,
+    duration_option,
+    instant_option,
+    name_option,
     option,
     pairs_of,
-    progress,
+    usage_error,
     wall_time_of,
-    wrong_usage,
 )
-from postdate.cli.output import clean, hexdump, one_line, print_body, print_pairs, print_table, time_or_dash
+from postdate.cli.output import (
+    escape_control_characters,
+    hexdump,
+    one_line,
+    print_body,
+    print_pairs,
+    print_table,
+    time_or_dash,
+)
 from postdate.clock import later
 from postdate.core.changes import EVERYTHING, Pending
 from postdate.messages import DelayedMessage, Origin
-from postdate.operations.plain import Event, shown_count, shown_time
+from postdate.operations.plain import Event, format_count, format_time
 from postdate.wiring import OpenDeployment
 
-app = group("messages", "Look at delayed messages, and change them.")
+app = create_group("messages", "Look at delayed messages, and change them.")
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class MessageSelection:
     """Which of the messages that wait: options of commands for many of them."""
 
-    queue: Annotated[str | None, named("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
-    due_from: Annotated[datetime | None, instant("--due-from", "Only those due then or later.")] = None
-    due_to: Annotated[datetime | None, instant("--due-to", "Only those due before that.")] = None
+    queue: Annotated[str | None, name_option("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
+    due_from: Annotated[datetime | None, instant_option("--due-from", "Only those due then or later.")] = None
+    due_to: Annotated[datetime | None, instant_option("--due-to", "Only those due before that.")] = None
     header: Annotated[
         list[str] | None, option("--header", "Only those with this header; may be repeated.", metavar="NAME=VALUE")
     ] = None
     text: Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")] = None
     failing: Annotated[bool, option("--failing", "Only those that could not be delivered so far.")] = False
     zone: Annotated[
-        str | None, named("--zone", "Only those due by the clocks of this zone, as Europe/Paris.", metavar="ZONE")
+        str | None, name_option("--zone", "Only those due by the clocks of this zone, as Europe/Paris.", metavar="ZONE")
     ] = None
     origin: Annotated[
         list[Origin] | None,
         option("--origin", "Those that wait for this reason, in place of what was scheduled; may be repeated."),
     ] = None
 
-    def pending(self) -> Pending:
+    def pending_filter(self) -> Pending:
         headers, failing = pairs_of(self.header) or None, self.failing or None
-        where = Pending(self.queue, self.due_from, self.due_to, headers, self.text, failing, self.zone)
-        return replace(where, origins=self.origin) if self.origin else where
+        pending_filter = Pending(self.queue, self.due_from, self.due_to, headers, self.text, failing, self.zone)
+        return replace(pending_filter, origins=self.origin) if self.origin else pending_filter
 
 
 @command(app, "list")
 def list_(
     use: Use,
-    which: Which,
+    which: MessageSelection,
     limit: Limit = 50,
     after: Annotated[
         str | None, option("--after", "Go on behind the cursor that the list before ended with.", metavar="CURSOR")
@@ -80,16 +88,18 @@ def list_(
     ] = False,
 ) -> None:
     """List messages that wait, the next due first."""
-    where = which.pending()
+    pending_filter = which.pending_filter()
     if unreadable:
-        if where.says_something or which.origin or after is not None:
-            raise wrong_usage("--unreadable goes with --limit only: nothing is known of what cannot be read")
-        rows = use.work(lambda deployment, _: operations.list_unreadable(deployment, limit))
+        if pending_filter.has_condition or which.origin or after is not None:
+            raise usage_error("--unreadable goes with --limit only: nothing is known of what cannot be read")
+        rows = use.call_with_deployment(lambda deployment, _: operations.list_unreadable(deployment, limit))
         use.report(rows, lambda: print_unreadable(rows))
         return
-    if not (where.says_something or which.origin):
-        where = EVERYTHING
-    messages = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now, after))
+    if not (pending_filter.has_condition or which.origin):
+        pending_filter = EVERYTHING
+    messages = use.call_with_deployment(
+        lambda deployment, now: operations.list_messages(deployment, pending_filter, limit, now, after)
+    )
     use.report(messages, lambda: _print_list(messages))
 
 
@@ -103,7 +113,10 @@ def _print_list(messages: operations.MessageList) -> None:
     ]
     print_table(["id", "due", "state", "queue", "failures"], rows)
     if messages.cursor is not None:
-        print(f"… and more; go on with --after {clean(shlex.quote(messages.cursor))}, or see `postdate messages stats`")
+        print(
+            f"… and more; go on with --after {escape_control_characters(shlex.quote(messages.cursor))}, or see "
+            f"`postdate messages stats`"
+        )
 
 
 def _state(message: operations.MessageLine) -> str:
@@ -111,17 +124,17 @@ def _state(message: operations.MessageLine) -> str:
     return state if message.origin == Origin.APPLICATION.value else f"{state}, {message.origin}"
 
 
-def print_unreadable(listed: operations.UnreadableList) -> None:
-    if not listed.total:
+def print_unreadable(unreadable_list: operations.UnreadableList) -> None:
+    if not unreadable_list.total:
         print("every message can be read")
         return
     rows = [
         (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
-        for each in listed.messages
+        for each in unreadable_list.messages
     ]
     print_table(["unreadable", "since", "in", "id", "reason"], rows)
-    if listed.total > len(listed.messages):
-        print(f"… and {listed.total - len(listed.messages):,} more; use --limit")
+    if unreadable_list.total > len(unreadable_list.messages):
+        print(f"… and {unreadable_list.total - len(unreadable_list.messages):,} more; use --limit")
 
 
 @command(app, "show")
@@ -131,7 +144,7 @@ def show(
         str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --unreadable.")
     ] = None,
     unreadable: Annotated[
-        str | None, named("--unreadable", "Show a row that cannot be read, as s12 or q3.", metavar="NAME")
+        str | None, name_option("--unreadable", "Show a row that cannot be read, as s12 or q3.", metavar="NAME")
     ] = None,
 ) -> None:
     """Show a message: where it is, what it says, what became of it.
@@ -140,20 +153,20 @@ def show(
     """
     if unreadable is not None:
         if message_id is not None:
-            raise wrong_usage("name one: either the ID of a message, or --unreadable NAME")
-        row = use.work(lambda deployment, _: operations.show_unreadable(deployment, unreadable))
+            raise usage_error("name one: either the ID of a message, or --unreadable NAME")
+        row = use.call_with_deployment(lambda deployment, _: operations.show_unreadable(deployment, unreadable))
         use.report(row, lambda: _print_unreadable_row(row))
         return
     if message_id is None:
-        raise wrong_usage("which one? name the ID of a message, or --unreadable NAME")
-    details = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
+        raise usage_error("which one? name the ID of a message, or --unreadable NAME")
+    details = use.call_with_deployment(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(details, lambda: _print_details(details))
 
 
 def _print_details(details: operations.MessageDetails) -> None:
-    print(f"message {clean(details.message_id)}")
-    for place in details.places:
-        _print_place(place)
+    print(f"message {escape_control_characters(details.message_id)}")
+    for location in details.places:
+        _print_location(location)
     for row in details.unreadable:
         print()
         _print_unreadable_row(row)
@@ -168,7 +181,7 @@ def _print_unreadable_row(details: operations.UnreadableDetails) -> None:
     print_pairs({"in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
     for column, digits in details.raw.items():
         value = bytes.fromhex(digits)
-        print(f"\n{clean(column)} ({len(value):,} bytes)")
+        print(f"\n{escape_control_characters(column)} ({len(value):,} bytes)")
         if value:
             print(hexdump(value))
 
@@ -178,27 +191,27 @@ def _print_history(history: Sequence[Event]) -> None:
     print_table(["at", "what", "queue", "reason"], rows)
 
 
-def _print_place(place: operations.MessageLocation) -> None:
-    print(f"\nwaiting for queue {place.queue}" if place.where == "waiting" else f"\nin queue {place.queue}")
+def _print_location(location: operations.MessageLocation) -> None:
+    print(f"\nwaiting for queue {location.queue}" if location.where == "waiting" else f"\nin queue {location.queue}")
     print_pairs(
         {
-            "due": place.due,
-            "origin": place.origin if place.origin != Origin.APPLICATION.value else None,
-            "next attempt": place.next_attempt_at if place.next_attempt_at != place.due else None,
-            "expires": place.expires_at,
-            "failures": place.number_of_failures or None,
-            "held by process": place.held_by and str(place.held_by),
+            "due": location.due,
+            "origin": location.origin if location.origin != Origin.APPLICATION.value else None,
+            "next attempt": location.next_attempt_at if location.next_attempt_at != location.due else None,
+            "expires": location.expires_at,
+            "failures": location.number_of_failures or None,
+            "held by process": location.held_by and str(location.held_by),
         }
     )
-    if place.headers:
-        print_table(["header", "value"], place.headers.items())
-    print_body(place.body)
+    if location.headers:
+        print_table(["header", "value"], location.headers.items())
+    print_body(location.body)
 
 
 @command(app, "explain")
 def explain(use: Use, message_id: MessageId) -> None:
     """Say why a message has not arrived, and what to do about it."""
-    explanation = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
+    explanation = use.call_with_deployment(lambda deployment, now: operations.explain(deployment, message_id, now))
     use.report(
         explanation,
         lambda: _print_explanation(explanation),
@@ -207,31 +220,35 @@ def explain(use: Use, message_id: MessageId) -> None:
 
 
 def _print_explanation(explanation: operations.Explanation) -> None:
-    print(f"{clean(explanation.message_id)}: {explanation.state.value.replace('_', ' ')}")
-    print(f"  {clean(explanation.headline)}")
+    print(f"{escape_control_characters(explanation.message_id)}: {explanation.state.value.replace('_', ' ')}")
+    print(f"  {escape_control_characters(explanation.headline)}")
     for fact in explanation.facts:
-        print(f"  - {clean(fact)}")
+        print(f"  - {escape_control_characters(fact)}")
     for advice in explanation.advice:
-        print(f"  > {clean(advice)}")
+        print(f"  > {escape_control_characters(advice)}")
     if explanation.history:
         print()
         _print_history(explanation.history)
 
 
 @command(app, "cancel")
-def cancel(use: Use, message_ids: SomeIds = None, *, which: Which, dry_run: DryRun = False) -> None:
+def cancel(use: Use, message_ids: SomeIds = None, *, which: MessageSelection, dry_run: DryRun = False) -> None:
     """Remove messages that wait, for good.
 
     Those named, or all that the options say. Those that do not wait any more are left alone.
     """
-    where = which.pending()
-    if _are_named(message_ids, where, dry_run=dry_run):
-        named = message_ids or []
-        changes = use.work(lambda deployment, now: operations.cancel(deployment, named, now))
+    pending_filter = which.pending_filter()
+    if _has_ids(message_ids, pending_filter, dry_run=dry_run):
+        named_ids = message_ids or []
+        changes = use.call_with_deployment(lambda deployment, now: operations.cancel(deployment, named_ids, now))
         _report_changes(use, changes, "cancelled")
         return
-    done = use.work(lambda store, now: operations.cancel_all(store, where, now, dry_run=dry_run, progress=progress()))
-    _report_many(use, done, "cancelled")
+    result = use.call_with_deployment(
+        lambda store, now: operations.cancel_all(
+            store, pending_filter, now, dry_run=dry_run, progress=create_progress_printer()
+        )
+    )
+    _report_many(use, result, "cancelled")
 
 
 @command(app, "discard")
@@ -243,11 +260,14 @@ def discard(
 
     For failed messages there is `errors discard`, for waiting ones `cancel`.
     """
-    results = use.work(lambda deployment, now: operations.discard_unreadable(deployment, names, now))
+    results = use.call_with_deployment(lambda deployment, now: operations.discard_unreadable(deployment, names, now))
 
     def lines() -> None:
         for each in results:
-            print(f"{clean(each.name)}: {'discarded' if each.done else f'not discarded: {clean(each.remark)}'}")
+            print(
+                f"{escape_control_characters(each.name)}: "
+                f"{'discarded' if each.done else f'not discarded: {escape_control_characters(each.remark)}'}"
+            )
 
     use.report({"messages": results}, lines, succeeded=all(each.done for each in results))
 
@@ -260,23 +280,23 @@ def reschedule(
     at: AtWall = None,
     at_zone: Annotated[
         str | None,
-        named(
+        name_option(
             "--at-zone",
             "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
             metavar="ZONE",
         ),
     ] = None,
-    later_by: Annotated[timedelta | None, duration("--later-by", "Due so much later than each is now.")] = None,
+    later_by: Annotated[timedelta | None, duration_option("--later-by", "Due so much later than each is now.")] = None,
     *,
-    which: Which,
+    which: MessageSelection,
     dry_run: DryRun = False,
 ) -> None:
     """Give messages that wait another due time. Those named, or all that the options say."""
-    where = which.pending()
-    are_named = _are_named(message_ids, where, dry_run=dry_run)
-    if (delay, at, later_by).count(None) != 2 or (are_named and later_by is not None):
-        choice = "--delay or --at" if are_named else "--delay, --at or --later-by"
-        raise wrong_usage(f"say when: either {choice}")
+    pending_filter = which.pending_filter()
+    has_ids = _has_ids(message_ids, pending_filter, dry_run=dry_run)
+    if (delay, at, later_by).count(None) != 2 or (has_ids and later_by is not None):
+        choice = "--delay or --at" if has_ids else "--delay, --at or --later-by"
+        raise usage_error(f"say when: either {choice}")
 
     wall_time = wall_time_of(at, at_zone, "--at-zone")
     at = at if wall_time is None else wall_time.instant()
@@ -286,7 +306,7 @@ def reschedule(
             return later(message.due, later_by)
         return at if at is not None else later(now, delay or timedelta(0))
 
-    if are_named:
+    if has_ids:
 
         async def work(deployment: OpenDeployment, now: datetime) -> list[operations.Change]:
             return [
@@ -294,42 +314,50 @@ def reschedule(
                 for each in message_ids or ()
             ]
 
-        _report_changes(use, use.work(work), "rescheduled")
+        _report_changes(use, use.call_with_deployment(work), "rescheduled")
         return
-    done = use.work(
+    result = use.call_with_deployment(
         lambda store, now: operations.reschedule_all(
-            store, where, due, now, dry_run=dry_run, progress=progress(), wall_time=wall_time
+            store, pending_filter, due, now, dry_run=dry_run, progress=create_progress_printer(), wall_time=wall_time
         )
     )
-    _report_many(use, done, "rescheduled")
+    _report_many(use, result, "rescheduled")
 
 
-def _are_named(message_ids: list[str] | None, where: Pending, *, dry_run: bool) -> bool:
+def _has_ids(message_ids: list[str] | None, pending_filter: Pending, *, dry_run: bool) -> bool:
     """Return whether messages are named by ids and not selected by options. Refuse both together, and neither."""
-    if message_ids and (where.says_something or dry_run):
-        raise wrong_usage("name messages by their ids, or say which by options, not both")
-    if not message_ids and not where.says_something:
-        raise wrong_usage("which messages? name their ids, or say which by options such as --queue or --due-to")
+    if message_ids and (pending_filter.has_condition or dry_run):
+        raise usage_error("name messages by their ids, or say which by options, not both")
+    if not message_ids and not pending_filter.has_condition:
+        raise usage_error("which messages? name their ids, or say which by options such as --queue or --due-to")
     return bool(message_ids)
 
 
-def _report_many(use: Use, result: operations.ManyChanged, done: str) -> None:
+def _report_many(use: Use, result: operations.ChangeCounts, participle: str) -> None:
     def lines() -> None:
         for answer, count in result.answers.items():
-            outcome = f"would be {done}" if result.dry_run else done if answer == "done" else f"not {done}: {answer}"
-            print(f"{shown_count(count, 'message')} {outcome}")
+            outcome = (
+                f"would be {participle}"
+                if result.dry_run
+                else participle
+                if answer == "done"
+                else f"not {participle}: {answer}"
+            )
+            print(f"{format_count(count, 'message')} {outcome}")
         if not result.answers:
             print("no message is like that")
 
     use.report(result, lines)
 
 
-def _report_changes(use: Use, changes: list[operations.Change], done: str) -> None:
+def _report_changes(use: Use, changes: list[operations.Change], participle: str) -> None:
     def lines() -> None:
         for change in changes:
-            due = "" if change.due is None else f", due at {shown_time(change.due)}"
-            outcome = f"{done}{due}" if change.done else f"not {done}: {clean(change.reason)}"
-            print(f"{clean(change.message_id)}: {outcome}")
+            due = "" if change.due is None else f", due at {format_time(change.due)}"
+            outcome = (
+                f"{participle}{due}" if change.done else f"not {participle}: {escape_control_characters(change.reason)}"
+            )
+            print(f"{escape_control_characters(change.message_id)}: {outcome}")
 
     use.report({"messages": changes}, lines, succeeded=all(change.done for change in changes))
 
@@ -337,7 +365,7 @@ def _report_changes(use: Use, changes: list[operations.Change], done: str) -> No
 @command(app, "stats")
 def stats(use: Use) -> None:
     """Count what waits, what happened, and what is in the queues."""
-    statistics = use.work(operations.statistics)
+    statistics = use.call_with_deployment(operations.statistics)
     use.report(statistics, lambda: _print_statistics(statistics))
 
 

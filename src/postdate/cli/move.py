@@ -8,10 +8,10 @@ from typing import Annotated
 import anyio
 import typer
 
-from postdate.cli.command import DryRun, Use, command, option, progress
-from postdate.cli.output import clean, print_pairs
+from postdate.cli.command import DryRun, Use, command, create_progress_printer, option
+from postdate.cli.output import escape_control_characters, print_pairs
 from postdate.config import load_settings
-from postdate.operations.plain import shown_count
+from postdate.operations.plain import format_count
 from postdate.operations.store_move import StoreMove, StoreMoveResult, move_store
 
 app = typer.Typer(name="move", add_completion=False)
@@ -44,33 +44,33 @@ def move(
         addresses = {"store.address": target, "transport.address": use.transport}
         settings = load_settings(use.config, os.environ, addresses, origin="option --to")
     plan = StoreMove(source, settings, from_schema, from_table, services_stopped, dry_run)
-    result = anyio.run(move_store, plan, progress())
-    use.report(result, lambda: _print_result(result), succeeded=result.complete)
+    result = anyio.run(move_store, plan, create_progress_printer())
+    use.report(result, lambda: _print_result(result), succeeded=result.is_complete)
 
 
 def _print_result(result: StoreMoveResult) -> None:
-    will = "would be " if result.dry_run else ""
+    prefix = "would be " if result.dry_run else ""
     print_pairs(
         {
             "from": result.source,
             "to": result.target,
             "waited": result.waiting_before,
-            f"{will}moved": result.moved,
+            f"{prefix}moved": result.moved,
             "known before": result.known_before or None,
-            f"{will}refused": result.refused,
+            f"{prefix}refused": result.refused,
             "still waiting": result.waiting,
         }
     )
     for queue, count in result.destinations.items():
-        print(f"{shown_count(count, 'message')} for {clean(queue)}")
+        print(f"{format_count(count, 'message')} for {escape_control_characters(queue)}")
     for queue, limits in result.limits.items():
-        print(f"limits of {clean(queue)}: {limits}")
+        print(f"limits of {escape_control_characters(queue)}: {limits}")
     for each in result.refusals:
-        print(f"refused: {clean(each.message_id)}: {clean(each.reason)}")
+        print(f"refused: {escape_control_characters(each.message_id)}: {escape_control_characters(each.reason)}")
     if len(result.refusals) < result.refused:
         print(f"refused in all: {result.refused:,}")
     for remark in result.remarks:
-        print(f"note: {clean(remark)}")
+        print(f"note: {escape_control_characters(remark)}")
     if not result.dry_run:
         rate = result.moved / max(result.took_seconds, 1e-9)
         print(f"took {result.took_seconds:.1f} s, {rate:,.0f} messages/s")

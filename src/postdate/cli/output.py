@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from postdate.operations.plain import Body, clean, shown_time
+from postdate.operations.plain import Body, escape_control_characters, format_time
 
 _WIDE = 100_000
 """Number of columns if the output is not a terminal: lines in a pipe are never wrapped, and no id is ever cut."""
@@ -19,20 +19,20 @@ _WIDE = 100_000
 def hexdump(content: bytes) -> str:
     """Return lines of offset, sixteen hexadecimal pairs, and the ASCII characters."""
     lines: list[str] = []
-    for at in range(0, len(content), 16):
-        part = content[at : at + 16]
-        shown = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
-        lines.append(f"{at:08x}  {part.hex(' '):<47}  {shown}")
+    for offset in range(0, len(content), 16):
+        part = content[offset : offset + 16]
+        ascii_text = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{offset:08x}  {part.hex(' '):<47}  {ascii_text}")
     return "\n".join(lines)
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    line = " ".join(clean(text).split())
+    line = " ".join(escape_control_characters(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def time_or_dash(instant: datetime | None) -> str:
-    return "-" if instant is None else shown_time(instant)
+    return "-" if instant is None else format_time(instant)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -64,7 +64,7 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
 def print_body(body: Body) -> None:
     print(f"body ({body.size_bytes:,} bytes{'' if body.base64 is None else ', base64'})")
     if body.size_bytes:
-        print(clean(body.text if body.text is not None else body.base64 or ""))
+        print(escape_control_characters(body.text if body.text is not None else body.base64 or ""))
 
 
 def _cell(value: object) -> str:
@@ -78,4 +78,4 @@ def _cell(value: object) -> str:
         case datetime():
             return time_or_dash(value)
         case _:
-            return clean(str(value))
+            return escape_control_characters(str(value))

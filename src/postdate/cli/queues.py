@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from postdate.cli.command import DryRun, Limit, Queue, Use, command, group, progress
-from postdate.cli.output import clean, print_body, print_pairs, print_table
+from postdate.cli.command import DryRun, Limit, Queue, Use, command, create_group, create_progress_printer
+from postdate.cli.output import escape_control_characters, print_body, print_pairs, print_table
 from postdate.operations import queues
-from postdate.operations.plain import shown_count
-from postdate.operations.queues import QueuedMessage, QueuedMessages
+from postdate.operations.plain import format_count
+from postdate.operations.queues import MessageContent, QueueContents
 
-app = group("queues", "Look into queues, take messages off them, empty them.")
+app = create_group("queues", "Look into queues, take messages off them, empty them.")
 
 
 @command(app, "peek")
@@ -19,21 +19,21 @@ def peek(use: Use, queue: Queue, limit: Limit = 10) -> None:
 
     RabbitMQ and Azure give them out for that, and get them back: they count as delivered once more.
     """
-    messages = use.work(lambda deployment, now: queues.peek(deployment, queue, limit, now))
-    use.report(messages, lambda: _print_all(messages))
+    messages = use.call_with_deployment(lambda deployment, now: queues.peek(deployment, queue, limit, now))
+    use.report(messages, lambda: _print_messages(messages))
 
 
-def _print_all(queued: QueuedMessages) -> None:
-    for each in queued.messages:
-        _print(each)
-    if not queued.messages:
-        print(f"queue {clean(queued.queue)} is empty")
-    if queued.total > len(queued.messages):
-        print(f"… and {queued.total - len(queued.messages):,} more; use --limit")
+def _print_messages(queue_page: QueueContents) -> None:
+    for each in queue_page.messages:
+        _print_message(each)
+    if not queue_page.messages:
+        print(f"queue {escape_control_characters(queue_page.queue)} is empty")
+    if queue_page.total > len(queue_page.messages):
+        print(f"… and {queue_page.total - len(queue_page.messages):,} more; use --limit")
 
 
-def _print(message: QueuedMessage) -> None:
-    print(f"message {clean(message.message_id)}")
+def _print_message(message: MessageContent) -> None:
+    print(f"message {escape_control_characters(message.message_id)}")
     print_pairs({"due": message.due})
     if message.headers:
         print_table(["header", "value"], message.headers.items())
@@ -45,18 +45,20 @@ def _print(message: QueuedMessage) -> None:
 def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
     """Take messages off a queue, for good, and print them. With --json an object a line."""
 
-    def print_out(message: QueuedMessage) -> None:
-        use.report(message, lambda: _print(message))
+    def print_out(message: MessageContent) -> None:
+        use.report(message, lambda: _print_message(message))
         sys.stdout.flush()
 
-    count = use.work(lambda deployment, now: queues.receive(deployment, queue, limit, now, print_out))
+    count = use.call_with_deployment(lambda deployment, now: queues.receive(deployment, queue, limit, now, print_out))
     if not count and not use.as_json:
-        print(f"queue {clean(queue)} is empty")
+        print(f"queue {escape_control_characters(queue)} is empty")
 
 
 @command(app, "purge")
 def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
     """Throw away all messages of a queue that nobody holds now."""
-    result = use.work(lambda deployment, now: queues.purge(deployment, queue, now, progress(), dry_run=dry_run))
+    result = use.call_with_deployment(
+        lambda deployment, now: queues.purge(deployment, queue, now, create_progress_printer(), dry_run=dry_run)
+    )
     outcome = "would be thrown away" if dry_run else "thrown away"
-    use.report(result, lambda: print(f"{shown_count(result.count, 'message')} {outcome}"))
+    use.report(result, lambda: print(f"{format_count(result.count, 'message')} {outcome}"))

@@ -15,16 +15,16 @@ from postdate.cli.command import (
     Delay,
     Use,
     command,
-    duration,
-    instant,
-    named,
+    duration_option,
+    instant_option,
+    name_option,
     option,
     pairs_of,
+    usage_error,
     wall_time_of,
-    wrong_usage,
 )
 from postdate.endpoint.send_options import SendOptions
-from postdate.operations.plain import shown_time
+from postdate.operations.plain import format_time
 from postdate.wiring import setup_sql
 
 app = typer.Typer(add_completion=False)
@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False)
 def setup(
     use: Use,
     queue: Annotated[
-        list[str] | None, named("--queue", "Create this queue, too; may be repeated.", metavar="QUEUE")
+        list[str] | None, name_option("--queue", "Create this queue, too; may be repeated.", metavar="QUEUE")
     ] = None,
     sagas: Annotated[bool, option("--sagas", "Create the table of sagas, too, by default where the store is.")] = False,
     outbox: Annotated[
@@ -50,24 +50,24 @@ def setup(
         sql = setup_sql(use.settings(), queue or [], sagas=sagas, outbox=outbox)
         use.report({"sql": sql}, lambda: print(sql, end=""))
         return
-    done = use.work(
+    result = use.call_with_deployment(
         lambda deployment, _: operations.set_up(deployment, queue or [], sagas=sagas, outbox=outbox), create=True
     )
-    was_there = set[str]() if done.created is None else set(done.queues) - set(done.created)
+    existing_queues = set[str]() if result.created is None else set(result.queues) - set(result.created)
 
     def lines() -> None:
-        places = {"store": done.store, "transport": done.transport, "timeouts": done.timeouts}
-        for what, address in {**places, "sagas": done.sagas, "outbox": done.outbox}.items():
+        places = {"store": result.store, "transport": result.transport, "timeouts": result.timeouts}
+        for role, address in {**places, "sagas": result.sagas, "outbox": result.outbox}.items():
             if address is not None:
-                print(f"{what:<9}  {address}")
-        for name in done.queues:
-            print(f"queue      {name}{' (was there)' if name in was_there else ''}")
-        if done.exchange is not None:
-            print(f"exchange   {done.exchange}, for messages with a header x-delay")
-        for limit in done.limits:
+                print(f"{role:<9}  {address}")
+        for name in result.queues:
+            print(f"queue      {name}{' (was there)' if name in existing_queues else ''}")
+        if result.exchange is not None:
+            print(f"exchange   {result.exchange}, for messages with a header x-delay")
+        for limit in result.limits:
             print(f"limit      {limit}")
 
-    use.report(done, lines)
+    use.report(result, lines)
 
 
 @command(app, "send")
@@ -81,52 +81,54 @@ def send(
     at: AtWall = None,
     zone: Annotated[
         str | None,
-        named(
+        name_option(
             "--zone",
             "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
             metavar="ZONE",
         ),
     ] = None,
-    expires_at: Annotated[datetime | None, instant("--expires-at", "Not to be delivered after that.")] = None,
+    expires_at: Annotated[datetime | None, instant_option("--expires-at", "Not to be delivered after that.")] = None,
     time_to_be_received: Annotated[
         timedelta | None,
-        duration("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),
+        duration_option("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),
     ] = None,
     message_type: Annotated[
-        str | None, named("--type", "Type of the message, as the receiver knows it.", metavar="TYPE")
+        str | None, name_option("--type", "Type of the message, as the receiver knows it.", metavar="TYPE")
     ] = None,
     header: Annotated[
         list[str] | None, option("--header", "A header of your own; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    message_id: Annotated[str | None, named("--id", "Id of the message; default: a new one.", metavar="ID")] = None,
+    message_id: Annotated[
+        str | None, name_option("--id", "Id of the message; default: a new one.", metavar="ID")
+    ] = None,
     file: Annotated[Path | None, option("--file", "Send the content of this file.", metavar="FILE")] = None,
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     if not queue.strip():
-        raise wrong_usage("QUEUE must be the name of a queue, not empty")
+        raise usage_error("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
-        raise wrong_usage("--delay and --at exclude each other")
+        raise usage_error("--delay and --at exclude each other")
     wall_time_of(at, zone, "--zone")
-    content, headers = _body(body, file), pairs_of(header)
+    content, headers = _read_body(body, file), pairs_of(header)
     options = SendOptions(
         queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone
     )
-    sent = use.work(lambda deployment, _: operations.send(deployment, content, options, message_type))
+    sent = use.call_with_deployment(lambda deployment, _: operations.send(deployment, content, options, message_type))
     use.report(sent, lambda: _print_sent(sent))
 
 
-def _body(argument: str | None, file: Path | None) -> bytes:
+def _read_body(argument: str | None, file: Path | None) -> bytes:
     if file is not None:
         if argument is not None:
-            raise wrong_usage("give the body as an argument or with --file, not both")
+            raise usage_error("give the body as an argument or with --file, not both")
         try:
             return file.read_bytes()
         except OSError as error:
-            raise wrong_usage(f"{file} cannot be read: {error.strerror}") from error
+            raise usage_error(f"{file} cannot be read: {error.strerror}") from error
     if argument is not None and argument != "-":
         return argument.encode(errors="surrogateescape")
     if argument is None and sys.stdin.isatty():
-        raise wrong_usage("there is no body: give one after the queue, with --file, or through a pipe")
+        raise usage_error("there is no body: give one after the queue, with --file, or through a pipe")
     return sys.stdin.buffer.read()
 
 
@@ -134,7 +136,7 @@ def _print_sent(sent: operations.SendReport) -> None:
     if sent.due is None:
         print(f"{sent.message_id} is in queue {sent.destination}")
         return
-    print(f"{sent.message_id} is due at {shown_time(sent.due)} for queue {sent.destination}")
+    print(f"{sent.message_id} is due at {format_time(sent.due)} for queue {sent.destination}")
     if sent.queue_exists is False:
         print(
             f"postdate: warning: there is no queue {sent.destination!r} yet; without it the message goes to the error "

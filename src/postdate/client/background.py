@@ -25,36 +25,36 @@ from postdate.clock import Clock, SystemClock
 from postdate.config import Settings
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.upkeep.store_clock import FollowingClock, clock_of_store
-from postdate.core.upkeep.wall_times import KeptZones
+from postdate.core.upkeep.wall_times import ZoneMarkers
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.ports import ClaimingStore, TransactionMode
 from postdate.runtime import forks
-from postdate.runtime.threads import Alarm
-from postdate.wiring import naming, open_store, store_settings
+from postdate.runtime.threads import WakeUp
+from postdate.wiring import name_setting_in_errors, open_store, store_settings
 
 log = logging.getLogger("postdate.client")
 
 T = TypeVar("T")
 
-_CLOSES_WITHIN: Final = 5.0
-_ENDS_WITHIN: Final = 5.0
+_CLOSE_TIMEOUT_SECONDS: Final = 5.0
+_JOIN_TIMEOUT_SECONDS: Final = 5.0
 _READ_AGAIN_AFTER: Final = timedelta(minutes=10)
 
 
 @dataclass(slots=True)
-class InUse:
+class StoreSession:
     """A store that is open in a loop, and the clock that decides when its messages are due."""
 
     store: ClaimingStore
     clock: Clock
-    zones: KeptZones
+    zones: ZoneMarkers
     read_at: float
 
     async def refresh_clock(self) -> None:
         """Read the store's clock again if it was not read for ten minutes."""
-        own = SystemClock().monotonic()
-        if isinstance(self.clock, FollowingClock) and own - self.read_at > _READ_AGAIN_AFTER.total_seconds():
-            self.read_at = own  # before the read, so that only one of several callers at this time reads the clock
+        seconds = SystemClock().monotonic()
+        if isinstance(self.clock, FollowingClock) and seconds - self.read_at > _READ_AGAIN_AFTER.total_seconds():
+            self.read_at = seconds  # before the read, so that only one of several callers at this time reads the clock
             with suppress(PostdateError):  # the earlier bounds of the clock are still valid, and only grow
                 await self.clock.read()
 
@@ -64,25 +64,25 @@ class Background(forks.ForkAware):
 
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
-        self._running: _Running | None = None
+        self._store_thread: _StoreThread | None = None
         self._lock = forks.lock()
         forks.register(self)
         _all_backgrounds.add(self)
 
-    def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
+    def submit(self, work: Callable[[StoreSession], Awaitable[T]]) -> Future[T]:
         """Do ``work`` with the open store, in its loop; return the future of its result."""
         forks.check_process()
         with self._lock:
-            if self._running is None:
-                self._running = _Running(self._settings, create=self._create)
-            return self._running.submit(work)
+            if self._store_thread is None:
+                self._store_thread = _StoreThread(self._settings, create=self._create)
+            return self._store_thread.submit(work)
 
-    async def run(self, work: Callable[[InUse], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
         """Do ``work`` as :meth:`submit` does, and return its result. The work of a cancelled call may be done."""
-        future, alarm = self.submit(work), Alarm()
-        future.add_done_callback(lambda _: alarm.ring())
+        future, wake_up = self.submit(work), WakeUp()
+        future.add_done_callback(lambda _: wake_up.wake())
         try:
-            await alarm.wait()
+            await wake_up.wait()
         finally:
             future.cancel()
         return future.result()
@@ -91,23 +91,23 @@ class Background(forks.ForkAware):
         """Close the store, if it is open; the next use opens it again. Blocks."""
         forks.check_process()
         with self._lock:
-            running, self._running = self._running, None
-        if running is not None:
-            running.close()
+            store_thread, self._store_thread = self._store_thread, None
+        if store_thread is not None:
+            store_thread.close()
 
     @override
     def after_fork_in_child(self) -> None:
         """Leave the open store to the parent: closing its connections here would close those of the parent, too."""
-        if self._running is not None:
-            self._running.leave_to_parent()
-        self._running = None
+        if self._store_thread is not None:
+            self._store_thread.detach_after_fork()
+        self._store_thread = None
 
 
-class _Running:
+class _StoreThread:
     def __init__(self, settings: Settings, *, create: bool) -> None:
         self._settings, self._create = settings, create
-        self._open: InUse | None = None
-        self._opening: asyncio.Task[InUse] | None = None
+        self._session: StoreSession | None = None
+        self._open_task: asyncio.Task[StoreSession] | None = None
         self._tasks = set[asyncio.Task[Any]]()
         self._futures = weakref.WeakSet[Future[Any]]()
         """Results that callers wait for."""
@@ -116,107 +116,107 @@ class _Running:
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
         self._thread.start()
 
-    def leave_to_parent(self) -> None:
+    def detach_after_fork(self) -> None:
         """Prevent the inherited loop from changing the parent's selector; called in the child of a fork."""
-        forks.keep_for_ever(self)
+        forks.prevent_destruction(self)
         selector: Any = getattr(self._loop, "_selector", None)
         if hasattr(selector, "fileno"):  # child and parent share the descriptors that are registered with epoll
-            forks.blank(selector.fileno())
+            forks.redirect_to_null(selector.fileno())
 
-    def submit(self, work: Callable[[InUse], Awaitable[T]]) -> Future[T]:
+    def submit(self, work: Callable[[StoreSession], Awaitable[T]]) -> Future[T]:
         if threading.current_thread() is self._thread:
             raise ConfigurationError("a client cannot be waited for by what it calls itself, such as a handler of logs")
-        future = asyncio.run_coroutine_threadsafe(self._do(work), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
         self._futures.add(future)
         return future
 
-    async def _do(self, work: Callable[[InUse], Awaitable[T]]) -> T:
+    async def _run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
         if self._is_closing:
             raise StoreUnavailable("the client is being closed")
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            opened = await self._opened()
-            with translate_store_errors(opened.store):
-                await opened.refresh_clock()
-                return await work(opened)
+            session = await self._get_session()
+            with translate_store_errors(session.store):
+                await session.refresh_clock()
+                return await work(session)
         except asyncio.CancelledError:
             if self._is_closing:
-                raise _closed_meanwhile() from None
+                raise _closed_error() from None
             raise
         finally:
             self._tasks.discard(task)
 
-    async def _opened(self) -> InUse:
+    async def _get_session(self) -> StoreSession:
         """Return the open store; all callers that wait for it share one attempt, and its error."""
-        if self._open is not None:
-            return self._open
-        if self._opening is None:
+        if self._session is not None:
+            return self._session
+        if self._open_task is None:
             # In an empty context: the tasks that opening starts live longer than the first caller, so they must not
             # belong to the trace of that caller.
-            self._opening = self._loop.create_task(self._to_open(), context=Context())
+            self._open_task = self._loop.create_task(self._open_session(), context=Context())
             # A callback sets the result, not a caller that waits: all callers may be cancelled before opening ends.
-            self._opening.add_done_callback(self._note_end_of_opening)
-        return await asyncio.shield(self._opening)
+            self._open_task.add_done_callback(self._remember_session)
+        return await asyncio.shield(self._open_task)
 
-    def _note_end_of_opening(self, opening: asyncio.Task[InUse]) -> None:
-        self._opening = None
-        if not opening.cancelled() and opening.exception() is None:
-            self._open = opening.result()
+    def _remember_session(self, open_task: asyncio.Task[StoreSession]) -> None:
+        self._open_task = None
+        if not open_task.cancelled() and open_task.exception() is None:
+            self._session = open_task.result()
 
-    async def _to_open(self) -> InUse:
+    async def _open_session(self) -> StoreSession:
         settings = self._settings
-        with naming("store.address", settings.store.address, settings):
+        with name_setting_in_errors("store.address", settings.store.address, settings):
             arguments = store_settings(settings, create=self._create)
             store = open_store(settings.store.address, **arguments)
         try:
-            return await self._prepared(store)
+            return await self._create_session(store)
         except BaseException:
             await store.close()
             raise
 
-    async def _prepared(self, store: ClaimingStore) -> InUse:
+    async def _create_session(self, store: ClaimingStore) -> StoreSession:
         settings = self._settings
         with translate_store_errors(store):
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
             if self._create:
                 await store.setup()
-            clock = clock_of_store(SystemClock(), store, judges=settings.delayed_delivery.use_store_clock)
+            clock = clock_of_store(SystemClock(), store, is_authoritative=settings.delayed_delivery.use_store_clock)
             if clock is not None:
                 await clock.read()
-        return InUse(store, clock or SystemClock(), KeptZones(store), SystemClock().monotonic())
+        return StoreSession(store, clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
 
     def close(self) -> None:
         """Let running calls end, for a limited time; then close the store, and end the loop in any case."""
-        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        close_future = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         try:
-            closing.result(2 * _CLOSES_WITHIN)
+            close_future.result(2 * _CLOSE_TIMEOUT_SECONDS)
         except TimeoutError:
-            log.warning("the store was not closed within %g s", 2 * _CLOSES_WITHIN)
+            log.warning("the store was not closed within %g s", 2 * _CLOSE_TIMEOUT_SECONDS)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_ENDS_WITHIN)
+            self._thread.join(_JOIN_TIMEOUT_SECONDS)
             if not self._thread.is_alive():
                 self._loop.close()
             for each in list(self._futures):  # calls that did not end: their callers would wait for ever
                 with suppress(InvalidStateError):
-                    each.set_exception(_closed_meanwhile())
+                    each.set_exception(_closed_error())
 
     async def _close(self) -> None:
         self._is_closing = True
-        going_on = [*self._tasks, *([] if self._opening is None else [self._opening])]
-        if going_on:
-            await asyncio.wait(going_on, timeout=_CLOSES_WITHIN)
-            for each in going_on:
+        unfinished_tasks = [*self._tasks, *([] if self._open_task is None else [self._open_task])]
+        if unfinished_tasks:
+            await asyncio.wait(unfinished_tasks, timeout=_CLOSE_TIMEOUT_SECONDS)
+            for each in unfinished_tasks:
                 each.cancel()
-            await asyncio.wait(going_on, timeout=_CLOSES_WITHIN / 2)
-        opened, self._open = self._open, None
-        if opened is not None:
-            await opened.store.close()
+            await asyncio.wait(unfinished_tasks, timeout=_CLOSE_TIMEOUT_SECONDS / 2)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.store.close()
 
 
-def _closed_meanwhile() -> StoreUnreachable:
+def _closed_error() -> StoreUnreachable:
     return StoreUnreachable("the client was closed before this call ended: it may have been done, or not")
 
 

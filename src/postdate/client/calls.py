@@ -12,34 +12,34 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from postdate.client.background import InUse, log
+from postdate.client.background import StoreSession, log
 from postdate.clock import Clock, later
 from postdate.config import Settings
 from postdate.core.changes import (
     Pending,
-    administrable,
+    administrable_store,
     cancel,
     change_all,
     change_steps,
     check_limit,
-    count_of,
+    count_answers,
     count_steps,
-    first_of,
-    first_steps,
+    find_refusal,
+    list_matching,
+    list_steps,
+    preview_change,
     reschedule,
-    standing,
-    would_be,
 )
-from postdate.core.limits import Limits, change_limits, limiting, limits_of
+from postdate.core.limits import Limits, change_limits, limiting_store, load_limits_in_force
 from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
-from postdate.endpoint.outgoing import kept, outgoing_message, sender_headers
+from postdate.endpoint.outgoing import delayed_message_of, outgoing_message, sender_headers
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import DelayConflict, DuplicateMessage, InvalidMessage, NotSupported, PostdateError
 from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_id
 from postdate.ports import Answer, JoiningStore, ReplacingStore, Steps
-from postdate.ports.changing import KeyedIds, no_transaction_of_yours
-from postdate.wiring import opened, store_observer
+from postdate.ports.changing import KeyedIds, cannot_join_error
+from postdate.wiring import open_deployment, store_observer
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
@@ -49,68 +49,68 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ClientCall(Generic[T]):
-    """The work of one method: ``alone``, or as the ``joined`` steps in a transaction of the application."""
+    """The work of one method: ``run_alone``, or as the ``steps`` steps in a transaction of the application."""
 
-    alone: Callable[[InUse], Awaitable[T]]
-    joined: Callable[[JoiningStore, Clock], Steps[T]]
+    run_alone: Callable[[StoreSession], Awaitable[T]]
+    steps: Callable[[JoiningStore, Clock], Steps[T]]
     zones: frozenset[str | None] = frozenset()
     """Zones whose clocks the stored messages follow."""
-    changes: str | None = None
+    changed_id: str | None = None
     """Id of the message that the call changes. A transaction may be too old to see that message."""
 
-    async def ready(self, opened: InUse) -> InUse:
+    async def prepare(self, session: StoreSession) -> StoreSession:
         """Store the zones of the call in the store, before the messages that need them."""
         for zone in filter(None, self.zones):
-            await opened.zones.keep(zone, opened.clock.now())
-        return opened
+            await session.zones.ensure_marker(zone, session.clock.now())
+        return session
 
-    async def run(self, opened: InUse) -> T:
+    async def run(self, session: StoreSession) -> T:
         """Run the call alone, without a transaction of the application."""
-        return await self.alone(await self.ready(opened))
+        return await self.run_alone(await self.prepare(session))
 
-    def may_be_unseen(self, answer: object) -> bool:
+    def can_be_unseen(self, answer: object) -> bool:
         """Return whether to look outside of the transaction for the message that was not found in it."""
-        return answer is Answer.NOT_FOUND and self.changes is not None
+        return answer is Answer.NOT_FOUND and self.changed_id is not None
 
-    async def seen(self, opened: InUse) -> Answer:
+    async def find_unseen(self, session: StoreSession) -> Answer:
         """Return the answer for a message that a transaction did not see.
 
         The transaction's view of the database may be old. So the message is looked up outside of the transaction.
         """
-        assert self.changes is not None
-        outside = await standing(administrable(opened.store), self.changes)
-        return Answer.NOT_FOUND if outside is Answer.NOT_FOUND else Answer.UNSEEN
+        assert self.changed_id is not None
+        answer = await find_refusal(administrable_store(session.store), self.changed_id)
+        return Answer.NOT_FOUND if answer is Answer.NOT_FOUND else Answer.UNSEEN
 
 
 class ClientCalls:
     """The calls of a client, and the state that the async and the blocking client share."""
 
     def __init__(self, endpoint: str) -> None:
-        self._types, self._wanted = MessageTypes(), TimesToBeReceived()
+        self._types, self._times_to_be_received = MessageTypes(), TimesToBeReceived()
         self._sender = sender_headers(endpoint, None)
-        self._looked: int | None = None
+        self._checked_pid: int | None = None
         """Number of the process that has checked whether a service delivers; the check is done once in each process."""
 
-    async def joining(self, call: ClientCall[Any], opened: InUse) -> tuple[JoiningStore, Clock]:
+    async def prepare_join(self, call: ClientCall[Any], session: StoreSession) -> tuple[JoiningStore, Clock]:
         """Return the store and its clock, if the store can be part of a transaction of the application."""
-        await call.ready(opened)
-        if not isinstance(opened.store, JoiningStore):
-            raise no_transaction_of_yours(opened.store)
-        await self.warn(opened)
-        return opened.store, opened.clock
+        await call.prepare(session)
+        if not isinstance(session.store, JoiningStore):
+            raise cannot_join_error(session.store)
+        await self.warn_if_undelivered(session)
+        return session.store, session.clock
 
-    async def warn(self, opened: InUse) -> None:
+    async def warn_if_undelivered(self, session: StoreSession) -> None:
         """Warn, once in each process, if no other process delivers the messages, as far as the store can tell."""
-        if self._looked == os.getpid():
+        if self._checked_pid == os.getpid():
             return
-        self._looked = os.getpid()
-        view = store_observer(opened.store)
+        self._checked_pid = os.getpid()
+        observer = store_observer(session.store)
         try:
-            seen = () if view is None else await view.processes()
+            processes = () if observer is None else await observer.processes()
         except PostdateError as error:  # no error for the caller, because its message is stored already
             log.info("whether somebody delivers cannot be seen: %s", error)
             return
-        if view is not None and not any(each.alive and each.delivers for each in seen):
+        if observer is not None and not any(each.alive and each.delivers for each in processes):
             log.warning(
                 "no other process delivers what is sent: unless an endpoint in this one does, start a service with the "
                 "same settings: postdate run"
@@ -124,46 +124,49 @@ class ClientCalls:
                 case _:  # pyright: ignore[reportUnnecessaryComparison] - callers without types
                     raise InvalidMessage(f"send_many takes pairs (message, SendOptions(…)), not {each!r}")
 
-        def made(clock: Clock) -> list[DelayedMessage]:
-            return [self._made(message, options, clock) for message, options in messages]
+        def create_messages(clock: Clock) -> list[DelayedMessage]:
+            return [self._create_message(message, options, clock) for message, options in messages]
 
-        async def alone(opened: InUse) -> list[str]:
-            delayed, now = made(opened.clock), opened.clock.now()
+        async def run_alone(session: StoreSession) -> list[str]:
+            delayed, now = create_messages(session.clock), session.clock.now()
             if len(delayed) == 1:
-                await opened.store.store(delayed[0], now)
-            elif there := (await opened.store.store_many(delayed, now)).already_there:
-                raise DuplicateMessage.of(*there)
-            await self.warn(opened)
+                await session.store.store(delayed[0], now)
+            elif duplicate_ids := (await session.store.store_many(delayed, now)).duplicate_ids:
+                raise DuplicateMessage.of(*duplicate_ids)
+            await self.warn_if_undelivered(session)
             return [each.message_id for each in delayed]
 
-        def joined(store: JoiningStore, clock: Clock) -> Steps[list[str]]:
-            delayed = made(clock)
+        def join_steps(store: JoiningStore, clock: Clock) -> Steps[list[str]]:
+            delayed = create_messages(clock)
             yield from store.storing_steps(delayed, clock.now())
             return [each.message_id for each in delayed]
 
-        return ClientCall(alone, joined, frozenset(options.zone for _, options in messages))
+        return ClientCall(run_alone, join_steps, frozenset(options.zone for _, options in messages))
 
-    def _made(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
+    def _create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
             raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
         if options.use_dead_letter_queue is not None:
             raise NotSupported("a client's messages go by way of the store, which keeps no use_dead_letter_queue")
-        if options.time_to_be_received is None and (span := self._wanted.of(type(message))) is not None:
+        if (
+            options.time_to_be_received is None
+            and (span := self._times_to_be_received.span_of(type(message))) is not None
+        ):
             options = replace(options, time_to_be_received=span)
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
-        return kept(outgoing_message(self._sender, content, body, destination, options, clock), clock)
+        return delayed_message_of(outgoing_message(self._sender, content, body, destination, options, clock), clock)
 
     def cancel(self, message_id: str) -> ClientCall[Answer]:
         check_id(message_id)
         return self._cancel(message_id)
 
     def _cancel(self, message_id: str) -> ClientCall[Answer]:
-        async def alone(opened: InUse) -> Answer:
-            return await cancel(administrable(opened.store), message_id, opened.clock.now())
+        async def run_alone(session: StoreSession) -> Answer:
+            return await cancel(administrable_store(session.store), message_id, session.clock.now())
 
         return ClientCall(
-            alone, lambda store, clock: store.cancelling_steps(message_id, clock.now()), changes=message_id
+            run_alone, lambda store, clock: store.cancelling_steps(message_id, clock.now()), changed_id=message_id
         )
 
     def reschedule(
@@ -178,14 +181,14 @@ class ClientCalls:
     def _reschedule(self, message_id: str, options: SendOptions) -> ClientCall[Answer]:
         wall_time = None if options.zone is None else str(options.wall_time)
 
-        async def alone(opened: InUse) -> Answer:
-            due, now = _due(options, opened.clock), opened.clock.now()
-            return await reschedule(administrable(opened.store), message_id, due, now, wall_time)
+        async def run_alone(session: StoreSession) -> Answer:
+            due, now = _due(options, session.clock), session.clock.now()
+            return await reschedule(administrable_store(session.store), message_id, due, now, wall_time)
 
-        def joined(store: JoiningStore, clock: Clock) -> Steps[Answer]:
+        def join_steps(store: JoiningStore, clock: Clock) -> Steps[Answer]:
             return store.rescheduling_steps(message_id, _due(options, clock), clock.now(), wall_time)
 
-        return ClientCall(alone, joined, frozenset({options.zone}), changes=message_id)
+        return ClientCall(run_alone, join_steps, frozenset({options.zone}), changed_id=message_id)
 
     def replace(
         self, message: object, key: str, longest_wait: timedelta | None, options: SendOptions
@@ -196,37 +199,39 @@ class ClientCalls:
         if options.message_id is not None:
             raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
 
-        def made(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
-            how = replace(options, message_id=message_id)
+        def create_message(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
+            message_options = replace(options, message_id=message_id)
             if longest_wait is not None:
                 now, due = clock.now(), _due(options, clock)
                 due = min(due, later(now if stored_at is None else stored_at, longest_wait))
-                how = replace(how, delay=None, deliver_at=due, window=None, spread=None)
-            return self._made(message, how, clock)
+                message_options = replace(message_options, delay=None, deliver_at=due, window=None, spread=None)
+            return self._create_message(message, message_options, clock)
 
-        async def alone(opened: InUse) -> str:
-            if not isinstance(opened.store, ReplacingStore):
+        async def run_alone(session: StoreSession) -> str:
+            if not isinstance(session.store, ReplacingStore):
                 raise NotSupported(
-                    f"{type(opened.store).__name__} does not replace what waits under a key: cancel that by its id, "
+                    f"{type(session.store).__name__} does not replace what waits under a key: cancel that by its id, "
                     f"and send anew"
                 )
-            clock = opened.clock
-            id_ = await opened.store.replace(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
-            await self.warn(opened)
+            clock = session.clock
+            id_ = await session.store.replace(
+                key, lambda id_, stored_at: create_message(id_, stored_at, clock), clock.now()
+            )
+            await self.warn_if_undelivered(session)
             return id_
 
-        def joined(store: JoiningStore, clock: Clock) -> Steps[str]:
-            return store.replacing_steps(key, lambda id_, stored_at: made(id_, stored_at, clock), clock.now())
+        def join_steps(store: JoiningStore, clock: Clock) -> Steps[str]:
+            return store.replacing_steps(key, lambda id_, stored_at: create_message(id_, stored_at, clock), clock.now())
 
-        return ClientCall(alone, joined, frozenset({options.zone}))
+        return ClientCall(run_alone, join_steps, frozenset({options.zone}))
 
     def get(self, message_id: str) -> ClientCall[DelayedMessage | None]:
         check_id(message_id)
 
-        async def alone(opened: InUse) -> DelayedMessage | None:
-            return await administrable(opened.store).get(message_id)
+        async def run_alone(session: StoreSession) -> DelayedMessage | None:
+            return await administrable_store(session.store).get(message_id)
 
-        return ClientCall(alone, lambda store, _: store.getting_steps(message_id))
+        return ClientCall(run_alone, lambda store, _: store.getting_steps(message_id))
 
     def list(self, where: Pending, limit: int | None, after: str | None = None) -> ClientCall[list[DelayedMessage]]:
         if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
@@ -234,43 +239,46 @@ class ClientCalls:
         if limit is not None:
             check_limit(limit)
 
-        async def alone(opened: InUse) -> list[DelayedMessage]:
-            return await first_of(administrable(opened.store), where, limit, after)
+        async def run_alone(session: StoreSession) -> list[DelayedMessage]:
+            return await list_matching(administrable_store(session.store), where, limit, after)
 
-        return ClientCall(alone, lambda store, _: first_steps(store, where, limit, after))
+        return ClientCall(run_alone, lambda store, _: list_steps(store, where, limit, after))
 
     def change(
         self,
         where: Pending,
         change: Callable[[DelayedMessage], ClientCall[Answer]],
-        expected: Callable[[DelayedMessage, datetime], Answer],
+        preview: Callable[[DelayedMessage, datetime], Answer],
         *,
         dry_run: bool,
         zone: str | None = None,
     ) -> ClientCall[Counter[Answer]]:
-        """Change all messages that match; with ``dry_run``, only count the answers that ``expected`` returns."""
-        listing = self.list(where, None)
-        where.check_says_something()
+        """Change all messages that match; with ``dry_run``, only count the answers that ``preview`` returns."""
+        list_call = self.list(where, None)
+        where.check_has_condition()
 
-        async def alone(opened: InUse) -> Counter[Answer]:
+        async def run_alone(session: StoreSession) -> Counter[Answer]:
             if dry_run:
-                return await count_of(
-                    administrable(opened.store), where, lambda each: expected(each, opened.clock.now())
+                return await count_answers(
+                    administrable_store(session.store), where, lambda each: preview(each, session.clock.now())
                 )
-            messages = await listing.alone(opened)
-            return await change_all(messages, lambda each: change(each).alone(opened))
+            messages = await list_call.run_alone(session)
+            return await change_all(messages, lambda each: change(each).run_alone(session))
 
-        def joined(store: JoiningStore, clock: Clock) -> Steps[Counter[Answer]]:
+        def join_steps(store: JoiningStore, clock: Clock) -> Steps[Counter[Answer]]:
             if dry_run:
-                return (yield from count_steps(store, where, lambda each: expected(each, clock.now())))
-            messages = yield from listing.joined(store, clock)
-            return (yield from change_steps(messages, lambda each: change(each).joined(store, clock)))
+                return (yield from count_steps(store, where, lambda each: preview(each, clock.now())))
+            messages = yield from list_call.steps(store, clock)
+            return (yield from change_steps(messages, lambda each: change(each).steps(store, clock)))
 
-        return ClientCall(alone, joined, frozenset({zone}))
+        return ClientCall(run_alone, join_steps, frozenset({zone}))
 
     def cancel_where(self, where: Pending, *, dry_run: bool) -> ClientCall[Counter[Answer]]:
         return self.change(
-            where, lambda each: self._cancel(each.message_id), lambda each, _: would_be(each, None), dry_run=dry_run
+            where,
+            lambda each: self._cancel(each.message_id),
+            lambda each, _: preview_change(each, None),
+            dry_run=dry_run,
         )
 
     def reschedule_where(
@@ -290,28 +298,28 @@ class ClientCalls:
         options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # raises for invalid options
 
         def change(message: DelayedMessage) -> ClientCall[Answer]:
-            how = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
-            return self._reschedule(message.message_id, how)
+            message_options = options if later_by is None else SendOptions(deliver_at=later(message.due, later_by))
+            return self._reschedule(message.message_id, message_options)
 
-        def expected(message: DelayedMessage, now: datetime) -> Answer:
+        def preview(message: DelayedMessage, now: datetime) -> Answer:
             due = options.due(now) if later_by is None else later(message.due, later_by)
-            return would_be(message, due or now)
+            return preview_change(message, due or now)
 
-        return self.change(where, change, expected, dry_run=dry_run, zone=None if dry_run else zone)
+        return self.change(where, change, preview, dry_run=dry_run, zone=None if dry_run else zone)
 
     def change_limits(
         self, destination: str, change: Callable[[Limits], Limits]
-    ) -> Callable[[InUse], Awaitable[Limits]]:
-        return lambda opened: change_limits(limiting(opened.store), destination, change, opened.clock.now())
+    ) -> Callable[[StoreSession], Awaitable[Limits]]:
+        return lambda opened: change_limits(limiting_store(opened.store), destination, change, opened.clock.now())
 
-    async def limits(self, opened: InUse) -> dict[str, Limits]:
-        return await limits_of(limiting(opened.store))
+    async def limits(self, session: StoreSession) -> dict[str, Limits]:
+        return await load_limits_in_force(limiting_store(session.store))
 
     async def explain(self, settings: Settings, message_id: str) -> Explanation:
         from postdate import operations
 
-        async with opened(settings) as deployment:
-            return await operations.explain(deployment, message_id, await operations.present(deployment))
+        async with open_deployment(settings) as deployment:
+            return await operations.explain(deployment, message_id, await operations.read_present(deployment))
 
 
 def _due(options: SendOptions, clock: Clock) -> datetime:

@@ -19,12 +19,12 @@ from postdate.client.background import Background
 from postdate.client.calls import ClientCall, ClientCalls
 from postdate.config import Settings, load_settings
 from postdate.core.changes import EVERYTHING, Pending
-from postdate.core.limits import Limits, limited, paused, resumed
+from postdate.core.limits import Limits, add_pause, limit_change, remove_pause
 from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.messages import DelayedMessage
 from postdate.ports import Answer, NativeTransaction
-from postdate.runtime.threads import in_thread
-from postdate.wiring import check_store, naming
+from postdate.runtime.threads import run_in_thread
+from postdate.wiring import check_store, name_setting_in_errors
 
 if TYPE_CHECKING:
     from postdate.operations import Explanation
@@ -63,7 +63,7 @@ def connect(
         "store.schema": schema,
     }
     settings = load_settings(None, os.environ, options, origin="an argument of connect")
-    with naming("store.address", settings.store.address, settings):
+    with name_setting_in_errors("store.address", settings.store.address, settings):
         check_store(settings.store.address)
     return Client(settings, create=create)
 
@@ -95,21 +95,21 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     async def close(self) -> None:
         """Close the store; the next use opens it again. A process that ends without this call loses nothing."""
-        await in_thread(self._background.close)
+        await run_in_thread(self._background.close)
 
-    async def _do(self, call: ClientCall[T], transaction: NativeTransaction | None) -> T:
+    async def _run(self, call: ClientCall[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
             return await self._background.run(call.run)
-        store, clock = await self._background.run(partial(self._calls.joining, call))
-        done = await store.join(transaction, call.joined(store, clock))
-        return cast("T", await self._background.run(call.seen)) if call.may_be_unseen(done) else done
+        store, clock = await self._background.run(partial(self._calls.prepare_join, call))
+        result = await store.join(transaction, call.steps(store, clock))
+        return cast("T", await self._background.run(call.find_unseen)) if call.can_be_unseen(result) else result
 
     async def send(
         self,
         message: object,
         *,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """Send a message to ``destination``, and return its id; options are those of :meth:`postdate.Endpoint.send`.
 
@@ -122,7 +122,7 @@ class Client(AbstractAsyncContextManager["Client"]):
                 pending, delivered or cancelled. A message in the error queue is an exception: without ``transaction``,
                 a new message is sent under its id and delivered.
         """
-        return (await self._do(self._calls.send([(message, SendOptions(**how))]), transaction))[0]
+        return (await self._run(self._calls.send([(message, SendOptions(**keywords))]), transaction))[0]
 
     async def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
@@ -132,11 +132,11 @@ class Client(AbstractAsyncContextManager["Client"]):
         Raises:
             DuplicateMessage: some ids were used before; all other messages were sent.
         """
-        return await self._do(self._calls.send(list(messages)), transaction)
+        return await self._run(self._calls.send(list(messages)), transaction)
 
     async def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
         """Remove a pending message for good; return what became of it."""
-        return await self._do(self._calls.cancel(message_id), transaction)
+        return await self._run(self._calls.cancel(message_id), transaction)
 
     async def reschedule(
         self,
@@ -152,7 +152,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         With ``zone``, ``deliver_at`` is a local time there, as in :meth:`send`, and the message follows the clocks of
         that zone from now on. Without ``zone``, the message follows the clocks of no zone any more.
         """
-        return await self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
+        return await self._run(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     async def replace(
         self,
@@ -161,7 +161,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         key: str,
         longest_wait: timedelta | None = None,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """Send a message that replaces the one that waits under ``key``, if there is one; return its id.
 
@@ -176,11 +176,11 @@ class Client(AbstractAsyncContextManager["Client"]):
         Raises:
             NotSupported: the store cannot do this; PostgreSQL, SQLite, MariaDB and memory can.
         """
-        return await self._do(self._calls.replace(message, key, longest_wait, SendOptions(**how)), transaction)
+        return await self._run(self._calls.replace(message, key, longest_wait, SendOptions(**keywords)), transaction)
 
     async def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """Return a pending message, or ``None``."""
-        return await self._do(self._calls.get(message_id), transaction)
+        return await self._run(self._calls.get(message_id), transaction)
 
     async def list(
         self,
@@ -199,7 +199,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         ``after`` is the :attr:`~postdate.DelayedMessage.cursor` of the last message of an earlier list; the new list
         begins behind that message, even if the message is gone. Raises `InvalidMessage` if ``after`` is no cursor.
         """
-        return await self._do(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
+        return await self._run(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
     async def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
@@ -211,7 +211,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         their ids. So a message that begins to match meanwhile may be left out, and a message that does not match any
         more is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
         """
-        return await self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
+        return await self._run(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
     async def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
@@ -229,7 +229,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         With ``later_by``, the new due time of each message is its old one plus ``later_by``.
         """
         call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
-        return await self._do(call, transaction)
+        return await self._run(call, transaction)
 
     async def pause(self, destination: str) -> Limits:
         """Make all services of the store hold messages for ``destination`` until :meth:`resume`; return its limits.
@@ -238,11 +238,11 @@ class Client(AbstractAsyncContextManager["Client"]):
         second. Messages that are being sent are still sent. Raises `NotSupported` if the store cannot do this;
         PostgreSQL, SQLite, MariaDB and memory can.
         """
-        return await self._background.run(self._calls.change_limits(destination, paused))
+        return await self._background.run(self._calls.change_limits(destination, add_pause))
 
     async def resume(self, destination: str) -> Limits:
         """End the effect of :meth:`pause`; other limits stay. Messages that waited are sent, the first due first."""
-        return await self._background.run(self._calls.change_limits(destination, resumed))
+        return await self._background.run(self._calls.change_limits(destination, remove_pause))
 
     async def limit(
         self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()
@@ -261,7 +261,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             InvalidMessage, InvalidTimestamp: the rate, a window or a zone is invalid.
             NotSupported: see :meth:`pause`.
         """
-        return await self._background.run(self._calls.change_limits(destination, limited(per_second, windows)))
+        return await self._background.run(self._calls.change_limits(destination, limit_change(per_second, windows)))
 
     async def limits(self) -> dict[str, Limits]:
         """Return the limits of all destinations that have some, by name."""
@@ -285,32 +285,32 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         """See :meth:`Client.close`."""
         self._background.close()
 
-    def _do(self, call: ClientCall[T], transaction: NativeTransaction | None) -> T:
+    def _run(self, call: ClientCall[T], transaction: NativeTransaction | None) -> T:
         if transaction is None:
             return self._background.submit(call.run).result()
-        store, clock = self._background.submit(partial(self._calls.joining, call)).result()
-        done = store.join_blocking(transaction, call.joined(store, clock))
-        return cast("T", self._background.submit(call.seen).result()) if call.may_be_unseen(done) else done
+        store, clock = self._background.submit(partial(self._calls.prepare_join, call)).result()
+        result = store.join_blocking(transaction, call.steps(store, clock))
+        return cast("T", self._background.submit(call.find_unseen).result()) if call.can_be_unseen(result) else result
 
     def send(
         self,
         message: object,
         *,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.send`."""
-        return self._do(self._calls.send([(message, SendOptions(**how))]), transaction)[0]
+        return self._run(self._calls.send([(message, SendOptions(**keywords))]), transaction)[0]
 
     def send_many(
         self, messages: Iterable[tuple[object, SendOptions]], *, transaction: NativeTransaction | None = None
     ) -> list[str]:
         """See :meth:`Client.send_many`."""
-        return self._do(self._calls.send(list(messages)), transaction)
+        return self._run(self._calls.send(list(messages)), transaction)
 
     def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
         """See :meth:`Client.cancel`."""
-        return self._do(self._calls.cancel(message_id), transaction)
+        return self._run(self._calls.cancel(message_id), transaction)
 
     def reschedule(
         self,
@@ -322,7 +322,7 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         transaction: NativeTransaction | None = None,
     ) -> Answer:
         """See :meth:`Client.reschedule`."""
-        return self._do(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
+        return self._run(self._calls.reschedule(message_id, delay, deliver_at, zone), transaction)
 
     def replace(
         self,
@@ -331,14 +331,14 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         key: str,
         longest_wait: timedelta | None = None,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`Client.replace`."""
-        return self._do(self._calls.replace(message, key, longest_wait, SendOptions(**how)), transaction)
+        return self._run(self._calls.replace(message, key, longest_wait, SendOptions(**keywords)), transaction)
 
     def get(self, message_id: str, *, transaction: NativeTransaction | None = None) -> DelayedMessage | None:
         """See :meth:`Client.get`."""
-        return self._do(self._calls.get(message_id), transaction)
+        return self._run(self._calls.get(message_id), transaction)
 
     def list(
         self,
@@ -349,13 +349,13 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
         transaction: NativeTransaction | None = None,
     ) -> list[DelayedMessage]:
         """See :meth:`Client.list`."""
-        return self._do(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
+        return self._run(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
     def cancel_where(
         self, where: Pending, *, dry_run: bool = False, transaction: NativeTransaction | None = None
     ) -> Counter[Answer]:
         """See :meth:`Client.cancel_where`."""
-        return self._do(self._calls.cancel_where(where, dry_run=dry_run), transaction)
+        return self._run(self._calls.cancel_where(where, dry_run=dry_run), transaction)
 
     def reschedule_where(  # noqa: PLR0913 - which, when, and how
         self,
@@ -370,19 +370,21 @@ class BlockingClient(AbstractContextManager["BlockingClient"]):
     ) -> Counter[Answer]:
         """See :meth:`Client.reschedule_where`."""
         call = self._calls.reschedule_where(where, delay, deliver_at, later_by, zone, dry_run=dry_run)
-        return self._do(call, transaction)
+        return self._run(call, transaction)
 
     def pause(self, destination: str) -> Limits:
         """See :meth:`Client.pause`."""
-        return self._background.submit(self._calls.change_limits(destination, paused)).result()
+        return self._background.submit(self._calls.change_limits(destination, add_pause)).result()
 
     def resume(self, destination: str) -> Limits:
         """See :meth:`Client.resume`."""
-        return self._background.submit(self._calls.change_limits(destination, resumed)).result()
+        return self._background.submit(self._calls.change_limits(destination, remove_pause)).result()
 
     def limit(self, destination: str, *, per_second: float | None = None, windows: str | Sequence[str] = ()) -> Limits:
         """See :meth:`Client.limit`."""
-        return self._background.submit(self._calls.change_limits(destination, limited(per_second, windows))).result()
+        return self._background.submit(
+            self._calls.change_limits(destination, limit_change(per_second, windows))
+        ).result()
 
     def limits(self) -> dict[str, Limits]:
         """See :meth:`Client.limits`."""

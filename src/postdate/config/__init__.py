@@ -6,8 +6,8 @@ A later source overrides an earlier one. Every value remembers its origin. For n
 from postdate.config.addresses import (
     Address as Address,
     check_server as check_server,
-    resolved as resolved,
-    without_secrets as without_secrets,
+    resolve_address as resolve_address,
+    redact_secrets as redact_secrets,
 )
 from postdate.config.sections import (
     SECTIONS as SECTIONS,
@@ -18,7 +18,7 @@ from postdate.config.sections import (
 )
 from postdate.config.sources import PREFIX as PREFIX, load_settings as load_settings
 from postdate.config.values import (
-    host_and_port as host_and_port,
+    parse_host_and_port as parse_host_and_port,
     parse_duration as parse_duration,
     parse_instant as parse_instant,
 )

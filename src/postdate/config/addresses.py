@@ -9,7 +9,7 @@ from typing import Final, Self
 from postdate.backends.registry import place_of
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Place
-from postdate.ports.settings import referred
+from postdate.ports.settings import resolve_reference
 
 # Only the end of a parameter's name is matched. With a prefix, the search of a long word would take quadratic time.
 _SECRET_PARAMETER: Final = re.compile(r"(?i)(password|passwd|pwd|secret|token|key|sig)=([^;&\s]+)")
@@ -26,7 +26,7 @@ _ESCAPES: Final = "in a user's name or a password write / as %2F, @ as %40, # as
 class Address(str):
     """The address of a store or transport.
 
-    Its ``repr`` and :attr:`shown` hide passwords; the text itself contains them.
+    Its ``repr`` and :attr:`redacted_text` hide passwords; the text itself contains them.
 
     Args:
         text: the address.
@@ -37,12 +37,12 @@ class Address(str):
     reference: str | None
 
     def __new__(cls, text: str, reference: str | None = None) -> Self:
-        """Create the address from the text as it is. References are not followed: see :func:`resolved`."""
+        """Create the address from the text as it is. References are not followed: see :func:`resolve_address`."""
         scheme, colon, location = text.partition(":")
         # The registry is asked only if necessary, because default addresses are created during imports.
-        small = scheme.lower()
-        is_own_scheme = small != scheme and place_of(small) not in {None, Place.MACHINE}
-        self = super().__new__(cls, f"{small}{colon}{location}" if is_own_scheme else text)
+        scheme_lower = scheme.lower()
+        is_own_scheme = scheme_lower != scheme and place_of(scheme_lower) not in {None, Place.MACHINE}
+        self = super().__new__(cls, f"{scheme_lower}{colon}{location}" if is_own_scheme else text)
         self.reference = reference
         return self
 
@@ -52,7 +52,7 @@ class Address(str):
         return self.partition(":")[0].lower()
 
     @property
-    def shown(self) -> str:
+    def redacted_text(self) -> str:
         """The address without secrets; ``***`` if it cannot be parsed, because any part of it may be a password."""
         if (place := place_of(self.scheme)) in {Place.FILE, Place.MEMORY}:
             path = self.partition(":")[2]
@@ -72,7 +72,7 @@ class Address(str):
         return _SECRET_PARAMETER.sub(r"\1=***", f"{scheme}://{user}{':***' if colon else ''}{at}{host}")
 
     def __repr__(self) -> str:
-        return repr(self.shown)
+        return repr(self.redacted_text)
 
 
 def check_server(address: str) -> None:
@@ -91,8 +91,8 @@ def _fault(location: str) -> str:
     if re.search(r"[\s\x00-\x1f\x7f]", location):
         return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
     end = re.search(r"[/?]", location)
-    authority, tail = (location, "") if end is None else (location[: end.start()], location[end.end() :])
-    if "#" in location or "@" in tail or authority.count("@") > 1:
+    authority, remainder = (location, "") if end is None else (location[: end.start()], location[end.end() :])
+    if "#" in location or "@" in remainder or authority.count("@") > 1:
         return f"cannot be taken apart: {_ESCAPES}"
     credentials, _, hosts = authority.rpartition("@")
     if _BAD_ESCAPE.search(credentials):
@@ -107,12 +107,12 @@ def _fault(location: str) -> str:
     return ""
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return a text, such as a driver's message, without the passwords of the addresses in it."""
-    return _SECRET_PARAMETER.sub(r"\1=***", _WORD.sub(_without_password, text))
+    return _SECRET_PARAMETER.sub(r"\1=***", _WORD.sub(_redact_password, text))
 
 
-def _without_password(word: re.Match[str]) -> str:
+def _redact_password(word: re.Match[str]) -> str:
     """Return a word without the password of an address in it.
 
     The password ends at the last @ of the word. An unescaped password may contain one, and it does no harm to hide too
@@ -124,9 +124,9 @@ def _without_password(word: re.Match[str]) -> str:
     return text if user is None else f"{text[: user.end()]}***{text[at:]}"
 
 
-def resolved(address: str, environment: Mapping[str, str]) -> Address:
+def resolve_address(address: str, environment: Mapping[str, str]) -> Address:
     """Return the address to which ``env:NAME`` or ``file:PATH`` refers. Return any other address unchanged."""
-    text = referred(address, environment, "put an address into it, such as postgresql://user@host/database")
+    text = resolve_reference(address, environment, "put an address into it, such as postgresql://user@host/database")
     if text is None:
         return address if isinstance(address, Address) else Address(address)
     if text.partition(":")[0] in _REFERENCES:

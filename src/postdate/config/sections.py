@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from postdate.backends.registry import backends, schemes
 from postdate.config.addresses import Address
-from postdate.config.values import address, exchange_name, listening
+from postdate.config.values import parse_address, parse_exchange_name, parse_listen_address
 from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
 from postdate.ports import TransactionMode
 from postdate.ports.backends import Adapter, Backend
@@ -29,13 +29,13 @@ FOLLOWS: Final = "as "
 """Prefix of the origin of a value that was derived from another value."""
 
 _PlaceRole = Literal["store", "transport", "timeouts", "sagas", "outbox"]
-_ADDRESS: Final = Form(address)
+_ADDRESS: Final = Form(parse_address)
 # Every dataclass below has a docstring. A docstring made by ``dataclass`` would show the defaults, and to show an
 # address
 # asks the registry, while a backend of another package may be importing this module.
 _STORE: Final = Address("sqlite:///postdate.db")
 _QUEUES: Final = Address("local:///postdate.db")
-_WHERE_QUEUES_ARE: Final = (
+_QUEUES_MEANING: Final = (
     "where the queues are; default: in the database of the store, or of the timeouts where only that is named: there "
     "they share transactions"
 )
@@ -53,11 +53,11 @@ class EndpointSettings:
     concurrency: Annotated[int, Meta(ge=1, description="messages handled at once")] = 16
 
 
-def _place(meaning: str, default: Address | None = None) -> type:
+def _create_address_class(meaning: str, default: Address | None = None) -> type:
     """Return a dataclass with one setting, ``address``. Without a default, the setting is optional."""
     kind: Any = Address | None if default is None else Address
     annotation = Annotated[kind, _ADDRESS, Meta(description=meaning)]
-    return make_dataclass("_Place", [("address", annotation, default)], frozen=True, namespace={"__doc__": meaning})
+    return make_dataclass("_Position", [("address", annotation, default)], frozen=True, namespace={"__doc__": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class IntakeSettings:
 
     exchange: Annotated[
         str,
-        Form(exchange_name),
+        Form(parse_exchange_name),
         Meta(description="of RabbitMQ: what is published to it with a header x-delay is delayed; empty: none"),
     ] = "postdate"
     due_exchange_type: Annotated[
@@ -117,7 +117,7 @@ class MetricsSettings:
 
     listen: Annotated[
         str | None,
-        Form(listening),
+        Form(parse_listen_address),
         Meta(
             description="host and port, as 127.0.0.1:9464, where the service answers /metrics for Prometheus, /healthz "
             "and /readyz; default: nowhere"
@@ -139,18 +139,26 @@ class Section:
 
 SECTIONS: Final[Mapping[str, Section]] = {
     "endpoint": Section((EndpointSettings,)),
-    "store": Section((_place("where messages wait; default: in the database where the queues are", _STORE),), "store"),
-    "transport": Section((_place(_WHERE_QUEUES_ARE, _QUEUES),), "transport"),
+    "store": Section(
+        (_create_address_class("where messages wait; default: in the database where the queues are", _STORE),), "store"
+    ),
+    "transport": Section((_create_address_class(_QUEUES_MEANING, _QUEUES),), "transport"),
     "delayed_delivery": Section((_Enabled, DelayedDelivery)),
     "timeout_manager": Section(
-        (_place("where timeouts are kept; default: no timeout manager runs"), _ManagedTimeouts, TimeoutManager),
+        (
+            _create_address_class("where timeouts are kept; default: no timeout manager runs"),
+            _ManagedTimeouts,
+            TimeoutManager,
+        ),
         "timeouts",
     ),
     "sagas": Section(
-        (_place("where applications keep saga instances; default: in the database of the store"),), "sagas"
+        (_create_address_class("where applications keep saga instances; default: in the database of the store"),),
+        "sagas",
     ),
     "outbox": Section(
-        (_place("where applications keep their outbox; default: in the database of the store"),), "outbox"
+        (_create_address_class("where applications keep their outbox; default: in the database of the store"),),
+        "outbox",
     ),
     "queues": Section((QueueSettings,)),
     "intake": Section((IntakeSettings,)),
@@ -167,14 +175,18 @@ def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting
 
 
 @lru_cache(maxsize=128)
-def _definitions(what: Section, scheme: str | None, backends: tuple[Backend, ...]) -> Mapping[str, Setting]:
-    first, *more_settings = [settings_of(kind) for kind in what.kinds]
-    own = dict[str, Setting]()
+def _definitions(definition: Section, scheme: str | None, backends: tuple[Backend, ...]) -> Mapping[str, Setting]:
+    first, *more_settings = [settings_of(kind) for kind in definition.kinds]
+    adapter_settings = dict[str, Setting]()
     for backend in backends:
-        adapter: Adapter | None = None if what.role is None else getattr(backend, what.role)
+        adapter: Adapter | None = None if definition.role is None else getattr(backend, definition.role)
         if adapter is not None:
-            own |= {name: each for name, each in adapter.own.items() if name not in own or scheme in schemes(backend)}
-    settings = {**first, **own}
+            adapter_settings |= {
+                name: each
+                for name, each in adapter.own_settings.items()
+                if name not in adapter_settings or scheme in schemes(backend)
+            }
+    settings = {**first, **adapter_settings}
     for each in more_settings:
         settings |= each
     return types.MappingProxyType(settings)
@@ -247,11 +259,11 @@ class Settings:
     def rows(self) -> Iterator[SettingRow]:
         """Yield every setting in the order of the sections."""
         for section in SECTIONS:
-            chosen: SectionValues = getattr(self, section)
-            address: Address | None = chosen.values.get("address")
+            section_settings: SectionValues = getattr(self, section)
+            address: Address | None = section_settings.values.get("address")
             for name, each in definitions(section, None if address is None else address.scheme).items():
                 key = f"{section}.{name}"
-                yield SettingRow(key, _shown(chosen.values[name]), self.origin(key), each.meaning)
+                yield SettingRow(key, _display_value(section_settings.values[name]), self.origin(key), each.meaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +276,10 @@ class SettingRow:
     meaning: str
 
 
-def _shown(value: Any) -> str | int | float | bool | list[str] | None:
+def _display_value(value: Any) -> str | int | float | bool | list[str] | None:
     match value:
         case Address():
-            return value.shown
+            return value.redacted_text
         case Secret():
             return "***"
         case timedelta():

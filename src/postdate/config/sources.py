@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from postdate.backends.registry import schemes_in_one_database
-from postdate.config.addresses import Address, resolved
+from postdate.config.addresses import Address, resolve_address
 from postdate.config.sections import FOLLOWS, SECTIONS, Settings, definitions, keys, section_values
-from postdate.config.values import FromText, read
+from postdate.config.values import FromText, read_value
 from postdate.errors import ConfigurationError, UnknownSetting
-from postdate.ports.settings import Secret, Setting, Wrong
+from postdate.ports.settings import InvalidValue, Secret, Setting
 
 DEFAULT_FILE: Final = "postdate.toml"
 FILE_VARIABLE: Final = "POSTDATE_CONFIG"
@@ -52,29 +52,31 @@ def load_settings(
         UnknownSetting: a key or section does not exist; the error says where, and suggests a similar one.
         ConfigurationError: a value has the wrong type or is out of range, or a file cannot be read.
     """
-    path = _file(file, environment)
-    values = {} if path is None else _from_file(path)
-    values |= _from_environment(environment)
+    path = _find_file(file, environment)
+    values = {} if path is None else _read_file(path)
+    values |= _read_environment(environment)
     for key, value in (options or {}).items():
         if value is not None:
             values[key] = _SourcedValue(FromText(value), origin or f"option --{key.partition('.')[0]}")
-    _follow_references(values, environment)
+    _resolve_references(values, environment)
     _share_one_database(values)
     return _build(values, path)
 
 
-def _file(named: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+def _find_file(given_path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
     variable = environment.get(FILE_VARIABLE)
-    if named is None and not variable:
+    if given_path is None and not variable:
         default = Path(DEFAULT_FILE)
         return default if default.exists() else None
-    path, origin = (Path(named), "option --config") if named is not None else (Path(variable or ""), FILE_VARIABLE)
+    path, origin = (
+        (Path(given_path), "option --config") if given_path is not None else (Path(variable or ""), FILE_VARIABLE)
+    )
     if not path.is_file():
         raise ConfigurationError(f"there is no file {str(path)!r} ({origin}); name the TOML file with the settings")
     return path
 
 
-def _from_file(path: Path) -> dict[str, _SourcedValue]:
+def _read_file(path: Path) -> dict[str, _SourcedValue]:
     try:
         text = path.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -84,20 +86,20 @@ def _from_file(path: Path) -> dict[str, _SourcedValue]:
         raise ConfigurationError(f"{path} is not UTF-8 text: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from error
-    lines = _lines(text)
+    lines = _line_numbers(text)
     values: dict[str, _SourcedValue] = {}
     for section, table in tables.items():
-        where = _place(path, lines.get(section))
+        location = _location_text(path, lines.get(section))
         if section not in SECTIONS:
-            raise UnknownSetting(_unknown_section(section, where))
+            raise UnknownSetting(_unknown_section(section, location))
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{section} must be a section, [{section}], not {table!r} ({where})")
+            raise ConfigurationError(f"{section} must be a section, [{section}], not {table!r} ({location})")
         for name, raw in cast("dict[str, Any]", table).items():
             key = f"{section}.{name}"
-            where = _place(path, lines.get(key))
+            location = _location_text(path, lines.get(key))
             if name not in definitions(section):
-                raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", where))
-            values[key] = _SourcedValue(raw, where)
+                raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", location))
+            values[key] = _SourcedValue(raw, location)
     return values
 
 
@@ -105,7 +107,7 @@ _HEADER: Final = re.compile(r"\s*\[\s*([A-Za-z0-9_\-]+)\s*\]")
 _ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_\-]+(?:\s*\.\s*[A-Za-z0-9_\-]+)*)\s*=")
 
 
-def _lines(text: str) -> dict[str, int]:
+def _line_numbers(text: str) -> dict[str, int]:
     """Return the line number of each section and key.
 
     They are used in messages only; unusual TOML is not recognized.
@@ -122,11 +124,11 @@ def _lines(text: str) -> dict[str, int]:
     return lines
 
 
-def _place(path: Path, line: int | None) -> str:
+def _location_text(path: Path, line: int | None) -> str:
     return str(path) if line is None else f"{path}:{line}"
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _SourcedValue]:
+def _read_environment(environment: Mapping[str, str]) -> dict[str, _SourcedValue]:
     values: dict[str, _SourcedValue] = {}
     all_keys = keys()
     for variable, value in environment.items():
@@ -136,7 +138,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _SourcedValue
         if (key := f"{section}.{name}") in all_keys:
             values[key] = _SourcedValue(FromText(value), f"environment {variable}")
         elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in all_keys}:
-            raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
+            raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", format_key=_variable))
         # Other names are ignored: container platforms set variables such as POSTDATE_SERVICE_HOST.
     return values
 
@@ -145,23 +147,23 @@ def _variable(key: str) -> str:
     return PREFIX + key.replace(".", _SECTION_END).upper()
 
 
-def _unknown_section(section: str, where: str) -> str:
-    close = difflib.get_close_matches(section, SECTIONS, n=1)
-    hint = f"did you mean [{close[0]}]?" if close else f"there are {', '.join(f'[{name}]' for name in SECTIONS)}"
-    return f"there is no section [{section}] ({where}); {hint}"
+def _unknown_section(section: str, location: str) -> str:
+    matches = difflib.get_close_matches(section, SECTIONS, n=1)
+    hint = f"did you mean [{matches[0]}]?" if matches else f"there are {', '.join(f'[{name}]' for name in SECTIONS)}"
+    return f"there is no section [{section}] ({location}); {hint}"
 
 
-def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = str) -> str:
+def _unknown_key(key: str, description: str, location: str, format_key: Callable[[str], str] = str) -> str:
     section, _, name = key.partition(".")
     all_keys = keys()
-    here = {each.partition(".")[2]: each for each in all_keys if each.startswith(f"{section}.")}
-    close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
-    close = close or difflib.get_close_matches(key, all_keys, n=1, cutoff=0.75)
-    if close:
-        hint = f"did you mean {shown(close[0])}?"
+    section_keys = {each.partition(".")[2]: each for each in all_keys if each.startswith(f"{section}.")}
+    matches = [section_keys[each] for each in difflib.get_close_matches(name, section_keys, n=1)]
+    matches = matches or difflib.get_close_matches(key, all_keys, n=1, cutoff=0.75)
+    if matches:
+        hint = f"did you mean {format_key(matches[0])}?"
     else:
-        hint = f"there are {', '.join(shown(each) for each in here.values() or all_keys)}"
-    return f"there is no {what} ({where}); {hint}"
+        hint = f"there are {', '.join(format_key(each) for each in section_keys.values() or all_keys)}"
+    return f"there is no {description} ({location}); {hint}"
 
 
 _STORE: Final = "store.address"
@@ -170,13 +172,13 @@ _TIMEOUTS: Final = "timeout_manager.address"
 _ADDRESSES: Final = tuple(f"{section}.address" for section, what in SECTIONS.items() if what.role is not None)
 
 
-def _follow_references(values: dict[str, _SourcedValue], environment: Mapping[str, str]) -> None:
+def _resolve_references(values: dict[str, _SourcedValue], environment: Mapping[str, str]) -> None:
     for key in _ADDRESSES:
         if key not in values or not isinstance(values[key].raw, str):
             continue
         origin = values[key].origin
         try:
-            address = resolved(values[key].raw, environment)
+            address = resolve_address(values[key].raw, environment)
         except ConfigurationError as error:
             raise ConfigurationError(f"{key} ({origin}): {error}") from error
         if address.reference is not None:
@@ -186,22 +188,22 @@ def _follow_references(values: dict[str, _SourcedValue], environment: Mapping[st
 def _share_one_database(values: dict[str, _SourcedValue]) -> None:
     """Put store and queues into one database if the address of only one is set, or only that of the timeouts."""
     match [key for key in (_STORE, _TRANSPORT) if key in values]:
-        case [named]:
-            other = _TRANSPORT if named == _STORE else _STORE
-            schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (named, other))
-            if _follow(values, named, other) and schema in values and other_schema not in values:
+        case [given]:
+            other = _TRANSPORT if given == _STORE else _STORE
+            schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (given, other))
+            if _share_database_of(values, given, other) and schema in values and other_schema not in values:
                 values[other_schema] = _SourcedValue(values[schema].raw, f"{FOLLOWS}{schema}, {values[schema].origin}")
         # The schema of the timeouts belongs to NServiceBus. It is not the schema of store and queues.
         case [] if _TIMEOUTS in values:
-            _follow(values, _TIMEOUTS, _STORE)
-            _follow(values, _TIMEOUTS, _TRANSPORT)
+            _share_database_of(values, _TIMEOUTS, _STORE)
+            _share_database_of(values, _TIMEOUTS, _TRANSPORT)
         case _:
             pass
 
 
-def _follow(values: dict[str, _SourcedValue], named: str, other: str) -> bool:
-    """Put ``other`` into the database of ``named``, if that database can hold both. Return whether it can."""
-    address = values[named].raw
+def _share_database_of(values: dict[str, _SourcedValue], given: str, follower: str) -> bool:
+    """Put ``follower`` into the database of ``given``, if that database can hold both. Return whether it can."""
+    address = values[given].raw
     if not isinstance(address, str):
         return False
     reference = address.reference if isinstance(address, Address) else None
@@ -209,8 +211,8 @@ def _follow(values: dict[str, _SourcedValue], named: str, other: str) -> bool:
     schemes = schemes_in_one_database(scheme)  # The store and the queues share transactions in one database.
     if schemes is None:
         return False
-    same = Address(f"{schemes[other == _TRANSPORT]}:{location}", reference)
-    values[other] = _SourcedValue(same, f"{FOLLOWS}{named}, {values[named].origin}")
+    follower_address = Address(f"{schemes[follower == _TRANSPORT]}:{location}", reference)
+    values[follower] = _SourcedValue(follower_address, f"{FOLLOWS}{given}, {values[given].origin}")
     return True
 
 
@@ -237,13 +239,13 @@ def _scheme(section: str, values: Mapping[str, _SourcedValue]) -> str:
 
 def _read(key: str, value: _SourcedValue, setting: Setting) -> Any:
     try:
-        return read(setting, value.raw)
-    except Wrong as error:
+        return read_value(setting, value.raw)
+    except InvalidValue as error:
         # The value of a reference may be a secret, so it is not shown.
         if isinstance(value.raw, Address) and value.raw.reference is not None:
             raise ConfigurationError(f"{key} {error}, not what is in {value.raw.reference} ({value.origin})") from None
         if setting.kind is Secret:
             raise ConfigurationError(f"{key} {error} ({value.origin})") from None
-        raw = Address(value.raw).shown if isinstance(value.raw, str) else value.raw
+        raw = Address(value.raw).redacted_text if isinstance(value.raw, str) else value.raw
         as_in_toml = json.dumps(raw, default=str, ensure_ascii=False)
         raise ConfigurationError(f"{key} {error}, not {as_in_toml} ({value.origin})") from error

@@ -10,7 +10,7 @@ from typing import Any, Final
 from postdate.config.addresses import Address
 from postdate.errors import InvalidTimestamp
 from postdate.messages import aware_utc
-from postdate.ports.settings import Setting, Wrong
+from postdate.ports.settings import InvalidValue, Setting
 
 _UNIT_MICROSECONDS: Final = {
     "w": 604_800_000_000,
@@ -76,16 +76,19 @@ class FromText(str):
     __slots__ = ()
 
 
-def read(setting: Setting, raw: Any) -> Any:
-    """Return the value of a setting from a TOML value or a :class:`FromText`. Raises `Wrong` with the expected form."""
+def read_value(setting: Setting, raw: Any) -> Any:
+    """Return the value of a setting from a TOML value or a :class:`FromText`.
+
+    Raises `InvalidValue` with the expected form.
+    """
     if isinstance(raw, FromText):
         raw = _from_text(setting, raw)
     if setting.kind is timedelta and isinstance(raw, str | int | float) and not isinstance(raw, bool):
         try:
             raw = parse_duration(str(raw))
         except InvalidTimestamp as error:
-            raise Wrong(f"must be a duration: {error}") from error
-    return setting.checked(raw, "duration")
+            raise InvalidValue(f"must be a duration: {error}") from error
+    return setting.convert(raw, "duration")
 
 
 def _from_text(setting: Setting, text: str) -> Any:
@@ -101,31 +104,36 @@ def _from_text(setting: Setting, text: str) -> Any:
     return str(text)
 
 
-def listening(raw: Any) -> str:
-    """Check the address to listen on; see :func:`host_and_port`."""
-    host_and_port(raw)
+def parse_listen_address(raw: Any) -> str:
+    """Check the address to listen on; see :func:`parse_host_and_port`."""
+    parse_host_and_port(raw)
     return str(raw)
 
 
-def host_and_port(raw: Any) -> tuple[str, int]:
-    """Return host and port, which a colon separates. An IPv6 address stands in brackets. Raises :class:`Wrong`."""
+def parse_host_and_port(raw: Any) -> tuple[str, int]:
+    """Return host and port, which a colon separates.
+
+    An IPv6 address stands in brackets. Raises :class:`InvalidValue`.
+    """
     host, _, port = raw.rpartition(":") if isinstance(raw, str) else ("", "", "")
     if not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
-        raise Wrong("must be a host and a port, such as 127.0.0.1:9464")
+        raise InvalidValue("must be a host and a port, such as 127.0.0.1:9464")
     return host.strip("[]"), int(port)
 
 
-def exchange_name(raw: Any) -> str:
+def parse_exchange_name(raw: Any) -> str:
     """Check the name of an exchange. Empty: no exchange."""
     if not isinstance(raw, str) or len(raw) > _LONGEST_EXCHANGE or raw.startswith("amq."):
-        raise Wrong(f"must be the name of an exchange, at most {_LONGEST_EXCHANGE} characters, or empty for none")
+        raise InvalidValue(
+            f"must be the name of an exchange, at most {_LONGEST_EXCHANGE} characters, or empty for none"
+        )
     return str(raw.strip())
 
 
-def address(raw: Any) -> Address:
+def parse_address(raw: Any) -> Address:
     """Return the address of a text. Its scheme is checked when the address is opened."""
     if not isinstance(raw, str) or not raw.strip():
-        raise Wrong("must be a text that is not blank")
+        raise InvalidValue("must be a text that is not blank")
     if ":" not in raw:
-        raise Wrong("must be an address such as sqlite:///postdate.db or postgresql://user@host/database")
+        raise InvalidValue("must be an address such as sqlite:///postdate.db or postgresql://user@host/database")
     return raw if isinstance(raw, Address) else Address(raw)

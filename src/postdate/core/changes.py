@@ -39,7 +39,7 @@ _PAGE: Final = 500
 _AT_ONCE: Final = 16
 
 
-def administrable(store: ClaimingStore) -> AdministrableStore:
+def administrable_store(store: ClaimingStore) -> AdministrableStore:
     """Return the store if its messages can be listed and changed; else raise `NotSupported`."""
     if isinstance(store, AdministrableStore):
         return store
@@ -50,18 +50,18 @@ def administrable(store: ClaimingStore) -> AdministrableStore:
 
 
 async def cancel(store: AdministrableStore, message_id: str, now: datetime) -> Answer:
-    return Answer.DONE if await store.cancel(message_id, now) else await standing(store, message_id)
+    return Answer.DONE if await store.cancel(message_id, now) else await find_refusal(store, message_id)
 
 
 async def reschedule(
     store: AdministrableStore, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
 ) -> Answer:
     """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
-    done = await store.reschedule(message_id, due, now, wall_time)
-    return Answer.DONE if done else await standing(store, message_id)
+    is_rescheduled = await store.reschedule(message_id, due, now, wall_time)
+    return Answer.DONE if is_rescheduled else await find_refusal(store, message_id)
 
 
-def would_be(message: DelayedMessage, due: datetime | None) -> Answer:
+def preview_change(message: DelayedMessage, due: datetime | None) -> Answer:
     """Return the answer that a change would get if it were made now; ``due``: ``None`` to cancel."""
     try:
         if due is not None:
@@ -71,7 +71,7 @@ def would_be(message: DelayedMessage, due: datetime | None) -> Answer:
     return Answer.DONE
 
 
-async def standing(store: AdministrableStore, message_id: str) -> Answer:
+async def find_refusal(store: AdministrableStore, message_id: str) -> Answer:
     """Return why a message was not changed."""
     records = list[Record]()
     for _ in range(2):  # the message may be returned from the error queue between the two calls
@@ -128,16 +128,16 @@ class Pending:
         check_headers({name: getattr(self, name) or "" for name in ("text", "zone")})
         if self.destination is not None:
             check_text(self.destination, "destination", DESTINATION_LIMIT)
-        object.__setattr__(self, "origins", _origins(self.origins))
+        object.__setattr__(self, "origins", _convert_origins(self.origins))
 
     @property
-    def says_something(self) -> bool:
+    def has_condition(self) -> bool:
         """Whether there is a condition. ``origins`` without :attr:`Origin.APPLICATION` is a condition, too."""
         return replace(self, origins=_SCHEDULED) != Pending() or Origin.APPLICATION not in self.origins
 
-    def check_says_something(self) -> None:
+    def check_has_condition(self) -> None:
         """Raise `InvalidMessage` if there is no condition: the caller may have left a variable unset."""
-        if not self.says_something:
+        if not self.has_condition:
             raise InvalidMessage("no condition is given, which would change every message: give one, such as due_to=…")
 
     def matches(self, message: DelayedMessage) -> bool:
@@ -156,13 +156,13 @@ _SCHEDULED: Final = frozenset({Origin.APPLICATION})
 _TYPES: Final = {"destination": str, "headers": Mapping, "text": str, "failing": bool, "zone": str}
 
 
-def _origins(origins: object) -> frozenset[Origin]:
-    shown = repr(origins)[:80]
-    several = cast("Collection[object]", origins) if isinstance(origins, Collection) else (origins,)
-    chosen = [each for each in several if isinstance(each, Origin)]
-    if not chosen or len(chosen) < len(several):
-        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {shown}")
-    return frozenset(chosen)
+def _convert_origins(origins: object) -> frozenset[Origin]:
+    origins_text = repr(origins)[:80]
+    values = cast("Collection[object]", origins) if isinstance(origins, Collection) else (origins,)
+    valid_origins = [each for each in values if isinstance(each, Origin)]
+    if not valid_origins or len(valid_origins) < len(values):
+        raise InvalidMessage(f"origins must be some of Origin, such as {{Origin.RETRY}}, not {origins_text}")
+    return frozenset(valid_origins)
 
 
 EVERYTHING: Final = Pending(origins=frozenset(Origin))
@@ -178,97 +178,99 @@ def check_limit(limit: object) -> None:
 class PendingPages:
     """Reads matching messages page by page, the first due first.
 
-    :meth:`ask` returns the filter and size of the next page; :meth:`take` returns the matching messages of a page.
-    Pages are not kept, and no page is read again. A message that is stored meanwhile, due before the messages that were
-    read, is not returned. A message that gets a later due time meanwhile may be returned twice.
+    :meth:`next_query` returns the filter and size of the next page; :meth:`accept` returns the matching messages of a
+    page. Pages are not kept, and no page is read again. A message that is stored meanwhile, due before the messages
+    that were read, is not returned. A message that gets a later due time meanwhile may be returned twice.
 
     Args:
         pending: the filter.
         limit: how many messages to return; ``None``: all.
         after: the cursor of the message after which the list continues.
-        among: how many messages to read at most, matching or not; ``None``: all.
+        search_limit: how many messages to read at most, matching or not; ``None``: all.
     """
 
-    def __init__(self, pending: Pending, limit: int | None, after: str | None = None, among: int | None = None) -> None:
-        self._pending, self._missing, self._readable = pending, limit, among
-        self._where = MessageFilter(pending.destination, pending.due_from, pending.due_to, among, after)
+    def __init__(
+        self, pending: Pending, limit: int | None, after: str | None = None, search_limit: int | None = None
+    ) -> None:
+        self._pending, self._remaining, self._remaining_reads = pending, limit, search_limit
+        self._filter = MessageFilter(pending.destination, pending.due_from, pending.due_to, search_limit, after)
         # Mostly all messages of the first page match, so read no more than needed. If they do not, few of the next
         # ones may match, and full pages are cheaper.
         self._page = _PAGE if limit is None else min(limit, _PAGE)
         self.is_over = limit == 0
 
-    def ask(self) -> tuple[MessageFilter, int]:
-        return self._where, self._page
+    def next_query(self) -> tuple[MessageFilter, int]:
+        return self._filter, self._page
 
-    def take(self, page: PendingPage) -> list[DelayedMessage]:
+    def accept(self, page: PendingPage) -> list[DelayedMessage]:
         """Return the matching messages of a page, at most as many as are missing; note where the next page begins."""
-        messages = [each for each in page.messages if self._pending.matches(each)][: self._missing]
+        messages = [each for each in page.messages if self._pending.matches(each)][: self._remaining]
         self.is_over = page.after is None
-        if self._missing is not None:
-            self._missing -= len(messages)
-            self.is_over |= self._missing == 0
-        if self._readable is not None:
-            self._readable -= self._page
-            self.is_over |= self._readable <= 0
-        self._where, self._page = replace(self._where, after=page.after), _PAGE
+        if self._remaining is not None:
+            self._remaining -= len(messages)
+            self.is_over |= self._remaining == 0
+        if self._remaining_reads is not None:
+            self._remaining_reads -= self._page
+            self.is_over |= self._remaining_reads <= 0
+        self._filter, self._page = replace(self._filter, after=page.after), _PAGE
         return messages
 
 
-async def first_of(
+async def list_matching(
     store: AdministrableStore,
     pending: Pending,
     limit: int | None,
     after: str | None = None,
-    among: int | None = None,
+    search_limit: int | None = None,
 ) -> list[DelayedMessage]:
     """Return up to ``limit`` matching messages, the first due first.
 
     With ``None`` return all of them, without bodies and most headers, as they may be many.
     """
-    pages, messages = PendingPages(pending, limit, after, among), dict[str, DelayedMessage]()
+    pages, messages = PendingPages(pending, limit, after, search_limit), dict[str, DelayedMessage]()
     while not pages.is_over:
-        _keep(messages, pages.take(await store.read_pending(*pages.ask())), limit)
+        _add_page(messages, pages.accept(await store.read_pending(*pages.next_query())), limit)
     return list(messages.values())
 
 
-def first_steps(
+def list_steps(
     store: JoiningStore, pending: Pending, limit: int | None, after: str | None = None
 ) -> Steps[list[DelayedMessage]]:
-    """:func:`first_of` in a transaction of the application."""
+    """:func:`list_matching` in a transaction of the application."""
     pages, messages = PendingPages(pending, limit, after), dict[str, DelayedMessage]()
     while not pages.is_over:
-        _keep(messages, pages.take((yield from store.reading_steps(*pages.ask()))), limit)
+        _add_page(messages, pages.accept((yield from store.reading_steps(*pages.next_query()))), limit)
     return list(messages.values())
 
 
-def _keep(messages: dict[str, DelayedMessage], page: Sequence[DelayedMessage], limit: int | None) -> None:
+def _add_page(messages: dict[str, DelayedMessage], page: Sequence[DelayedMessage], limit: int | None) -> None:
     """Add the messages of a page by their ids, each once: a message that is rescheduled meanwhile may be read twice."""
     for each in page:
-        messages.setdefault(each.message_id, each if limit is not None else _without_content(each))
+        messages.setdefault(each.message_id, each if limit is not None else _strip_content(each))
 
 
-def _without_content(message: DelayedMessage) -> DelayedMessage:
+def _strip_content(message: DelayedMessage) -> DelayedMessage:
     headers = {Headers.WALL_TIME: message.headers[Headers.WALL_TIME]} if Headers.WALL_TIME in message.headers else {}
     return replace(message, headers=headers, body=b"", cursor="")
 
 
-Expected: TypeAlias = Callable[[DelayedMessage], Answer]
-"""Returns the answer that a change of a message would get; see :func:`would_be`."""
+Preview: TypeAlias = Callable[[DelayedMessage], Answer]
+"""Returns the answer that a change of a message would get; see :func:`preview_change`."""
 
 
-async def count_of(store: AdministrableStore, pending: Pending, expected: Expected) -> Counter[Answer]:
+async def count_answers(store: AdministrableStore, pending: Pending, preview: Preview) -> Counter[Answer]:
     """Return how many matching messages would get each answer. It keeps no message in memory."""
     pages, count = PendingPages(pending, None), Counter[Answer]()
     while not pages.is_over:
-        count.update(map(expected, pages.take(await store.read_pending(*pages.ask()))))
+        count.update(map(preview, pages.accept(await store.read_pending(*pages.next_query()))))
     return count
 
 
-def count_steps(store: JoiningStore, pending: Pending, expected: Expected) -> Steps[Counter[Answer]]:
-    """:func:`count_of` in a transaction of the application."""
+def count_steps(store: JoiningStore, pending: Pending, preview: Preview) -> Steps[Counter[Answer]]:
+    """:func:`count_answers` in a transaction of the application."""
     pages, count = PendingPages(pending, None), Counter[Answer]()
     while not pages.is_over:
-        count.update(map(expected, pages.take((yield from store.reading_steps(*pages.ask())))))
+        count.update(map(preview, pages.accept((yield from store.reading_steps(*pages.next_query())))))
     return count
 
 
@@ -279,13 +281,13 @@ async def change_all(
 
     After the first error no further change is begun. The changes in progress are finished, then the error is raised.
     """
-    answers, waiting = Counter[Answer](), iter(messages)
+    answers, remaining_messages = Counter[Answer](), iter(messages)
 
     first_errors = list[Exception]()
 
-    async def work() -> None:
+    async def change_next() -> None:
         # Cancelling these tasks would not stop them: SQLite finishes a call that is cancelled, and the loop goes on.
-        while not first_errors and (message := next(waiting, None)) is not None:
+        while not first_errors and (message := next(remaining_messages, None)) is not None:
             try:
                 answers[await change(message)] += 1
             except InvalidMessage:
@@ -295,7 +297,7 @@ async def change_all(
 
     async with anyio.create_task_group() as tasks:
         for _ in range(_AT_ONCE):
-            tasks.start_soon(work)
+            tasks.start_soon(change_next)
     if first_errors:
         raise first_errors[0]
     return answers

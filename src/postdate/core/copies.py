@@ -21,7 +21,7 @@ IN_ANOTHER_STORE: Final = "moved away"
 
 _NOT_COPIED: Final = frozenset({"message_id", "number_of_failures"})
 _FIELDS: Final = [each.name for each in fields(DelayedMessage) if each.compare and each.name not in _NOT_COPIED]
-_ENDS: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED, RecordKind.RESCHEDULED}
+_OUTCOME_KINDS: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED, RecordKind.RESCHEDULED}
 
 
 def different_fields(message: DelayedMessage, copy: DelayedMessage) -> list[str]:
@@ -46,14 +46,14 @@ def difference(message: DelayedMessage, copy: DelayedMessage | None, records: Se
     scheduled = next((record for record in records if record.kind is RecordKind.SCHEDULED), None)
     if scheduled is None:
         return ", ".join(fields) or MISSING
-    then = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
-    if not all(then.values()):
-        return ", ".join(name for name, same in then.items() if not same)
+    is_equal = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
+    if not all(is_equal.values()):
+        return ", ".join(name for name, same in is_equal.items() if not same)
     if copy is not None:
         was_changed = any(record.kind is RecordKind.RESCHEDULED for record in records)
         return "" if was_changed else ", ".join(fields)
     if records[-1].detail.startswith(MOVED_AWAY):
         return IN_ANOTHER_STORE
     # An archived message has no other record in the store.
-    has_ended = scheduled.detail == ARCHIVED or any(record.kind in _ENDS for record in records)
+    has_ended = scheduled.detail == ARCHIVED or any(record.kind in _OUTCOME_KINDS for record in records)
     return "" if has_ended else MISSING

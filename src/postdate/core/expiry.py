@@ -19,13 +19,13 @@ def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedel
 
     ``allowance`` is added to the expiry, for clocks that differ.
     """
-    end = end_of_use(headers)
-    if end is None or now - end <= allowance:
+    expiry = expiry_of(headers)
+    if expiry is None or now - expiry <= allowance:
         return None
-    return f"expired at {format_timestamp(end)}"
+    return f"expired at {format_timestamp(expiry)}"
 
 
-def end_of_use(headers: Mapping[str, str]) -> datetime | None:
+def expiry_of(headers: Mapping[str, str]) -> datetime | None:
     """Return when a message expires, UTC; ``None`` if it does not.
 
     There are two rules, and the earlier end counts. The time to be received counts from the time sent and needs both
@@ -34,20 +34,20 @@ def end_of_use(headers: Mapping[str, str]) -> datetime | None:
     Raises:
         InvalidTimestamp: the time sent or the absolute expiry is malformed, or the sum is outside the calendar.
     """
-    absolute, relative = expires_at_of(headers), _end_of_time_to_be_received(headers)
+    absolute, relative = expires_at_of(headers), _time_to_be_received_expiry(headers)
     if absolute is None or relative is None:
         return absolute or relative
     return min(absolute, relative)
 
 
-def _end_of_time_to_be_received(headers: Mapping[str, str]) -> datetime | None:
-    text, sent = headers.get(Headers.TIME_TO_BE_RECEIVED), headers.get(Headers.TIME_SENT)
+def _time_to_be_received_expiry(headers: Mapping[str, str]) -> datetime | None:
+    text, time_sent = headers.get(Headers.TIME_TO_BE_RECEIVED), headers.get(Headers.TIME_SENT)
     span = None if text is None else parse_time_span(text)
-    if span is None or sent is None:
+    if span is None or time_sent is None:
         return None
     try:
-        return parse_timestamp(sent) + span
+        return parse_timestamp(time_sent) + span
     except OverflowError as error:
         raise InvalidTimestamp(
-            f"time sent {sent!r} and time to be received {text!r} end outside the calendar"
+            f"time sent {time_sent!r} and time to be received {text!r} end outside the calendar"
         ) from error

@@ -34,8 +34,8 @@ from postdate.messages import (
     delay_headers,
     format_timestamp,
     parse_timestamp,
+    strip_delay_headers,
     to_envelope,
-    without_delay_headers,
 )
 from postdate.ports import Received
 
@@ -90,7 +90,7 @@ class Discard:
 Decision: TypeAlias = ImmediateRetry | DelayedRetry | MoveToError | Discard
 
 Policy: TypeAlias = "Callable[[BaseException, int, Mapping[str, str], Recoverability, datetime], Decision]"
-"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`.
+"""Decides about a message whose handling failed; arguments as of :func:`decide_handling_failure`.
 
 Pure: time is an argument. An error that it raises is a critical error, and the message is handled again.
 """
@@ -119,7 +119,7 @@ class Recoverability:
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
         time_increase: the n-th delayed retry waits n times this duration.
         unrecoverable: exceptions after which a retry is useless; subclasses count.
-        policy: decides instead of :func:`after_handling_failed`, which it may call.
+        policy: decides instead of :func:`decide_handling_failure`, which it may call.
         customize_headers: makes the final headers of error copies.
 
     Raises:
@@ -142,7 +142,7 @@ class Recoverability:
             raise ConfigurationError("numbers of retries and their time increase must not be negative")
 
 
-def after_handling_failed(
+def decide_handling_failure(
     error: BaseException, failures: int, headers: Mapping[str, str], policy: Recoverability, now: datetime
 ) -> Decision:
     """Decide about a message whose handling failed.
@@ -158,10 +158,10 @@ def after_handling_failed(
         return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
     if failures <= policy.immediate_retries:
         return ImmediateRetry()
-    performed = performed_delayed_retries(headers)
+    performed_retries = count_delayed_retries(headers)
     # Without a count the timestamp is of an earlier life: it stays in an error copy, which may be returned days later.
-    if performed < policy.delayed_retries and not (performed and _retried_too_long(headers, now)):
-        return DelayedRetry(policy.time_increase * (performed + 1))
+    if performed_retries < policy.delayed_retries and not (performed_retries and _has_retried_too_long(headers, now)):
+        return DelayedRetry(policy.time_increase * (performed_retries + 1))
     return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
 
 
@@ -184,7 +184,7 @@ def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -
         )
 
 
-def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> str | None:
+def unavailability_reason(decision: Decision, *, immediate: bool, delayed: bool) -> str | None:
     """Return why a decision cannot be carried out, or ``None`` (row 111); flags as in :func:`check_retries`."""
     if isinstance(decision, ImmediateRetry) and not immediate:
         return "no immediate retry in transaction mode 'none'"
@@ -193,13 +193,13 @@ def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> st
     return None
 
 
-def performed_delayed_retries(headers: Mapping[str, str]) -> int:
+def count_delayed_retries(headers: Mapping[str, str]) -> int:
     """Return how many delayed retries a message has had; an unreadable count is 0."""
     text = headers.get(Headers.DELAYED_RETRIES, "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_COUNT else 0
 
 
-def _retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
+def _has_retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
     text = headers.get(Headers.DELAYED_RETRIES_TIMESTAMP)
     if text is None:
         return False
@@ -212,12 +212,12 @@ def _retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
 def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str, str]:
     return {
         **headers,
-        Headers.DELAYED_RETRIES: str(performed_delayed_retries(headers) + 1),
+        Headers.DELAYED_RETRIES: str(count_delayed_retries(headers) + 1),
         Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(now),
     }
 
 
-def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
+def decide_dispatch_failure(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
     """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
     A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
@@ -236,13 +236,13 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, PostdateError) and error.outage
 
 
-def may_be_of_one(error: BaseException) -> bool:
+def can_concern_one_message(error: BaseException) -> bool:
     """Return whether an outage may concern a single row. A store that is read-only, full or away fails for all rows."""
     of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
     return isinstance(of_store, StoreTroubled | NotADatabase)
 
 
-def checked_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequence[T]:
+def check_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequence[T]:
     """Return the answers of a transport or receiver for ``count`` messages that it was to send or to end.
 
     Raises:
@@ -264,10 +264,10 @@ def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
 
 # --- received messages -----------------------------------------------------------------------------------------------
 
-BORNE: Final = 10
+MOST_OWN_FAILURES: Final = 10
 """How often a message may fail while others do not. Up to this number it may be a coincidence."""
 
-ASKED_ANEW: Final = 1_000
+MOST_STEP_RETRIES: Final = 1_000
 """How often a step is called again at once.
 
 Each conflict of a saga means that another message succeeded. After so many conflicts in a row this is not plausible:
@@ -293,20 +293,20 @@ class RecoveryRules:
     """The rules for failures of one kind of outcome.
 
     Args:
-        asked_again_after: errors after which the step is called again: another message was faster, or the step has
+        retry_now_errors: errors after which the step is called again: another message was faster, or the step has
             another way.
         waits_in_hand: the claim of a message is kept while its store takes nothing; otherwise it returns to its queue.
         shares_database: store and queues share a database, so queues out of reach are an outage of the store.
         counts_transient: transient failures count against the message, after a pause; otherwise it returns to its
             queue.
-        already_off_queue: the message is off its queue already, so it cannot return (transaction mode ``none``).
+        is_off_queue: the message is off its queue already, so it cannot return (transaction mode ``none``).
     """
 
-    asked_again_after: tuple[type[PostdateError], ...] = ()
+    retry_now_errors: tuple[type[PostdateError], ...] = ()
     waits_in_hand: bool = False
     shares_database: bool = False
     counts_transient: bool = False
-    already_off_queue: bool = False
+    is_off_queue: bool = False
 
 
 def is_lasting(error: PostdateError) -> bool:
@@ -318,46 +318,46 @@ def resolve_failure(
     refused: Resolution | None,
     error: PostdateError,
     received: Received,
-    failed_alone: int,
+    own_failures: int,
     rules: RecoveryRules,
     *,
     other_messages_succeeded: bool = False,
 ) -> Resolution:
     """Decide about a received message whose step failed, or whose end was refused.
 
-    No message returns for ever because of an error that only this message meets: after :data:`BORNE` times the error
-    counts as its failure.
+    No message returns for ever because of an error that only this message meets: after :data:`MOST_OWN_FAILURES` times
+    the error counts as its failure.
 
     Args:
         refused: the earlier resolution that could not be carried out; ``None``: there is none.
         error: of the step, or of the end.
         received: the message.
-        failed_alone: how often it failed while other messages succeeded, not counting errors of the message itself.
+        own_failures: how often it failed while other messages succeeded, not counting errors of the message itself.
         rules: of the kind of outcome.
         other_messages_succeeded: whether any message has succeeded since the last of these failures.
     """
-    is_final = rules.already_off_queue or is_lasting(error) or failed_alone > BORNE
+    is_final = rules.is_off_queue or is_lasting(error) or own_failures > MOST_OWN_FAILURES
     if refused is not None:
-        return after_copy(refused, error) if is_final else Resolution.REQUEUE
-    if isinstance(error, rules.asked_again_after) and received.tries + 1 < ASKED_ANEW:
+        return resolve_copy_failure(refused, error) if is_final else Resolution.REQUEUE
+    if isinstance(error, rules.retry_now_errors) and received.attempts + 1 < MOST_STEP_RETRIES:
         return Resolution.RETRY_NOW
     if (
         is_outage(error)
-        and failed_alone <= BORNE
-        and not (rules.already_off_queue or (received.is_last and rules.waits_in_hand))
+        and own_failures <= MOST_OWN_FAILURES
+        and not (rules.is_off_queue or (received.is_last and rules.waits_in_hand))
     ):
         if not rules.waits_in_hand or (isinstance(error, TransportUnreachable) and not rules.shares_database):
             return Resolution.REQUEUE
-        return Resolution.WAIT_ALONE if failed_alone > 1 and other_messages_succeeded else Resolution.WAIT_FOR_STORE
-    counts = is_final or isinstance(error, rules.asked_again_after)
+        return Resolution.WAIT_ALONE if own_failures > 1 and other_messages_succeeded else Resolution.WAIT_FOR_STORE
+    is_counted = is_final or isinstance(error, rules.retry_now_errors)
     return (
         Resolution.POLICY
-        if counts or (rules.counts_transient and not isinstance(error, ClaimLost))
+        if is_counted or (rules.counts_transient and not isinstance(error, ClaimLost))
         else Resolution.REQUEUE
     )
 
 
-def after_copy(refused: Resolution, error: PostdateError) -> Resolution:
+def resolve_copy_failure(refused: Resolution, error: PostdateError) -> Resolution:
     """Return the resolution after ``refused`` could not be carried out: a full error copy, then a brief one."""
     if refused is Resolution.BRIEF_ERROR_COPY:
         return Resolution.STUCK if isinstance(error, MessageError) else Resolution.REQUEUE
@@ -391,8 +391,12 @@ def error_headers(
     They include the mapping ``data`` and the text ``help_link`` of an exception. ``brief`` leaves out these and the
     stack trace, and all but 200 characters of the text. Source: specification 5, "Move to error".
     """
-    own = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
-    added = {
+    message_headers = {
+        name: value
+        for name, value in headers.items()
+        if name not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}
+    }
+    failure_headers = {
         Headers.FAILED_QUEUE: failed_queue,
         Headers.TIME_OF_FAILURE: format_timestamp(now),
         Headers.PROCESSING_MACHINE: host.machine,
@@ -402,18 +406,21 @@ def error_headers(
         Headers.EXCEPTION_TYPE: _type_name(error),
         Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
         Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _shortened(storable("".join(traceback.format_exception(error)))),
+        Headers.EXCEPTION_STACK_TRACE: _shorten_trace(escape_unstorable("".join(traceback.format_exception(error)))),
     }
     if error.__cause__ is not None:
-        added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
+        failure_headers[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
     if isinstance(error, PostdateError):
-        added[Headers.ERROR_CODE] = error.code
+        failure_headers[Headers.ERROR_CODE] = error.code
     if not brief:
-        return {**own, **added, **_help_and_data_headers(error)}
-    for each in (own, added):  # a stack trace of an earlier failure would look like the one of this failure
+        return {**message_headers, **failure_headers, **_help_and_data_headers(error)}
+    for each in (
+        message_headers,
+        failure_headers,
+    ):  # a stack trace of an earlier failure would look like the one of this failure
         each.pop(Headers.EXCEPTION_STACK_TRACE, None)
-    added[Headers.EXCEPTION_MESSAGE] = added[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
-    return {**own, **added}
+    failure_headers[Headers.EXCEPTION_MESSAGE] = failure_headers[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
+    return {**message_headers, **failure_headers}
 
 
 def _help_and_data_headers(error: BaseException) -> dict[str, str]:
@@ -423,14 +430,14 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
-            headers[Headers.EXCEPTION_HELP_LINK] = storable(link)[:EXCEPTION_MESSAGE_LIMIT]
+            headers[Headers.EXCEPTION_HELP_LINK] = escape_unstorable(link)[:EXCEPTION_MESSAGE_LIMIT]
         if isinstance(content, Mapping):
             for key, value in islice(cast("Mapping[object, object]", content).items(), DATA_ENTRIES):
-                name = Headers.EXCEPTION_DATA_PREFIX + storable(str(key))[:DATA_KEY_LIMIT]
+                name = Headers.EXCEPTION_DATA_PREFIX + escape_unstorable(str(key))[:DATA_KEY_LIMIT]
                 free_bytes -= len(name.encode())
                 if free_bytes < 0:
                     break
-                text = storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:free_bytes]
+                text = escape_unstorable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:free_bytes]
                 free_bytes -= len(text)
                 headers[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
@@ -438,17 +445,17 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
     return headers
 
 
-def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
+def customize_headers(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
     """Return headers after the application's ``customize``. If that fails, log it and return the headers unchanged."""
     if customize is None:
         return headers
     try:
-        chosen = dict(customize(headers))
-        check_headers(chosen)
+        custom_headers = dict(customize(headers))
+        check_headers(custom_headers)
     except Exception:
         log.exception("customize_headers failed: the error copy has the headers it would have without it")
         return headers
-    return {storable(key): storable(value) for key, value in chosen.items()}
+    return {escape_unstorable(key): escape_unstorable(value) for key, value in custom_headers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +474,7 @@ class ErrorQueue:
         """Return an error copy. It never expires, so that an operator finds it. ``brief``: a full one was refused."""
         headers = error_headers(original.headers, error, self.failed_queue, now, self.host, brief=brief)
         if not brief:
-            headers = customized(headers, self.customize)
+            headers = customize_headers(headers, self.customize)
         return Envelope(self.name, original.message_id, headers, original.body, due=original.due)
 
 
@@ -505,14 +512,14 @@ class DispatchSettings:
         if self.errors_return_to_destination:
             errors = replace(self.errors, failed_queue=message.destination)
             return errors.copy(to_envelope(message), error, now, brief=brief)
-        clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
+        clean = replace(message, headers=strip_delay_headers(message.headers))  # as on every other way out
         return self.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
 
 
 def text_of(error: BaseException) -> str:
     """Return the text of an exception, also if its ``__str__`` fails. Characters that cannot be stored are escaped."""
     try:
-        return storable(str(error))
+        return escape_unstorable(str(error))
     except Exception as failure:  # noqa: BLE001 - `__str__` of an application's exception may raise any error
         return f"(its text cannot be read: {type(failure).__name__})"
 
@@ -521,20 +528,20 @@ def reason_of(error: PostdateError) -> str:
     return f"{error.code}: {text_of(error)}"
 
 
-def _shortened(trace: str) -> str:
+def _shorten_trace(trace: str) -> str:
     """Cut the middle out of a long stack trace: its begin has the first frames, its end the text of the exception."""
     if len(trace) <= STACK_TRACE_LIMIT:
         return trace
     gap = f"\n[… {len(trace) - STACK_TRACE_LIMIT} characters or more are left out …]\n"
-    first = STACK_TRACE_LIMIT // 2
-    return trace[:first] + gap + trace[len(trace) - STACK_TRACE_LIMIT + first + len(gap) :]
+    head_length = STACK_TRACE_LIMIT // 2
+    return trace[:head_length] + gap + trace[len(trace) - STACK_TRACE_LIMIT + head_length + len(gap) :]
 
 
 def _type_name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def storable(text: str) -> str:
+def escape_unstorable(text: str) -> str:
     """Escape lone surrogates, which UTF-8 cannot encode, and NUL, which PostgreSQL cannot store in a text.
 
     An exception may quote both. If its report could not be stored, the message would be received again for ever.

@@ -45,11 +45,11 @@ MOST_LOCKED = 10_000
 Above that, due messages that the store would return later wait until some of these are due again.
 """
 
-LOOK_AGAIN_AFTER = timedelta(milliseconds=200)
+POLL_AGAIN_AFTER = timedelta(milliseconds=200)
 """The poll interval while the earliest message is claimed here: ``next_due`` does not return the one that follows."""
 
 
-def claiming(store: object) -> ClaimingStore:
+def claiming_store(store: object) -> ClaimingStore:
     """Return the store if it claims in batches, or a :class:`SimpleStore` of its six methods.
 
     Raises:
@@ -64,27 +64,30 @@ def claiming(store: object) -> ClaimingStore:
     return SimpleStore(cast("DelayedMessageStore", store))
 
 
-def sharing(store: T, own: object | None, database: object | None) -> T | None:
-    """Return the store if its ``own`` database is ``database``, so that a transaction can span both; else ``None``."""
-    return store if own is not None and own == database else None
+def sharing_store(store: T, store_database: object | None, database: object | None) -> T | None:
+    """Return the store if its ``store_database`` database is ``database``, so that a transaction can span both.
+
+    Else ``None``.
+    """
+    return store if store_database is not None and store_database == database else None
 
 
-def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
+def enlisting_store(store: ClaimingStore, transport: Transport) -> MovingStore | None:
     """Return the store if it and the transport can share a transaction, else ``None``."""
     if not isinstance(store, MovingStore):
         return None
-    return sharing(store, store.capabilities.database, transport.capabilities.database)
+    return sharing_store(store, store.capabilities.database, transport.capabilities.database)
 
 
-def check_methods(store: object, methods: Sequence[str], what: str, advice: str = "") -> None:
+def check_methods(store: object, methods: Sequence[str], problem: str, advice: str = "") -> None:
     """Raise :class:`ConfigurationError` for a method of a user's object that is missing or is not async."""
     name = type(store).__name__
     for method in methods:
         member = getattr(store, method, None)
         if not callable(member):
-            raise ConfigurationError(f"{name} {what}: it has no method {method}(){advice}")
-        plain = inspect.isfunction(member) or inspect.ismethod(member)
-        if plain and not inspect.iscoroutinefunction(inspect.unwrap(member)):
+            raise ConfigurationError(f"{name} {problem}: it has no method {method}(){advice}")
+        is_function = inspect.isfunction(member) or inspect.ismethod(member)
+        if is_function and not inspect.iscoroutinefunction(inspect.unwrap(member)):
             raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")
 
 
@@ -106,9 +109,9 @@ class SimpleStore(ClaimingStore):
         self._attempts = Bounded[str, datetime](MOST_LOCKED)
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
-        self._looked: datetime | None = None
-        self._announced: datetime | None = None
-        self._during_look: list[datetime] | None = None
+        self._polled_at: datetime | None = None
+        self._announced_due: datetime | None = None
+        self._dues_during_query: list[datetime] | None = None
 
     @property
     @override
@@ -117,17 +120,17 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def setup(self) -> None:
-        setting_up = getattr(self._store, "setup", None)
-        if setting_up is not None:
-            await self._call(setting_up)
+        set_up = getattr(self._store, "setup", None)
+        if set_up is not None:
+            await self._call(set_up)
 
     @override
     async def close(self) -> None:
-        closing = getattr(self._store, "close", None)
+        close_store = getattr(self._store, "close", None)
         with translate_store_errors(self._store):
-            closed = None if closing is None else closing()
-            if inspect.isawaitable(closed):
-                await closed
+            result = None if close_store is None else close_store()
+            if inspect.isawaitable(result):
+                await result
 
     # --- the six methods ----------------------------------------------------------------------------------------
 
@@ -143,10 +146,10 @@ class SimpleStore(ClaimingStore):
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         await self._call(self._store.store, message, now)
-        if self._during_look is not None:
-            self._during_look.append(message.due)
-        elif self._announced is None or message.due < self._announced:
-            self._announced = message.due
+        if self._dues_during_query is not None:
+            self._dues_during_query.append(message.due)
+        elif self._announced_due is None or message.due < self._announced_due:
+            self._announced_due = message.due
             for wake in self._wakes:
                 wake()
 
@@ -171,18 +174,18 @@ class SimpleStore(ClaimingStore):
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """Store messages one after the other, without a transaction around them."""
-        already_there: list[str] = []
+        duplicate_ids: list[str] = []
         for message in messages:
             try:
                 await self.store(message, now)
             except DuplicateMessage:
-                already_there.append(message.message_id)
-        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+                duplicate_ids.append(message.message_id)
+        return StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """Fetch until there are enough messages or no more. After a failed fetch, return those fetched before."""
-        self._looked = now
+        self._polled_at = now
         ready = [locked.message for locked in self._locked_until_next_attempt.values() if locked.attempt_at < now][
             :limit
         ]
@@ -205,9 +208,9 @@ class SimpleStore(ClaimingStore):
             self._locked_until_next_attempt.update({each.message_id: _LockedMessage(each, each.due) for each in ready})
             raise
         ready.sort(key=lambda each: each.due)
-        return [self._claim(message) for message in ready]
+        return [self._add_claim(message) for message in ready]
 
-    def _claim(self, message: DelayedMessage) -> Claim:
+    def _add_claim(self, message: DelayedMessage) -> Claim:
         token = self._claimed[message.message_id] = next(self._tokens)
         return Claim(message, token)
 
@@ -235,12 +238,12 @@ class SimpleStore(ClaimingStore):
         message_id = claim.message.message_id
         if self._claimed.get(message_id) != claim.token:
             return False
-        there = await self.increment_failure_count(message_id, now)
+        is_stored = await self.increment_failure_count(message_id, now)
         self._forget_claim(claim)
         self._attempts.pop(message_id, None)
-        if there:
+        if is_stored:
             self._attempts[message_id] = attempt_at
-        return there
+        return is_stored
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -252,19 +255,19 @@ class SimpleStore(ClaimingStore):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """Return when to poll again; see :data:`LOOK_AGAIN_AFTER` and specification row 57."""
-        stored = self._during_look = []  # the answer may lack messages that are stored during the call
+        """Return when to poll again; see :data:`POLL_AGAIN_AFTER` and specification row 57."""
+        new_dues = self._dues_during_query = []  # the answer may lack messages that are stored during the call
         try:
             due = await self.next_due()
         finally:
-            self._during_look = None
-        if due is not None and self._looked is not None and due < self._looked:
+            self._dues_during_query = None
+        if due is not None and self._polled_at is not None and due < self._polled_at:
             # That message is claimed here or elsewhere, or was stored just now; the store does not return the one that
             # follows. Poll soon, but not at once, or the poller would spin.
-            due = self._looked + LOOK_AGAIN_AFTER
+            due = self._polled_at + POLL_AGAIN_AFTER
         times = [locked.attempt_at for locked in self._locked_until_next_attempt.values()]
-        self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
-        return self._announced
+        self._announced_due = min([*times, *new_dues, *([] if due is None else [due])], default=None)
+        return self._announced_due
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -277,7 +280,7 @@ class SimpleStore(ClaimingStore):
 
         return stop
 
-    async def give_back(self, now: datetime) -> None:
+    async def release_locked(self, now: datetime) -> None:
         """Release messages kept in memory, at the end. This counts a failure: the six methods have no other way."""
         while self._locked_until_next_attempt:
             message_id = next(iter(self._locked_until_next_attempt))

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final, Self
 
 from postdate.clock import LATEST, later, nearest_instant, to_microseconds
-from postdate.core.zones import rules_of, unchanged_stretches
+from postdate.core.zones import offset_intervals, rules_of
 from postdate.errors import InvalidTimestamp
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -35,14 +35,14 @@ class Window:
 
     days: frozenset[int]
     """The days on which it begins; 0 is Monday."""
-    begin: int
+    start_minute: int
     """Minutes after midnight."""
-    end: int
-    """Minutes after midnight. If it is not after ``begin``, it is on the next day."""
+    end_minute: int
+    """Minutes after midnight. If it is not after ``start_minute``, it is on the next day."""
     zone: str
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def parse_and_check_zone(cls, text: str) -> Self:
         """Return the window of a text such as ``mon-fri 09:00-17:00 Europe/Paris``; without days it opens every day.
 
         Raises:
@@ -61,14 +61,14 @@ class Window:
         """
         return cls(*_parse(str(text)))  # str: callers without types
 
-    def opens(self, now: datetime) -> datetime:
+    def next_opening(self, now: datetime) -> datetime:
         """Return ``now`` if the window is open then, else the next instant at which it opens, UTC.
 
         Raises:
             InvalidTimestamp: the zone files of this machine do not have the zone, or not any more.
         """
-        begin, _ = next(self._open_parts(to_microseconds(now)), (None, 0))
-        return LATEST if begin is None else nearest_instant(begin)
+        opening, _ = next(self._open_parts(to_microseconds(now)), (None, 0))
+        return LATEST if opening is None else nearest_instant(opening)
 
     def instant_within(self, begin: datetime, span: timedelta, share: float) -> datetime:
         """Return an instant at which the window is open, at most ``span`` after it is first open at or after ``begin``.
@@ -78,21 +78,21 @@ class Window:
             span: zero or more.
             share: from 0 to less than 1: the part of the open time of ``span`` that lies before the instant.
         """
-        opens = self.opens(begin)
-        length = later(opens, span) - opens
+        opening = self.next_opening(begin)
+        length = later(opening, span) - opening
         if length > _SLICE:
             number, share = divmod(share * (length / _SLICE), 1)
-            from_ = opens + number * _SLICE
-            parts = self._open_parts_between(from_, min(later(from_, _SLICE), opens + length))
-            parts = parts or self._open_parts_between(opens, opens + _SLICE)  # the last slice is short
+            slice_start = opening + number * _SLICE
+            parts = self._open_parts_between(slice_start, min(later(slice_start, _SLICE), opening + length))
+            parts = parts or self._open_parts_between(opening, opening + _SLICE)  # the last slice is short
         else:
-            parts = self._open_parts_between(opens, opens + length)
+            parts = self._open_parts_between(opening, opening + length)
         ahead = int(share * sum(end - start for start, end in parts))
         for start, end in parts:
             if ahead < end - start:
                 return nearest_instant(start + ahead)
             ahead -= end - start
-        return opens
+        return opening
 
     def _open_parts_between(self, begin: datetime, end: datetime) -> list[tuple[int, int]]:
         parts, last = list[tuple[int, int]](), to_microseconds(end)
@@ -102,42 +102,42 @@ class Window:
             parts.append((start, min(stop, last)))
         return parts
 
-    def _open_parts(self, begin: int) -> Iterator[tuple[int, int]]:
-        """Yield the times in which it is open, from ``begin`` on, in microseconds since 1970 UTC.
+    def _open_parts(self, not_before: int) -> Iterator[tuple[int, int]]:
+        """Yield the times in which it is open, from ``not_before`` on, in microseconds since 1970 UTC.
 
         Between two changes of the clocks, local time and UTC differ by a constant. So each part is the intersection of
         the window of one day with such a stretch. Adjacent parts may touch each other.
         """
-        length = (self.end - self.begin) * _MINUTE + (0 if self.begin < self.end else _DAY)
-        for start, end, offset in unchanged_stretches(rules_of(self.zone), begin // _SECOND):
+        length = (self.end_minute - self.start_minute) * _MINUTE + (0 if self.start_minute < self.end_minute else _DAY)
+        for start, end, offset in offset_intervals(rules_of(self.zone), not_before // _SECOND):
             ahead = offset * _SECOND
-            first, last = max(start * _SECOND, begin) + ahead, end * _SECOND + ahead  # as clocks show them
+            first, last = max(start * _SECOND, not_before) + ahead, end * _SECOND + ahead  # as clocks show them
             for day in range(first // _DAY - 2, last // _DAY + 1):
-                opens = day * _DAY + self.begin * _MINUTE
-                part = max(opens, first), min(opens + length, last)
-                if (day + _FIRST_WEEKDAY) % 7 in self.days and part[0] < part[1]:
-                    yield part[0] - ahead, part[1] - ahead
+                opening = day * _DAY + self.start_minute * _MINUTE
+                interval = max(opening, first), min(opening + length, last)
+                if (day + _FIRST_WEEKDAY) % 7 in self.days and interval[0] < interval[1]:
+                    yield interval[0] - ahead, interval[1] - ahead
 
 
 @lru_cache(maxsize=1_000)
 def _parse(text: str) -> tuple[frozenset[int], int, int, str]:
     """Return the days, the minutes of begin and end, and the zone that a text names."""
-    wrong = f"{text!r} is no window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
+    error_text = f"{text!r} is no window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
     match = _WINDOW.fullmatch(text)
     if match is None:
-        raise InvalidTimestamp(wrong)
+        raise InvalidTimestamp(error_text)
     days = set[int]()
     for part in (match["days"] or "mon-sun").split(","):
         names = part.split("-")
         if len(names) > 2 or not set(names) <= set(_DAYS):
-            raise InvalidTimestamp(f"{wrong}: days are {', '.join(_DAYS)}")
+            raise InvalidTimestamp(f"{error_text}: days are {', '.join(_DAYS)}")
         begin, end = _DAYS.index(names[0]), _DAYS.index(names[-1])
         days |= {day % 7 for day in range(begin, end + (1 if begin <= end else 8))}
-    return frozenset(days), _minutes(match["begin"], wrong), _minutes(match["end"], wrong), match["zone"]
+    return frozenset(days), _minutes(match["begin"], error_text), _minutes(match["end"], error_text), match["zone"]
 
 
-def _minutes(text: str, wrong: str) -> int:
+def _minutes(text: str, error_text: str) -> int:
     minutes = int(text[:2]) * 60 + int(text[3:])
     if int(text[3:]) > 59 or minutes > 24 * 60:
-        raise InvalidTimestamp(f"{wrong}: {text} is no time of day")
+        raise InvalidTimestamp(f"{error_text}: {text} is no time of day")
     return minutes

@@ -29,10 +29,10 @@ SAME_FOR_SECONDS: Final = 60
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR: Final = 3_600
 _LAST_YEAR: Final = 9_999
-_END: Final = 253_402_300_800
+_CALENDAR_END: Final = 253_402_300_800
 """The end of the calendar, in seconds since 1970 UTC."""
 
-_FIRST_ASKED, _LAST_ASKED = -62_135_596_800 + 48 * _HOUR, _END - 48 * _HOUR
+_FIRST_ASKED, _LAST_ASKED = -62_135_596_800 + 48 * _HOUR, _CALENDAR_END - 48 * _HOUR
 """Instants nearer to the ends of the calendar are not computed: local time may be in a year that Python lacks."""
 
 DAMAGED: Final = ValueError, EOFError, IndexError, struct.error
@@ -56,8 +56,8 @@ class ZoneFiles:
     version: str
 
     def __str__(self) -> str:
-        place = "the package tzdata" if self.folder is None else str(self.folder)
-        return f"{self.version or 'an unknown version'} in {place}"
+        folder_text = "the package tzdata" if self.folder is None else str(self.folder)
+        return f"{self.version or 'an unknown version'} in {folder_text}"
 
     def read(self, zone: str) -> bytes | None:
         """Return the rules of a zone; ``None`` if these files do not have it."""
@@ -95,8 +95,8 @@ def _files_of_machine() -> list[ZoneFiles]:
     """
     system = [ZoneFiles(folder, _version_in(folder)) for folder in map(Path, zoneinfo.TZPATH) if folder.is_dir()]
     sets = [*system, ZoneFiles(None, tzdata.IANA_VERSION)]
-    chosen = [sets.pop(0)] if not sets[0].version else []
-    return chosen + sorted(sets, key=lambda each: each.version, reverse=True)
+    unversioned_files = [sets.pop(0)] if not sets[0].version else []
+    return unversioned_files + sorted(sets, key=lambda each: each.version, reverse=True)
 
 
 _MACHINE: Final = ZoneSource(_files_of_machine, SystemClock().monotonic)
@@ -108,9 +108,9 @@ SOURCE: Final = ContextVar("zone_source", default=_MACHINE)
 
 def _version_in(folder: Path) -> str:
     with suppress(OSError, UnicodeDecodeError), (folder / "tzdata.zi").open(encoding="ascii") as file:  # Linux
-        first = file.readline()
-        if first.startswith("# version "):
-            return first.removeprefix("# version ").strip()
+        first_line = file.readline()
+        if first_line.startswith("# version "):
+            return first_line.removeprefix("# version ").strip()
     with suppress(OSError, UnicodeDecodeError):  # macOS, BSD
         return (folder / "+VERSION").read_text(encoding="ascii").strip()
     return ""
@@ -153,7 +153,7 @@ def _read_rules(source: ZoneSource, zone: str, _minute: int) -> ZoneRules | None
         for each in source.files():
             if (content := each.read(zone)) is not None:
                 try:
-                    zone_by(content)
+                    zone_of(content)
                 except DAMAGED as error:
                     log.warning("the file of the time zone %s, of %s, is damaged: %s", zone, each, error)
                 else:
@@ -162,7 +162,7 @@ def _read_rules(source: ZoneSource, zone: str, _minute: int) -> ZoneRules | None
 
 
 @lru_cache(maxsize=1_000)
-def zone_by(rules: bytes) -> ZoneInfo:
+def zone_of(rules: bytes) -> ZoneInfo:
     """Return the zone with these rules. Raises one of :data:`DAMAGED` if they are no file in the format TZif."""
     return ZoneInfo.from_file(BytesIO(rules))
 
@@ -170,29 +170,29 @@ def zone_by(rules: bytes) -> ZoneInfo:
 # --- changes of clocks ------------------------------------------------------------------------------------------------
 
 
-def unchanged_stretches(rules: bytes, begin: int) -> Iterator[tuple[int, int, int]]:
+def offset_intervals(rules: bytes, start: int) -> Iterator[tuple[int, int, int]]:
     """Yield the stretches of time between changes of a zone's clocks, in order, each at most a year long.
 
     Args:
         rules: of the zone.
-        begin: of the first stretch, in seconds since 1970 UTC. The last one ends with the calendar.
+        start: of the first stretch, in seconds since 1970 UTC. The last one ends with the calendar.
 
     Returns:
         For each stretch its begin, its end, and how many seconds the clocks are ahead of UTC.
     """
-    offset = _offset_at(rules, begin)
-    for year in range(_year_of(begin), _LAST_YEAR + 1):
+    offset = _offset_at(rules, start)
+    for year in range(_year_of(start), _LAST_YEAR + 1):
         for change, after in _changes_in(rules, year):
-            if change > begin:
-                yield begin, change, offset
-            if change >= begin:  # a change at the begin itself has no stretch before it
-                begin, offset = change, after
-        if begin < (end := _begin_of(year + 1)):
-            yield begin, end, offset
-            begin = end
+            if change > start:
+                yield start, change, offset
+            if change >= start:  # a change at the begin itself has no stretch before it
+                start, offset = change, after
+        if start < (end := _start_of_year(year + 1)):
+            yield start, end, offset
+            start = end
 
 
-def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
+def has_same_rules(one: bytes, other: bytes, year: int) -> bool:
     """Return whether two files give the same local times from ``year`` on.
 
     They are compared up to forty years after the last change that a file lists. After that change rules repeat, and
@@ -201,8 +201,8 @@ def have_same_rules(one: bytes, other: bytes, year: int) -> bool:
     """
     if one == other:
         return True
-    begin = _begin_of(year)
-    if _offset_at(one, begin) != _offset_at(other, begin):
+    start = _start_of_year(year)
+    if _offset_at(one, start) != _offset_at(other, start):
         return False
     last = max([year, *(_year_of(each[-1]) for each in (_listed_changes(one), _listed_changes(other)) if each)])
     years = range(year, min(last + 40, _LAST_YEAR) + 1)
@@ -217,23 +217,23 @@ def _changes_in(rules: bytes, year: int) -> tuple[tuple[int, int], ...]:
     changes follow from a rule, and no zone has a rule that applies for less than weeks. If two neighbouring offsets
     differ, a binary search finds the second of the change.
     """
-    begin, end = _begin_of(year), _begin_of(year + 1)
+    start, end = _start_of_year(year), _start_of_year(year + 1)
     listed = _listed_changes(rules)
-    by_rule = begin if not listed or listed[-1] < begin else max(begin, listed[-1])
-    named = listed[bisect_right(listed, begin) : bisect_right(listed, end)]
+    by_rule = start if not listed or listed[-1] < start else max(start, listed[-1])
+    listed_in_year = listed[bisect_right(listed, start) : bisect_right(listed, end)]
     points = sorted(
-        {begin, *range(by_rule, end, 6 * _HOUR), *(each + before for each in named for before in (-1, 0)), end}
+        {start, *range(by_rule, end, 6 * _HOUR), *(each + before for each in listed_in_year for before in (-1, 0)), end}
     )
-    changes, before, offset = list[tuple[int, int]](), begin - 1, _offset_at(rules, begin - 1)
+    changes, before, offset = list[tuple[int, int]](), start - 1, _offset_at(rules, start - 1)
     for point in points:
-        if (new := _offset_at(rules, point)) != offset:
+        if (new_offset := _offset_at(rules, point)) != offset:
             low, high = before, point
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if _offset_at(rules, middle) == offset else (low, middle)
-            if begin <= high < end:
-                changes.append((high, new))
-        before, offset = point, new
+            if start <= high < end:
+                changes.append((high, new_offset))
+        before, offset = point, new_offset
     return tuple(changes)
 
 
@@ -251,13 +251,13 @@ def _listed_changes(rules: bytes) -> Sequence[int]:
 
 def _offset_at(rules: bytes, second: int) -> int:
     instant = _EPOCH + timedelta(seconds=min(max(second, _FIRST_ASKED), _LAST_ASKED))
-    offset = instant.astimezone(zone_by(rules)).utcoffset()
+    offset = instant.astimezone(zone_of(rules)).utcoffset()
     return 0 if offset is None else int(offset.total_seconds())
 
 
-def _begin_of(year: int) -> int:
-    return _END if year > _LAST_YEAR else int((datetime(year, 1, 1, tzinfo=UTC) - _EPOCH).total_seconds())
+def _start_of_year(year: int) -> int:
+    return _CALENDAR_END if year > _LAST_YEAR else int((datetime(year, 1, 1, tzinfo=UTC) - _EPOCH).total_seconds())
 
 
 def _year_of(second: int) -> int:
-    return (_EPOCH + timedelta(seconds=min(max(second, _FIRST_ASKED), _END - 1))).year
+    return (_EPOCH + timedelta(seconds=min(max(second, _FIRST_ASKED), _CALENDAR_END - 1))).year

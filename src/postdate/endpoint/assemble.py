@@ -9,15 +9,15 @@ from typing import Final, Literal, Protocol, cast, runtime_checkable
 
 from typing_extensions import override
 
-from postdate.clock import Clock, SystemClock, checked_clock
-from postdate.core.receive.outcomes import count_ends
+from postdate.clock import Clock, SystemClock, check_clock
+from postdate.core.receive.outcomes import report_completions
 from postdate.core.receive.pump import MessagePump
-from postdate.core.simple_store import enlisting, sharing
+from postdate.core.simple_store import enlisting_store, sharing_store
 from postdate.core.upkeep.store_clock import clock_of_store
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
-from postdate.endpoint.handling import Handlers, HandlerTimes, Handling, MessageEndings
+from postdate.endpoint.handling import Handlers, HandlerTimes, Handling, MessageCompletions
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
-from postdate.endpoint.outgoing import OutgoingMessages, publishing
+from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
 from postdate.endpoint.saga_handling import Sagas
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import (
@@ -33,7 +33,7 @@ from postdate.endpoint.settings import (
 from postdate.endpoint.timeout_manager import TimeoutManagerService
 from postdate.errors import ConfigurationError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
-from postdate.ports import DelayedMessageStore, End, OutboxStore, SagaStore, TransactionMode, Transport
+from postdate.ports import Completion, DelayedMessageStore, OutboxStore, SagaStore, TransactionMode, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.runtime.resource import resource_of
 
@@ -52,13 +52,13 @@ class Database(Protocol):
     :class:`~postdate.ports.OutboxStore`.
     """
 
-    def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
+    def register_endpoint(self, endpoint: str, concurrency: int, *, uses_store: bool) -> None:
         """Take note of an endpoint that uses it.
 
         Args:
             endpoint: its name.
             concurrency: messages that it handles at once, 1 or more.
-            stores: its delayed messages wait in ``store``.
+            uses_store: its delayed messages wait in ``store``.
 
         Raises:
             ConfigurationError: it cannot serve this one beside those it serves already.
@@ -99,65 +99,68 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
             f"outbox=True is an outbox in the database of endpoint {endpoint!r}, which has none: give it one, "
             f"{_SUCH_AS}, or say where the outbox is with outbox=Outbox(store)"
         )
-    stores = database is not None and delayed_delivery is None and timeout_manager is None
+    uses_store = database is not None and delayed_delivery is None and timeout_manager is None
     if database is not None:
-        database.serve(endpoint, concurrency, stores=stores)
-    if stores:
-        store = _part_of(database, "store", "delayed_delivery=…")
+        database.register_endpoint(endpoint, concurrency, uses_store=uses_store)
+    if uses_store:
+        store = _adapter_of(database, "store", "delayed_delivery=…")
         delayed_delivery = DelayedDelivery(cast("DelayedMessageStore", store))
     if transport is None:
-        transport = cast("Transport", _part_of(database, "queues", "transport=…"))
+        transport = cast("Transport", _adapter_of(database, "queues", "transport=…"))
     if outbox is True:
-        outbox = Outbox(cast("OutboxStore", _part_of(database, "outbox", "outbox=Outbox(…)")))
+        outbox = Outbox(cast("OutboxStore", _adapter_of(database, "outbox", "outbox=Outbox(…)")))
     return transport, delayed_delivery, outbox or None
 
 
-def _part_of(database: object, name: Literal["store", "queues", "outbox"], instead: str) -> object:
-    part = getattr(database, name, None)
-    if part is None:
+def _adapter_of(database: object, name: Literal["store", "queues", "outbox"], alternative: str) -> object:
+    adapter = getattr(database, name, None)
+    if adapter is None:
         raise ConfigurationError(
-            f"{type(database).__name__} has no {name} for an endpoint: say with {instead} what to use instead"
+            f"{type(database).__name__} has no {name} for an endpoint: say with {alternative} what to use instead"
         )
-    return part
+    return adapter
 
 
-def judging_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
+def due_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
     """Return the clock that judges what is due: the store's, where it has one and the settings ask for it."""
-    own = checked_clock(clock or SystemClock())
+    own_clock = check_clock(clock or SystemClock())
     if delayed_delivery is None:
-        return own
-    return clock_of_store(own, delayed_delivery.store, judges=delayed_delivery.use_store_clock) or own
+        return own_clock
+    return (
+        clock_of_store(own_clock, delayed_delivery.store, is_authoritative=delayed_delivery.use_store_clock)
+        or own_clock
+    )
 
 
-def mode_for(
-    chosen: TransactionMode | ModeName | None,
+def transaction_mode_of(
+    chosen_mode: TransactionMode | ModeName | None,
     transport: Transport,
     delayed_delivery: DelayedDelivery | None,
     timeout_manager: TimeoutManager | None,
     sagas: SagaStore | None,
 ) -> TransactionMode:
     """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
-    mode, database = mode_of(chosen), transport.capabilities.database
+    mode, database = mode_of(chosen_mode), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
         if delayed_delivery is not None:
-            modes &= delayed_delivery.claims.capabilities.transaction_modes
-        alone = (
-            (delayed_delivery is not None and enlisting(delayed_delivery.claims, transport) is None)
+            modes &= delayed_delivery.claiming_store.capabilities.transaction_modes
+        is_separate = (
+            (delayed_delivery is not None and enlisting_store(delayed_delivery.claiming_store, transport) is None)
             or (
                 timeout_manager is not None
-                and sharing(timeout_manager, timeout_manager.persister.database, database) is None
+                and sharing_store(timeout_manager, timeout_manager.persister.database, database) is None
             )
-            or (sagas is not None and sharing(sagas, sagas.capabilities.database, database) is None)
+            or (sagas is not None and sharing_store(sagas, sagas.capabilities.database, database) is None)
         )
-        if alone:
+        if is_separate:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
         mode = max(modes, key=list(TransactionMode).index, default=TransactionMode.NONE)
     check_transport_mode(transport, mode)
     return mode
 
 
-def checked_allowance(allowance: timedelta) -> timedelta:
+def check_allowance(allowance: timedelta) -> timedelta:
     if not isinstance(allowance, timedelta) or allowance < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
             f"time_to_be_received_allowance must not be negative, and a timedelta: not {allowance!r}"
@@ -172,13 +175,13 @@ def _check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMo
             "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
             "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
         )
-    shared = sharing(store, store.capabilities.database, transport.capabilities.database)
-    check_scope(mode, store, transport, is_one=shared is not None)
+    shared_store = sharing_store(store, store.capabilities.database, transport.capabilities.database)
+    check_scope(mode, store, transport, is_one=shared_store is not None)
 
 
 def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
     """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
-    if sharing(store, store.capabilities.database, outbox.database) is None:
+    if sharing_store(store, store.capabilities.database, outbox.database) is None:
         raise ConfigurationError(
             f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
             f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
@@ -186,21 +189,21 @@ def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
         )
 
 
-def sagas_of(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
+def create_sagas(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
     """Return the sagas; their state is part of the transactions of the outbox, or of the queues, where it is there."""
     _check_saga_mode(store, outgoing.transport, outgoing.mode)
-    can = outgoing.transport.capabilities
+    capabilities = outgoing.transport.capabilities
     if outbox is not None:
         _check_saga_outbox(store, outbox.store)
         database = outbox.store.database
-    elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
+    elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not capabilities.time_to_be_received_in_transactions:
         database = None  # some messages could not leave in the transaction that keeps the state
     else:
-        database = can.database
+        database = capabilities.database
     return Sagas(store, database, outgoing)
 
 
-def delay_services(
+def create_delay_services(
     context: EndpointContext,
     delayed_delivery: DelayedDelivery | None,
     timeout_manager: TimeoutManager | None,
@@ -209,13 +212,13 @@ def delay_services(
 ) -> list[Service]:
     """Return the services for delayed messages; ``error_queue`` is as given, ``errors`` the one in force."""
     services = list[Service]()
-    orders_first = None
+    wrap_step = None
     if timeout_manager is not None:
         manager = TimeoutManagerService(timeout_manager, context, errors, delayed_delivery)
         services.append(manager)
-        orders_first = manager.orders_first if manager.shares_queue else None
+        wrap_step = manager.wrap_step if manager.shares_queue else None
     if delayed_delivery is not None:
-        services.append(DelayedDeliveryService(delayed_delivery, context, error_queue, orders_first))
+        services.append(DelayedDeliveryService(delayed_delivery, context, error_queue, wrap_step))
     return services
 
 
@@ -227,14 +230,19 @@ class ReceivingService(Service):
         context: EndpointContext,
         concurrency: int,
         outgoing: OutgoingMessages,
-        endings: MessageEndings,
+        completions: MessageCompletions,
         handlers: Handlers,
         audit: Audit | None,
         outbox: Outbox | None,
         events: Sequence[str],
     ) -> None:
         super().__init__(context)
-        self._concurrency, self._outgoing, self._endings, self._handlers = concurrency, outgoing, endings, handlers
+        self._concurrency, self._outgoing, self._completions, self._handlers = (
+            concurrency,
+            outgoing,
+            completions,
+            handlers,
+        )
         self._audit, self._outbox, self._events = audit, outbox, events
 
     @override
@@ -245,25 +253,25 @@ class ReceivingService(Service):
             if self._handlers.sagas is not None:
                 await self._handlers.sagas.store.setup()
             audit = [] if self._audit is None else [self._audit.queue]
-            await transport.create_queues([queue, self._endings.error_queue, *audit])
+            await transport.create_queues([queue, self._completions.error_queue, *audit])
             if self._events:
-                await publishing(transport).subscribe(queue, self._events)
-        breaker = context.breaker("Receive", "Failed to receive messages", transport)
-        handling = Handling(self._outgoing, self._endings, self._handlers, self._audit, transport.receiver(queue))
-        handle, expect = handling.handle, self._handlers.expect
+                await publishing_transport(transport).subscribe(queue, self._events)
+        breaker = context.create_breaker("Receive", "Failed to receive messages", transport)
+        handling = Handling(self._outgoing, self._completions, self._handlers, self._audit, transport.receiver(queue))
+        handle, preload = handling.handle, self._handlers.preload
         if outbox is not None:
             if set_up:
                 await outbox.store.setup()
             await outbox.store.find(queue, "")  # raises if it cannot be used
-            with_outbox = OutboxHandling(outbox, handling)
-            handle, expect = with_outbox.handle, with_outbox.expect
+            outbox_handling = OutboxHandling(outbox, handling)
+            handle, preload = outbox_handling.handle, outbox_handling.preload
         # One at a time, a message finds what the one before it has left with its saga.
         is_in_order = self._concurrency == 1 and self._handlers.sagas is not None
-        ahead = transport.capabilities.prefetches and not is_in_order
+        prefetches = transport.capabilities.prefetches and not is_in_order
         report = None
         if context.metrics is not NO_METRICS:
             self._handlers.times = times = HandlerTimes()
-            report = partial(_report, context.metrics, times)
+            report = partial(_report_settled, context.metrics, times)
         pump = MessagePump(
             handling.receiver,
             handle,
@@ -271,16 +279,16 @@ class ReceivingService(Service):
             clock,
             breaker,
             queue,
-            prefetches=ahead,
-            expect=expect,
+            prefetches=prefetches,
+            preload=preload,
             report=report,
             resource=resource_of(transport),
         )
-        self._runs = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
+        self._parts = [pump] if outbox is None else [pump, OutboxCleanUp(outbox, queue, clock)]
         self._breakers = [breaker]
 
 
-def _report(metrics: Metrics, times: HandlerTimes, ends: Sequence[End]) -> None:
+def _report_settled(metrics: Metrics, times: HandlerTimes, completions: Sequence[Completion]) -> None:
     """Report messages that ended together, and how long their handlers took."""
-    count_ends(metrics, ends)
+    report_completions(metrics, completions)
     times.report(metrics)

@@ -20,9 +20,9 @@ from postdate.core.receive.outcomes import Step
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settling import WatchedReceiver
 from postdate.core.recoverability import DispatchSettings, Host
-from postdate.core.simple_store import SimpleStore, enlisting
-from postdate.core.upkeep.retention import retention
-from postdate.core.upkeep.wall_times import Keeping, wall_times
+from postdate.core.simple_store import SimpleStore, enlisting_store
+from postdate.core.upkeep.retention import retention_loop
+from postdate.core.upkeep.wall_times import ZoneStore, wall_time_loop
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import DelayedDelivery, check_scope
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
@@ -32,7 +32,7 @@ from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.delayed_delivery")
 
-OrdersFirst = Callable[[str, Step], Step]
+WrapStep = Callable[[str, Step], Step]
 """Wraps the step of a queue so that orders to a timeout manager go first: ``(queue, step) -> step``."""
 
 
@@ -58,11 +58,11 @@ class DelayedDeliveryService(Service):
         settings: DelayedDelivery,
         context: EndpointContext,
         error_queue: str | None,
-        orders_first: OrdersFirst | None = None,
+        wrap_step: WrapStep | None = None,
     ) -> None:
         super().__init__(context)
-        failures = settings.poison_queue or error_queue
-        if not failures:
+        failure_queue = settings.poison_queue or error_queue
+        if not failure_queue:
             raise ErrorQueueNotConfigured(
                 f"endpoint {context.endpoint!r} delivers delayed messages, so it needs an error queue for those that "
                 f"cannot be delivered: pass error_queue='error', or DelayedDelivery(…, poison_queue='poison')"
@@ -73,10 +73,10 @@ class DelayedDeliveryService(Service):
                 f"{type(context.transport).__name__} has no exchanges, so no delay_exchange; leave it out, or use "
                 f"RabbitMqTransport"
             )
-        self._settings, self._orders_first = settings, orders_first
-        self._dispatch = DispatchSettings(
+        self._settings, self._wrap_step = settings, wrap_step
+        self._dispatch_settings = DispatchSettings(
             timeouts_queue(context.endpoint),
-            failures,
+            failure_queue,
             settings.number_of_retries,
             Host(context.endpoint),
             errors_return_to_destination=settings.errors_return_to == "destination",
@@ -90,87 +90,99 @@ class DelayedDeliveryService(Service):
         In this order (specification D2), and with every store: upstream initializes a store that has no setup only when
         queues are created, too (D3, row 28), which leaves it unprepared in production.
         """
-        context, chosen = self._context, self._settings
-        await chosen.claims.initialize(context.endpoint, context.mode)
-        names = [self._dispatch.timeouts_queue]
-        if chosen.drain_timeout_manager:
+        context, settings = self._context, self._settings
+        await settings.claiming_store.initialize(context.endpoint, context.mode)
+        names = [self._dispatch_settings.timeouts_queue]
+        if settings.drain_timeout_manager:
             names.append(timeouts_dispatcher_queue(context.endpoint))
         if set_up:
-            await chosen.claims.setup()
-            await context.transport.create_queues([*names, self._dispatch.error_queue])
+            await settings.claiming_store.setup()
+            await context.transport.create_queues([*names, self._dispatch_settings.error_queue])
         queues = [IntakeQueue(name, context.transport.receiver(name), from_timeouts_queue) for name in names]
-        if chosen.delay_exchange is not None and isinstance(context.transport, ForeignIntake):
+        if settings.delay_exchange is not None and isinstance(context.transport, ForeignIntake):
             if set_up:
-                await context.transport.create_intake(chosen.delay_exchange)
-            queues += context.transport.intake_queues(chosen.delay_exchange)
-        storing = context.breaker(
+                await context.transport.create_intake(settings.delay_exchange)
+            queues += context.transport.intake_queues(settings.delay_exchange)
+        store_breaker = context.create_breaker(
             "DelayedDeliveryStore",
             "Failed to store delayed messages: the store has refused them for too long",
-            chosen.claims,
-            chosen.time_to_trigger_store_circuit_breaker,
+            settings.claiming_store,
+            settings.time_to_trigger_store_circuit_breaker,
         )
-        fetching = context.breaker(
+        fetch_breaker = context.create_breaker(
             "DelayedDeliveryFetch",
             "Failed to fetch due delayed messages from the store",
-            chosen.claims,
-            chosen.time_to_trigger_fetch_circuit_breaker,
+            settings.claiming_store,
+            settings.time_to_trigger_fetch_circuit_breaker,
         )
-        dispatching = context.breaker(
+        dispatch_breaker = context.create_breaker(
             "DelayedDeliveryDispatch",
             "Failed to dispatch delayed messages to their destination",
             context.transport,
-            chosen.time_to_trigger_dispatch_circuit_breaker,
+            settings.time_to_trigger_dispatch_circuit_breaker,
         )
-        failures = FailureRate(
+        failure_rate = FailureRate(
             f"DelayedDeliveryFailureHandling {context.endpoint}",
             "Failed to execute error handling for delayed messages: too many failures that could not be dealt with",
-            chosen.maximum_recovery_failures_per_second,
+            settings.maximum_recovery_failures_per_second,
             context.critical_error,
             context.metrics,
         )
-        self._outages, self._deadlines, self._breakers = [], [], [storing, fetching, dispatching, failures]
-        pumps = [self._pump(queue, storing, failures) for queue in queues]
-        store, transport, clock, metrics = chosen.claims, context.transport, context.clock, context.metrics
-        dispatcher = Dispatcher(store, transport, self._dispatch, clock, dispatching, failures, metrics)
-        due = due_work(store, transport, dispatcher, clock, metrics)
-        poller = Poller(due, context.clock, fetching, self._store_is_back, context.longest_sleep, resource_of(store))
-        self._runs = [*pumps, poller]
-        if chosen.retention and isinstance(chosen.claims, ArchivableStore):
-            self._runs.append(retention(chosen.claims, chosen.retention, context.clock))
-        if Keeping.is_one(chosen.claims) and chosen.claims.capabilities.durable:  # what is not ends before rules do
-            self._runs.append(wall_times(chosen.claims, context.clock))
+        self._outages, self._deadlines, self._breakers = (
+            [],
+            [],
+            [store_breaker, fetch_breaker, dispatch_breaker, failure_rate],
+        )
+        pumps = [self._create_pump(queue, store_breaker, failure_rate) for queue in queues]
+        store, transport, clock, metrics = settings.claiming_store, context.transport, context.clock, context.metrics
+        dispatcher = Dispatcher(
+            store, transport, self._dispatch_settings, clock, dispatch_breaker, failure_rate, metrics
+        )
+        work = due_work(store, transport, dispatcher, clock, metrics)
+        poller = Poller(
+            work, context.clock, fetch_breaker, self._resume_waits, context.longest_sleep, resource_of(store)
+        )
+        self._parts = [*pumps, poller]
+        if settings.retention and isinstance(settings.claiming_store, ArchivableStore):
+            self._parts.append(retention_loop(settings.claiming_store, settings.retention, context.clock))
+        if (
+            ZoneStore.is_zone_store(settings.claiming_store) and settings.claiming_store.capabilities.durable
+        ):  # what is not ends before rules do
+            self._parts.append(wall_time_loop(settings.claiming_store, context.clock))
 
-    def _store_is_back(self) -> None:
+    def _resume_waits(self) -> None:
         for outage in self._outages:
-            outage.over()
+            outage.resume()
 
-    def _pump(self, queue: IntakeQueue, storing: RepeatedFailures, failures: FailureRate) -> MessagePump:
-        context, is_own = self._context, queue.name == self._dispatch.timeouts_queue
+    def _create_pump(
+        self, queue: IntakeQueue, store_breaker: RepeatedFailures, failure_rate: FailureRate
+    ) -> MessagePump:
+        context, is_own = self._context, queue.name == self._dispatch_settings.timeouts_queue
         if is_own:
-            breaker = context.breaker(
+            breaker = context.create_breaker(
                 "DelayedDeliveryReceive", "Failed to receive delayed messages", context.transport, queue=queue.name
             )
         else:
             critical = f"Failed to receive messages to be delayed from {queue.name!r}"
-            breaker = context.breaker("DelayedDeliveryIntake", critical, context.transport, queue=queue.name)
+            breaker = context.create_breaker("DelayedDeliveryIntake", critical, context.transport, queue=queue.name)
         self._breakers.append(breaker)
         receiver = WatchedReceiver(queue.receiver, context.clock)
         intake = Intake(
-            self._settings.claims,
+            self._settings.claiming_store,
             context.transport,
-            replace(self._dispatch, timeouts_queue=queue.name),
+            replace(self._dispatch_settings, timeouts_queue=queue.name),
             context.clock,
-            storing,
+            store_breaker,
             context.metrics,
             queue.read,
-            failures,
+            failure_rate,
         )
         self._outages.append(intake.outage)
         self._deadlines.append(intake.deadlines)
         handle: Step = intake.handle
-        if self._orders_first is not None and is_own:
-            handle = self._orders_first(queue.name, handle)
-        concurrency, ahead = max(16, os.cpu_count() or 1), context.transport.capabilities.prefetches
+        if self._wrap_step is not None and is_own:
+            handle = self._wrap_step(queue.name, handle)
+        concurrency, prefetches = max(16, os.cpu_count() or 1), context.transport.capabilities.prefetches
         return MessagePump(
             receiver,
             handle,
@@ -178,7 +190,7 @@ class DelayedDeliveryService(Service):
             context.clock,
             breaker,
             queue.name,
-            prefetches=ahead,
+            prefetches=prefetches,
             resource=resource_of(context.transport),
         )
 
@@ -187,14 +199,14 @@ class DelayedDeliveryService(Service):
         try:
             await super().run()
         finally:
-            store = self._settings.claims
+            store = self._settings.claiming_store
             if isinstance(store, SimpleStore):  # which holds failed messages in this process' memory only
                 clock = self._context.clock
                 deadlines = Deadlines.of_store(store, clock)
                 deadlines.shorten()
                 with anyio.CancelScope(shield=True):
                     try:
-                        await deadlines.call_apart(lambda: store.give_back(clock.now()))
+                        await deadlines.call_in_task(lambda: store.release_locked(clock.now()))
                     except PostdateError as error:
                         log.warning("failed messages stay with this process until it ends: %s", error)
 
@@ -202,12 +214,12 @@ class DelayedDeliveryService(Service):
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
     """Refuse a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
     check_transport_mode(transport, mode)
-    store = settings.claims
+    store = settings.claiming_store
     if mode not in store.capabilities.transaction_modes:
         raise UnsupportedTransactionMode(
             f"{type(settings.store).__name__} does not support transaction mode {mode.value!r}"
         )
-    check_scope(mode, settings.store, transport, is_one=enlisting(store, transport) is not None)
+    check_scope(mode, settings.store, transport, is_one=enlisting_store(store, transport) is not None)
 
 
 def check_transport_mode(transport: Transport, mode: TransactionMode) -> None:

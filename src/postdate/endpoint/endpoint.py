@@ -24,18 +24,18 @@ from postdate.endpoint.assemble import (
     Database,
     ReceivingService,
     adapters_of,
+    check_allowance,
     check_names,
-    checked_allowance,
-    delay_services,
-    judging_clock,
-    mode_for,
-    sagas_of,
+    create_delay_services,
+    create_sagas,
+    due_clock,
+    transaction_mode_of,
 )
-from postdate.endpoint.handling import Handler, Handlers, MessageEndings
+from postdate.endpoint.handling import Handler, Handlers, MessageCompletions
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
-from postdate.endpoint.outgoing import OutgoingMessages, publishing
-from postdate.endpoint.plain_handlers import PlainHandler, in_threads
+from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
+from postdate.endpoint.plain_handlers import PlainHandler, threaded_handler
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.endpoint.service import CriticalErrorAction, CriticalErrors, EndpointContext, log_critical_error
@@ -47,7 +47,7 @@ from postdate.endpoint.settings import (
     TimeoutManager,
     check_address,
 )
-from postdate.endpoint.timeout_manager import checked_timeout_manager
+from postdate.endpoint.timeout_manager import check_timeout_manager
 from postdate.errors import ConfigurationError
 from postdate.ports import NativeTransaction, SagaStore, TransactionMode, Transport
 from postdate.runtime import forks
@@ -100,8 +100,8 @@ class Endpoint(forks.ForkAware):
         ConfigurationError: when built from settings that do not fit together.
     """
 
-    _makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
-    _makes_endings: Callable[..., MessageEndings] = MessageEndings
+    _create_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
+    _create_completions: Callable[..., MessageCompletions] = MessageCompletions
     """Replaced in :mod:`postdate.testing.endpoints`, by classes that remember messages and failures."""
     _longest_sleep = LONGEST_SLEEP
     """Of its pollers; longer in :mod:`postdate.testing.endpoints`, where every store and every set clock wakes them."""
@@ -139,29 +139,32 @@ class Endpoint(forks.ForkAware):
         self.name, self.transport, self.send_only, self.host = name, transport, send_only, Host(name)
         self.delayed_delivery, self.audit, self._outbox = delayed_delivery, audit, outbox
         self._database, self._create_queues, self._events = database, create_queues, list[str]()
-        self.clock = judging_clock(clock, delayed_delivery)
-        managing = checked_timeout_manager(timeout_manager, name, delayed_delivery)
-        self.mode = mode_for(transaction_mode, transport, delayed_delivery, managing, sagas)
+        self.clock = due_clock(clock, delayed_delivery)
+        running_manager = check_timeout_manager(timeout_manager, name, delayed_delivery)
+        self.mode = transaction_mode_of(transaction_mode, transport, delayed_delivery, running_manager, sagas)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
         policy = recoverability or Recoverability()
-        errors = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
-        policy, allowance = replace(policy, error_queue=errors), checked_allowance(time_to_be_received_allowance)
+        error_queue_name = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
+        policy, allowance = (
+            replace(policy, error_queue=error_queue_name),
+            check_allowance(time_to_be_received_allowance),
+        )
         if audit is not None:
             in_transactions = outbox is None and self.mode is not TransactionMode.NONE
-            audit.check(transport.capabilities, [name, errors], in_transactions=in_transactions)
+            audit.check(transport.capabilities, [name, error_queue_name], in_transactions=in_transactions)
         self._critical_errors = CriticalErrors(critical_error)
         context = EndpointContext(
             name, transport, self.mode, self.clock, self._critical_errors, metrics, self._longest_sleep, send_only
         )
-        types, times = MessageTypes(), TimesToBeReceived(time_to_be_received)
+        types, times_to_be_received_of_types = MessageTypes(), TimesToBeReceived(time_to_be_received)
         self._handlers = Handlers(types)
-        self.outgoing = self._makes_outgoing(
-            context, delayed_delivery, timeout_manager, types, times, self._handlers.handles
+        self.outgoing = self._create_outgoing(
+            context, delayed_delivery, timeout_manager, types, times_to_be_received_of_types, self._handlers.handles
         )
-        endings = None
+        completions = None
         if not send_only:
-            endings = self._makes_endings(
+            completions = self._create_completions(
                 self.outgoing,
                 policy,
                 self.host,
@@ -171,24 +174,26 @@ class Endpoint(forks.ForkAware):
                 allowance,
             )
         if sagas is not None:
-            self._handlers.sagas = sagas_of(sagas, self.outgoing, outbox)
-        self._services = delay_services(context, delayed_delivery, managing, error_queue, errors)
-        if endings is not None:
+            self._handlers.sagas = create_sagas(sagas, self.outgoing, outbox)
+        self._services = create_delay_services(
+            context, delayed_delivery, running_manager, error_queue, error_queue_name
+        )
+        if completions is not None:
             self._services.append(
                 ReceivingService(
-                    context, concurrency, self.outgoing, endings, self._handlers, audit, outbox, self._events
+                    context, concurrency, self.outgoing, completions, self._handlers, audit, outbox, self._events
                 )
             )
-        self._running: AsyncExitStack | None = None
+        self._running_stack: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
-        self._following: anyio.CancelScope | None = None
+        self._clock_scope: anyio.CancelScope | None = None
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         """Run no more: only the parent does. This process may send, and start the endpoint for itself."""
-        forks.keep_for_ever((self._running, self._tasks, self._following))
-        self._running = self._tasks = self._following = self._critical_errors.tasks = None
+        forks.prevent_destruction((self._running_stack, self._tasks, self._clock_scope))
+        self._running_stack = self._tasks = self._clock_scope = self._critical_errors.tasks = None
 
     # --- configuration ------------------------------------------------------------------------------------------
 
@@ -208,10 +213,10 @@ class Endpoint(forks.ForkAware):
             if not callable(handle):
                 raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)
-            ways: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object that is called
-            is_plain = not any(map(inspect.iscoroutinefunction, ways))
-            called = in_threads(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
-            self._handlers.add(message_type, called)
+            callables: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object that is called
+            is_plain = not any(map(inspect.iscoroutinefunction, callables))
+            async_handler = threaded_handler(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
+            self._handlers.add(message_type, async_handler)
             return handle
 
         return register
@@ -231,7 +236,7 @@ class Endpoint(forks.ForkAware):
                 raise ConfigurationError(
                     f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
                 )
-            self._handlers.sagas = sagas_of(store, self.outgoing, self._outbox)
+            self._handlers.sagas = create_sagas(store, self.outgoing, self._outbox)
         definition = self._handlers.sagas.add(saga)
         for message_type in (*definition.messages, *definition.timeouts):
             self._add_type(message_type, None)
@@ -259,45 +264,45 @@ class Endpoint(forks.ForkAware):
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
         self._add_type(message_type, name)
         event = self.outgoing.types.name_of(message_type)
-        publishing(self.transport).event_address(event)
+        publishing_transport(self.transport).event_address(event)
         self._events.append(event)
 
     def _add_type(self, message_type: type[Any], name: str | None) -> None:
-        self.outgoing.times_to_be_received.of(message_type)  # raises where the type is registered
+        self.outgoing.times_to_be_received.span_of(message_type)  # raises where the type is registered
         self.outgoing.types.add(message_type, name)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._running is not None:
+        if self._running_stack is not None:
             raise ConfigurationError(f"endpoint {self.name!r} is running already")
         await self._prepare()
         async with AsyncExitStack() as stack:
             self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
             self._critical_errors.tasks = tasks
             if isinstance(self.clock, FollowingClock):
-                self._following = anyio.CancelScope()
-                tasks.start_soon(self._follow, self.clock, self._following)
+                self._clock_scope = anyio.CancelScope()
+                tasks.start_soon(self._follow_clock, self.clock, self._clock_scope)
             for service in self._services:
                 tasks.start_soon(service.run)
             for service in self._services:
-                await service.listening()
-            self._running = stack.pop_all()
+                await service.wait_until_listening()
+            self._running_stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self.stop()
-        running, self._running = self._running, None
-        if running is None:
+        stack, self._running_stack = self._running_stack, None
+        if stack is None:
             return None
         if error is not None and self._tasks is not None:
             # Given to the task group, the program's own error would come back in an ExceptionGroup.
             self._tasks.cancel_scope.cancel()
-        return await running.__aexit__(None, None, None)
+        return await stack.__aexit__(None, None, None)
 
-    async def _follow(self, clock: FollowingClock, scope: anyio.CancelScope) -> None:
+    async def _follow_clock(self, clock: FollowingClock, scope: anyio.CancelScope) -> None:
         with scope:
             await clock.follow()
 
@@ -305,8 +310,8 @@ class Endpoint(forks.ForkAware):
         """Stop receiving and polling; leaving the context waits for messages in hand."""
         for service in self._services:
             service.stop()
-        if self._following is not None:
-            self._following.cancel()
+        if self._clock_scope is not None:
+            self._clock_scope.cancel()
 
     def problems(self) -> list[str]:
         """Return what is wrong with the running endpoint, in words, for a health check; may be called in any thread.
@@ -317,11 +322,11 @@ class Endpoint(forks.ForkAware):
         return [each for service in self._services for each in service.problems()]
 
     async def _prepare(self) -> None:
-        expiring = self.outgoing.times_to_be_received.expiring()
-        if expiring and not self.transport.capabilities.expires_messages:
+        expiring_types = self.outgoing.times_to_be_received.expiring_types()
+        if expiring_types and not self.transport.capabilities.expires_messages:
             raise ConfigurationError(
                 f"the queues of {type(self.transport).__name__} do not expire messages, but these message types have a "
-                f"time to be received: {', '.join(expiring)}; use another transport, or give them none"
+                f"time to be received: {', '.join(expiring_types)}; use another transport, or give them none"
             )
         for service in self._services:
             await service.prepare(set_up=self._create_queues)
@@ -335,7 +340,7 @@ class Endpoint(forks.ForkAware):
         message: object,
         *,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """Send a message at once, or with ``delay`` or ``deliver_at`` when it is due; return its id.
 
@@ -375,13 +380,13 @@ class Endpoint(forks.ForkAware):
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
-        options = SendOptions(**how)
+        options = SendOptions(**keywords)
         if transaction is not None:
-            store, delayed = self.outgoing.into_transaction(message, options)
-            await self.outgoing.keep_zone(delayed)
+            store, delayed = self.outgoing.prepare_for_transaction(message, options)
+            await self.outgoing.ensure_zone(delayed)
             await store.enqueue(transaction, [delayed], self.clock.now())
             return delayed.message_id
-        outgoing = self.outgoing.make(message, options)
+        outgoing = self.outgoing.create(message, options)
         await self.outgoing.send([outgoing])
         return outgoing.message_id
 
@@ -397,7 +402,7 @@ class Endpoint(forks.ForkAware):
             MessageTooLarge, TransportUnavailable: nothing was sent.
         """
         options = self.outgoing.publish_options(message, headers, message_id)
-        outgoing = self.outgoing.make(message, options)
+        outgoing = self.outgoing.create(message, options)
         await self.outgoing.send([outgoing])
         return outgoing.message_id
 
@@ -420,7 +425,7 @@ class BlockingEndpoint(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Run no more: the thread of the event loop is the parent's. This process may start it for itself."""
-        forks.keep_for_ever((self._stack, self._portal))
+        forks.prevent_destruction((self._stack, self._portal))
         self._stack, self._portal = ExitStack(), None
 
     def __enter__(self) -> Self:
@@ -441,15 +446,15 @@ class BlockingEndpoint(forks.ForkAware):
         message: object,
         *,
         transaction: NativeTransaction | None = None,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
         if self._portal is None:
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
         if transaction is None:
-            return self._portal.call(partial(self._endpoint.send, message, **how))
+            return self._portal.call(partial(self._endpoint.send, message, **keywords))
         outgoing = self._endpoint.outgoing  # in the caller's thread, which the connection belongs to
-        store, delayed = outgoing.into_transaction(message, SendOptions(**how))
-        self._portal.call(outgoing.keep_zone, delayed)
+        store, delayed = outgoing.prepare_for_transaction(message, SendOptions(**keywords))
+        self._portal.call(outgoing.ensure_zone, delayed)
         store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
         return delayed.message_id

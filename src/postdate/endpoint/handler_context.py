@@ -28,7 +28,7 @@ class BusinessTransaction:
 
     def check_isolated_send(self) -> None:
         """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
-        if self.transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+        if self.transaction.has_begun and self._store.has_one_writer and self._store.database == self._queues:
             raise NotSupported(
                 "an isolated send into the file in which the handler has a transaction open would wait for itself: "
                 "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
@@ -77,13 +77,13 @@ class HandlerContext(IncomingMessage):
         self._messages, self.received, self._business = messages, received, business
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Outgoing] = []
-        self.named: list[DelayedMessage] = []
+        self.messages_with_own_id: list[DelayedMessage] = []
         """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
         id."""
         self.work: list[Work] = []
         """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
         work."""
-        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        self.on_completed: list[Callable[[], Awaitable[None]]] = []
         """Done when the message has ended well; must raise nothing."""
         self.saga: Mapping[str, str] = {}
         """Headers that say which saga instance sends; empty while none is at work."""
@@ -116,29 +116,29 @@ class HandlerContext(IncomingMessage):
         message: object,
         *,
         isolated: bool = False,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
 
         With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
         message fails the handler as it ends.
         """
-        how["headers"] = self._with_saga(how.get("headers"))
-        options = SendOptions(**how)
-        outgoing = self._messages.make(message, options, related_to=self.headers)
+        keywords["headers"] = self._add_saga_headers(keywords.get("headers"))
+        options = SendOptions(**keywords)
+        outgoing = self._messages.create(message, options, related_to=self.headers)
         if options.message_id is not None and isinstance(outgoing, DelayedMessage):
-            outgoing = self._named(outgoing, isolated=isolated)
-        return await self._leave(outgoing, isolated=isolated)
+            outgoing = self._mark_repeatable(outgoing, isolated=isolated)
+        return await self._send_or_collect(outgoing, isolated=isolated)
 
-    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
+    def _mark_repeatable(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
         """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
 
         It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
         end.
         """
         if self._business is not None:
-            self.named += () if isolated else (outgoing,)
-        elif self.received.unanswered and self._messages.delays_leave_first:
+            self.messages_with_own_id += () if isolated else (outgoing,)
+        elif self.received.unanswered and self._messages.has_early_delays:
             with suppress(KeyError, InvalidTimestamp):
                 since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
                 return replace(
@@ -154,20 +154,20 @@ class HandlerContext(IncomingMessage):
         Raises:
             InvalidMessage: the incoming message names no address for replies.
         """
-        options = reply_options(self.headers, self.message_id, self._with_saga(headers))
-        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+        options = reply_options(self.headers, self.message_id, self._add_saga_headers(headers))
+        return await self._send_or_collect(self._messages.create(message, options, related_to=self.headers))
 
     async def publish(
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
         """Send a message to all subscribers of its type; see :meth:`Endpoint.publish`."""
-        options = self._messages.publish_options(message, self._with_saga(headers), message_id)
-        return await self._leave(self._messages.make(message, options, related_to=self.headers))
+        options = self._messages.publish_options(message, self._add_saga_headers(headers), message_id)
+        return await self._send_or_collect(self._messages.create(message, options, related_to=self.headers))
 
-    def _with_saga(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    def _add_saga_headers(self, headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
         return {**self.saga, **(headers or {})} if self.saga else headers
 
-    async def _leave(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
+    async def _send_or_collect(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
         """Have a message leave, at once or at the end; return its id."""
         if self.has_ended:
             raise MessageError(
@@ -179,6 +179,6 @@ class HandlerContext(IncomingMessage):
             await self._messages.send([outgoing])
         else:
             if Headers.WALL_TIME in outgoing.headers:
-                self.afterwards.append(partial(self._messages.keep_zone_afterwards, outgoing))
+                self.on_completed.append(partial(self._messages.ensure_zone_or_log, outgoing))
             self.outgoing.append(outgoing)
         return outgoing.message_id

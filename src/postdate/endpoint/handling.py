@@ -19,10 +19,10 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import Clock, later, steady_seconds
-from postdate.core.expiry import discard_reason, end_of_use
+from postdate.core.expiry import discard_reason, expiry_of
 from postdate.core.health.attempts import Attempts
-from postdate.core.receive.outcomes import REQUEUE, Afterwards, Failed, Recovery, StepOutcome
-from postdate.core.receive.settling import WatchedReceiver, leave_out_repetitions
+from postdate.core.receive.outcomes import REQUEUE, OnCompleted, Recovery, StepFailure, StepOutcome
+from postdate.core.receive.settling import WatchedReceiver, skip_repetitions
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     LONGEST_OUTAGE_DELAY,
@@ -36,18 +36,18 @@ from postdate.core.recoverability import (
     Recoverability,
     RecoveryRules,
     Resolution,
-    after_handling_failed,
+    check_answers,
     check_retries,
-    checked_answers,
+    decide_handling_failure,
     delayed_retry_headers,
-    storable,
+    escape_unstorable,
     text_of,
-    why_unavailable,
+    unavailability_reason,
 )
 from postdate.endpoint.handler_context import BusinessTransaction, HandlerContext
 from postdate.endpoint.message_types import MessageTypes, type_name
 from postdate.endpoint.outgoing import OutgoingMessages
-from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, calling_own_store, is_saga_timeout
+from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, is_saga_timeout, translate_own_store_errors
 from postdate.endpoint.service import CriticalErrors
 from postdate.endpoint.settings import Audit
 from postdate.errors import (
@@ -69,9 +69,9 @@ from postdate.messages import (
     check_text,
     headers_with_expiry,
     new_message_id,
-    without_delay_headers,
+    strip_delay_headers,
 )
-from postdate.ports import HANDLED, End, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.ports import HANDLED, Completion, Received, Receiver, RecordKind, TransactionMode, Work
 from postdate.runtime import tracing
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled, is_task_cancelled, undo_task_cancellation
@@ -79,17 +79,17 @@ from postdate.runtime.reporting import Metrics
 
 log = logging.getLogger("postdate.endpoint")
 
-RESTARTS_BORNE: Final = 5
+MOST_RESTARTS: Final = 5
 """A message may come back so often without an answer before its policy is asked: processes and brokers are restarted,
 and the one that stands first in its queue comes back to it from each process that is stopped meanwhile."""
 
 
 Handler = Callable[[Any, HandlerContext], Awaitable[None]]
 
-_EXPECTED: Final = 2_000
+_MOST_PRELOADED: Final = 2_000
 
-_STANDS_AFTER_SECONDS: Final = 5.0
-_LOOKS_ROUND_SECONDS: Final = 0.1
+_BLOCKED_AFTER_SECONDS: Final = 5.0
+_YIELD_SECONDS: Final = 0.1
 """After an event loop stood, so long a handler waits for news: that a connection ended, say, and a claim with it."""
 
 
@@ -98,8 +98,8 @@ class Handlers:
 
     def __init__(self, types: MessageTypes) -> None:
         self._types, self._handlers = types, dict[type[Any], list[Handler]]()
-        self._decoded = Bounded[str, tuple[Envelope, object]](_EXPECTED)
-        """By :meth:`expect`."""
+        self._preloaded = Bounded[str, tuple[Envelope, object]](_MOST_PRELOADED)
+        """By :meth:`preload`."""
         self.sagas: Sagas | None = None
         self.times: HandlerTimes | None = None
         """Set where they are wanted."""
@@ -110,7 +110,7 @@ class Handlers:
     def handles(self, message_type: type[Any]) -> bool:
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
-    async def expect(self, arrived: Sequence[Received]) -> None:
+    async def preload(self, received_messages: Sequence[Received]) -> None:
         """Have sagas find the instances of messages that were received together; what fails is done again for each.
 
         Not where others have the message before its saga, and may change it.
@@ -119,17 +119,17 @@ class Handlers:
             return
         messages = dict[str, object]()
         with suppress(Exception):
-            for envelope in [each.envelope for each in arrived if not is_saga_timeout(each.envelope.headers)]:
+            for envelope in [each.envelope for each in received_messages if not is_saga_timeout(each.envelope.headers)]:
                 message = self._types.decode(envelope.headers, envelope.body)
-                if self.sagas.is_of_one(type(message)) and type(message) not in self._handlers:
-                    self._decoded[envelope.message_id] = envelope, message
+                if self.sagas.has_one_saga(type(message)) and type(message) not in self._handlers:
+                    self._preloaded[envelope.message_id] = envelope, message
                     messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
         with suppress(PostdateError):
-            await self.sagas.expect(messages)
+            await self.sagas.preload(messages)
 
     def forget(self, envelope: Envelope) -> None:
-        """Drop what :meth:`expect` has remembered of a message that is not handled after all."""
-        _, message = self._decoded.pop(envelope.message_id, (None, None))
+        """Drop what :meth:`preload` has remembered of a message that is not handled after all."""
+        _, message = self._preloaded.pop(envelope.message_id, (None, None))
         if message is not None and self.sagas is not None:
             self.sagas.forget(envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id), type(message))
 
@@ -139,40 +139,40 @@ class Handlers:
 
         The handlers' time includes the decoding: with a reading of the clock less, counting costs each message less.
         """
-        started = step_started = steady_seconds()
+        started_at = step_started_at = steady_seconds()
         try:
             message = self._decode(received.envelope)
         except BaseException:
-            _log_standing(steady_seconds() - started, received)
+            _log_blocked_loop(steady_seconds() - started_at, received)
             raise
-        calling = self._call(message, received, context)
-        step: Callable[[Any], Any] = calling.send
+        coroutine = self._call(message, received, context)
+        step: Callable[[Any], Any] = coroutine.send
         result: Any = None
         while True:
             try:
-                waits_for = step(result)
+                awaited = step(result)
             except BaseException as error:
-                ended = steady_seconds()
+                ended_at = steady_seconds()
                 if self.times is not None:
-                    self.times.add(type(message), ended - started)
-                if ended - step_started >= _STANDS_AFTER_SECONDS:
-                    _log_standing(ended - step_started, received)
+                    self.times.add(type(message), ended_at - started_at)
+                if ended_at - step_started_at >= _BLOCKED_AFTER_SECONDS:
+                    _log_blocked_loop(ended_at - step_started_at, received)
                     if isinstance(error, StopIteration):
-                        yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
+                        yield from asyncio.sleep(_YIELD_SECONDS).__await__()
                 if isinstance(error, StopIteration):
                     return
                 raise
-            _log_standing(steady_seconds() - step_started, received)
+            _log_blocked_loop(steady_seconds() - step_started_at, received)
             try:
-                result = yield waits_for
-                step = calling.send
+                result = yield awaited
+                step = coroutine.send
             except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
-                step, result = calling.throw, error
-            step_started = steady_seconds()
+                step, result = coroutine.throw, error
+            step_started_at = steady_seconds()
 
     def _decode(self, envelope: Envelope) -> object:
-        decoded, message = self._decoded.pop(envelope.message_id, (None, None))
-        return message if decoded is envelope else self._types.decode(envelope.headers, envelope.body)
+        preloaded_envelope, message = self._preloaded.pop(envelope.message_id, (None, None))
+        return message if preloaded_envelope is envelope else self._types.decode(envelope.headers, envelope.body)
 
     async def _call(self, message: object, received: Received, context: HandlerContext) -> None:
         if self.sagas is not None and is_saga_timeout(received.envelope.headers):
@@ -207,78 +207,78 @@ class HandlerTimes:
     def report(self, metrics: Metrics) -> None:
         all_times, self._times = self._times, {}
         for message_type, (runs, seconds, longest) in all_times.items():
-            metrics.handlers_ran(type_name(message_type), int(runs), seconds, longest)
+            metrics.report_handler_runs(type_name(message_type), int(runs), seconds, longest)
 
 
-def _log_standing(seconds: float, received: Received) -> None:
-    if seconds >= _STANDS_AFTER_SECONDS:
+def _log_blocked_loop(seconds: float, received: Received) -> None:
+    if seconds >= _BLOCKED_AFTER_SECONDS:
         kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
         text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
         log.warning(text, seconds, kind, received.envelope.message_id)
 
 
-class TakenReceiver(WatchedReceiver):
+class AcknowledgedReceiver(WatchedReceiver):
     """In transaction mode ``none`` a message is off its queue before it is handled: its end only sends.
 
     One by one: a process that is killed would lose what waits for a batch.
     """
 
-    ends_in_batches = False
+    settles_in_batches = False
 
-    def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[End], Awaitable[None]]) -> None:
+    def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[Completion], Awaitable[None]]) -> None:
         super().__init__(receiver, clock)
-        self.take_off, self._send = super().commit, send
+        self.acknowledge, self._send = super().commit, send
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self._send(end)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        await self._send(completion)
 
 
 @dataclass(slots=True, kw_only=True)
 class PolicyRecovery(Recovery):
     """The recovery of handlers: as the policy of the endpoint decides. Source: specification 5; row 111."""
 
-    endings: MessageEndings
+    completions: MessageCompletions
 
     @override
-    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+    def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         if outcome is not None and isinstance(error, DestinationUnavailable):  # as in resolve, and not of a handler
-            return self._ending(
-                received, self.endings.end_until_room(received, error), Failed(error, Resolution.POLICY)
+            return self._outcome(
+                received, self.completions.completion_while_full(received, error), StepFailure(error, Resolution.POLICY)
             )
-        end = self.endings.end_after_failure(received, error)
-        if end is None and (received.is_last or self.rules.already_off_queue):
-            end = self.endings.to_error(received, error)
+        completion = self.completions.completion_after_failure(received, error)
+        if completion is None and (received.is_last or self.rules.is_off_queue):
+            completion = self.completions.error_completion(received, error)
         self.metrics.count("failed", 1)
-        if end is None:
+        if completion is None:
             self.metrics.count("retried", 1)
             return REQUEUE
-        return self._ending(received, end, Failed(error, Resolution.POLICY))
+        return self._outcome(received, completion, StepFailure(error, Resolution.POLICY))
 
     @override
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
-        end = self.endings.to_error(received, failed.error, brief=brief)
+    def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
+        completion = self.completions.error_completion(received, failure.error, brief=brief)
         resolution = Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY
-        return self._ending(received, end, failed._replace(resolution=resolution))
+        return self._outcome(received, completion, failure._replace(resolution=resolution))
 
-    def _ending(self, received: Received, end: End, failed: Failed) -> StepOutcome:
+    def _outcome(self, received: Received, completion: Completion, failure: StepFailure) -> StepOutcome:
         """Return the outcome with an end that was decided. Failures of before are forgotten once it is carried out."""
-        afterwards = [partial(self.ended_well, received.envelope.message_id)] if self.attempts else ()
-        return StepOutcome(end, self, afterwards, failed)
+        on_completed = [partial(self.report_success, received.envelope.message_id)] if self.attempts else ()
+        return StepOutcome(completion, self, on_completed, failure)
 
     @override
-    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
-        is_undecided = failed is None or failed.resolution is None
-        if isinstance(error, DestinationUnavailable) and is_undecided and self.endings.comes_back_later:
+    def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
+        is_undecided = failure is None or failure.resolution is None
+        if isinstance(error, DestinationUnavailable) and is_undecided and self.completions.can_delay_retry:
             # At the head of its queue, again and again, it would keep messages that send elsewhere from their handlers.
             return Resolution.POLICY
-        if self.rules.already_off_queue and failed is not None and failed.resolution is Resolution.BRIEF_ERROR_COPY:
+        if self.rules.is_off_queue and failure is not None and failure.resolution is Resolution.BRIEF_ERROR_COPY:
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
             return Resolution.REQUEUE
-        return Recovery.resolve(self, received, failed, error)
+        return Recovery.resolve(self, received, failure, error)
 
 
-def cancels_itself(received: Received, *, already_off_queue: bool) -> bool:
+def is_own_cancellation(received: Received, *, already_off_queue: bool) -> bool:
     """Return whether a handler cancels its own task however often its message comes, which is a failure.
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means. A
@@ -296,7 +296,7 @@ def failure_of(received: Received, error: BaseException, *, already_off_queue: b
     ``already_off_queue``: the message is off its queue.
     """
     is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
-    if is_cancellation and (not is_cancelled() or cancels_itself(received, already_off_queue=already_off_queue)):
+    if is_cancellation and (not is_cancelled() or is_own_cancellation(received, already_off_queue=already_off_queue)):
         # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
     if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
@@ -310,51 +310,53 @@ class Handling:
     def __init__(
         self,
         outgoing: OutgoingMessages,
-        endings: MessageEndings,
+        completions: MessageCompletions,
         handlers: Handlers,
         audit: Audit | None,
         receiver: Receiver,
     ) -> None:
-        self.outgoing, self.endings, self.handlers, self.audit = outgoing, endings, handlers, audit
-        already_off_queue = outgoing.mode is TransactionMode.NONE
-        self._taking = TakenReceiver(receiver, outgoing.clock, self.send) if already_off_queue else None
-        self.receiver = self._taking or WatchedReceiver(receiver, outgoing.clock)
-        """Ends messages as the transaction mode says."""
-        self._asking = Attempts()
-        # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
-        rules = RecoveryRules(
-            asked_again_after=() if already_off_queue else (SagaConflict,), already_off_queue=already_off_queue
+        self.outgoing, self.completions, self.handlers, self.audit = outgoing, completions, handlers, audit
+        is_off_queue = outgoing.mode is TransactionMode.NONE
+        self._acknowledging_receiver = (
+            AcknowledgedReceiver(receiver, outgoing.clock, self.send) if is_off_queue else None
         )
-        self._recovery = PolicyRecovery(rules=rules, endings=endings, metrics=endings.metrics)
-        self.leaving = replace(self._recovery, attempts=Attempts())
+        self.receiver = self._acknowledging_receiver or WatchedReceiver(receiver, outgoing.clock)
+        """Ends messages as the transaction mode says."""
+        self._store_attempts = Attempts()
+        # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
+        rules = RecoveryRules(retry_now_errors=() if is_off_queue else (SagaConflict,), is_off_queue=is_off_queue)
+        self._recovery = PolicyRecovery(rules=rules, completions=completions, metrics=completions.metrics)
+        self.send_recovery = replace(self._recovery, attempts=Attempts())
         """Of messages whose ends send or store something."""
 
     async def handle(self, received: Received) -> StepOutcome:
-        unhandled = self.unhandled(received)
-        if unhandled is not None:
+        outcome = self.outcome_without_handling(received)
+        if outcome is not None:
             self.handlers.forget(received.envelope)
-        if self._taking is not None:
-            discarded = unhandled.end if unhandled is not None and unhandled.failed is None else None
-            await self._taking.take_off(received, self.outgoing.clock.now(), discarded or HANDLED)
-        return unhandled or await self._handle(received)
+        if self._acknowledging_receiver is not None:
+            discard_completion = outcome.completion if outcome is not None and outcome.failure is None else None
+            await self._acknowledging_receiver.acknowledge(
+                received, self.outgoing.clock.now(), discard_completion or HANDLED
+            )
+        return outcome or await self._handle(received)
 
-    def unhandled(self, received: Received) -> StepOutcome | None:
+    def outcome_without_handling(self, received: Received) -> StepOutcome | None:
         """Return the outcome of a message that has expired, or came back unanswered too often; ``None``: handle it."""
         try:
-            reason = self.endings.discard_reason(received)
+            reason = self.completions.discard_reason(received)
         except InvalidTimestamp as error:
-            return self.recovered(received, error)
+            return self.outcome_after_error(received, error)
         if reason is not None:
-            return StepOutcome(self.endings.discarded(received, reason))
-        is_borne = received.unanswered <= RESTARTS_BORNE and not received.is_last
-        if is_borne or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
+            return StepOutcome(self.completions.discard_completion(received, reason))
+        is_tolerated = received.unanswered <= MOST_RESTARTS and not received.is_last
+        if is_tolerated or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
             return None
         times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
         error = HandlingInterrupted(
             f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
             f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
         )
-        outcome = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
+        outcome = self.outcome_after_error(received._replace(failures=max(0, received.failures - 1)), error)
         return None if outcome is REQUEUE else outcome
 
     async def _handle(self, received: Received) -> StepOutcome:
@@ -362,31 +364,35 @@ class Handling:
         context = HandlerContext(self.outgoing, received)
         try:
             await self._call(received, context)
-            end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
+            completion = self.outgoing.completion_of(context.outgoing, RecordKind.HANDLED, work=context.work)
         except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
-            return StepOutcome(None, self._recovery, failed=Failed(error))
+            return StepOutcome(None, self._recovery, failure=StepFailure(error))
         except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
-            return self.recovered(received, failure_of(received, error, already_off_queue=self._taking is not None))
-        if not (end.outgoing or end.work):
-            return StepOutcome(end, self._recovery, context.afterwards)
-        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
+            return self.outcome_after_error(
+                received, failure_of(received, error, already_off_queue=self._acknowledging_receiver is not None)
+            )
+        if not (completion.outgoing or completion.work):
+            return StepOutcome(completion, self._recovery, context.on_completed)
+        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and completion.outgoing:
             # Sends are not undone when taking the message off its queue fails (specification 6). Storing is: stored
             # again after it has left, a delayed message would look like another one under its id.
             try:
-                end = await self._send_apart(end)
+                completion = await self._send_before_commit(completion)
             except PostdateError as error:
-                return StepOutcome(None, self.leaving, failed=Failed(error))
-        return self.ended(received, end, context.afterwards)
+                return StepOutcome(None, self.send_recovery, failure=StepFailure(error))
+        return self.outcome_after_handling(received, completion, context.on_completed)
 
-    def ended(self, received: Received, end: End, afterwards: Sequence[Afterwards] = ()) -> StepOutcome:
+    def outcome_after_handling(
+        self, received: Received, completion: Completion, on_completed: Sequence[OnCompleted] = ()
+    ) -> StepOutcome:
         """Return the outcome of a handled message whose end sends, stores or does something."""
-        if self.leaving.attempts:
-            afterwards = [*afterwards, partial(self.leaving.ended_well, received.envelope.message_id)]
-        return StepOutcome(end, self.leaving, afterwards)
+        if self.send_recovery.attempts:
+            on_completed = [*on_completed, partial(self.send_recovery.report_success, received.envelope.message_id)]
+        return StepOutcome(completion, self.send_recovery, on_completed)
 
-    def recovered(self, received: Received, error: Exception) -> StepOutcome:
-        return self.leaving.decided(received, None, error)
+    def outcome_after_error(self, received: Received, error: Exception) -> StepOutcome:
+        return self.send_recovery.decide(received, None, error)
 
     # --- what handling consists of ------------------------------------------------------------------------------------
 
@@ -394,39 +400,41 @@ class Handling:
         """Call the handlers in a transaction of the outbox; return their context, with the messages they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
-        for storing in self.outgoing.storing(context.named, self.outgoing.clock.now()):
+        for work in self.outgoing.storing_works(context.messages_with_own_id, self.outgoing.clock.now()):
             # After the commit, one other message under a used id would keep all of them back.
-            with calling_own_store(self._asking, received.envelope.message_id):
-                await storing.leave_out()
+            with translate_own_store_errors(self._store_attempts, received.envelope.message_id):
+                await work.skip_stored()
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
-        started = self.outgoing.clock.now() if self.audit is not None else None
+        started_at = self.outgoing.clock.now() if self.audit is not None else None
         try:
             envelope = received.envelope
-            with tracing.current.handling(envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due):
+            with tracing.current.handling_span(
+                envelope.headers, context.message_id, self.outgoing.endpoint, envelope.due
+            ):
                 await self.handlers.call(received, context)
         finally:
             context.has_ended = True
             if is_task_cancelled():  # by its handler, perhaps, which ended before this was raised
                 await asyncio.sleep(0)
-        if self.audit is not None and started is not None:
+        if self.audit is not None and started_at is not None:
             now = self.outgoing.clock.now()
-            context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
+            context.outgoing.append(self.audit.copy(received.envelope, started_at, now, self.completions.host))
 
-    async def send(self, end: End) -> None:
+    async def send(self, completion: Completion) -> None:
         """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
-        remaining = await self._send_apart(end)
+        remaining = await self._send_before_commit(completion)
         await self._send(remaining.outgoing, remaining.work)
 
-    async def _send_apart(self, end: End) -> End:
+    async def _send_before_commit(self, completion: Completion) -> Completion:
         """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""
-        can = self.outgoing.transport.capabilities
-        expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
-        if end.work and (can.time_to_be_received_in_transactions or not expiring):
-            return end
-        await self._send(end.outgoing, ())
-        return replace(end, outgoing=())
+        capabilities = self.outgoing.transport.capabilities
+        has_expiring = any(envelope.time_to_be_received is not None for envelope in completion.outgoing)
+        if completion.work and (capabilities.time_to_be_received_in_transactions or not has_expiring):
+            return completion
+        await self._send(completion.outgoing, ())
+        return replace(completion, outgoing=())
 
     async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
         if not envelopes and not work:
@@ -436,10 +444,10 @@ class Handling:
         try:
             errors = await self.receiver.deadlines.call(sending, transport)
         except DuplicateMessage as error:
-            await leave_out_repetitions(work, error)
+            await skip_repetitions(work, error)
             await self._send(envelopes, work)
             return
-        for error in checked_answers(transport, len(envelopes), errors):
+        for error in check_answers(transport, len(envelopes), errors):
             if error is not None:
                 raise error
 
@@ -449,7 +457,7 @@ POLICY_FAILURES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class MessageEndings:
+class MessageCompletions:
     """Decides how received messages end that have expired, or whose handling has failed."""
 
     outgoing: OutgoingMessages
@@ -461,17 +469,17 @@ class MessageEndings:
     allowance: timedelta
 
     def __post_init__(self) -> None:
-        check_retries(self.recoverability, immediate=self.gives_back, delayed=self.comes_back_later)
+        check_retries(self.recoverability, immediate=self.can_requeue, delayed=self.can_delay_retry)
 
     @property
-    def gives_back(self) -> bool:
+    def can_requeue(self) -> bool:
         """Whether a message can go back to its queue, for an immediate retry."""
         return self.outgoing.mode is not TransactionMode.NONE
 
     @property
-    def comes_back_later(self) -> bool:
+    def can_delay_retry(self) -> bool:
         """Whether a message can come back from a store, for a delayed retry."""
-        return self.gives_back and self.outgoing.can_delay
+        return self.can_requeue and self.outgoing.can_delay
 
     @property
     def error_queue(self) -> str:
@@ -487,99 +495,111 @@ class MessageEndings:
             headers = _own_headers(envelope)
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
-    def discarded(self, received: Received, reason: str) -> End:
+    def discard_completion(self, received: Received, reason: str) -> Completion:
         """Return the end of an expired message: recorded, and in no other queue."""
         if received.failures:  # not just too late, so it is worth knowing
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
-        log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
-        return End(RecordKind.DISCARDED, reason)
+        log.log(
+            level, "Discarding message %s due to lapsed Time To Be Received header: %s", _message_id(received), reason
+        )
+        return Completion(RecordKind.DISCARDED, reason)
 
-    def end_after_failure(self, received: Received, error: Exception) -> End | None:
+    def completion_after_failure(self, received: Received, error: Exception) -> Completion | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
         now = self.outgoing.clock.now()
         reason = f"{type(error).__name__}: {text_of(error)}"
         try:
             decision = self._decide(received, error, now)
         except Exception as failure:  # noqa: BLE001 - whatever a policy of an application raises
-            about = f"message {_id(received)}, which failed with {reason}"
-            self.critical_errors(f"Failed to execute the recoverability policy for {about}", failure)
-            return self.to_error(received, error) if received.failures >= POLICY_FAILURES else None
+            message_text = f"message {_message_id(received)}, which failed with {reason}"
+            self.critical_errors(f"Failed to execute the recoverability policy for {message_text}", failure)
+            return self.error_completion(received, error) if received.failures >= POLICY_FAILURES else None
         match decision:
             case ImmediateRetry():
-                log.info("message %s is retried at once: %s", _id(received), reason)
+                log.info("message %s is retried at once: %s", _message_id(received), reason)
                 return None
             case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
-                log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
-                return self.discarded(received, f"expires before its retry: {reason}")
+                log.warning(
+                    "message %s is not retried, as it would expire before that: %s", _message_id(received), reason
+                )
+                return self.discard_completion(received, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
-                log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
+                log.warning("message %s is retried in %s: %s", _message_id(received), delay, reason)
                 headers = delayed_retry_headers(_own_headers(received.envelope), now)
-                retry = self._retry(received, later(now, delay), headers)
-                return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
-            case Discard(why):
-                log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
-                return End(RecordKind.DISCARDED, storable(f"{why}: {reason}"))
+                retry = self._retry_message(received, later(now, delay), headers)
+                return self.outgoing.completion_of(
+                    [retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}"
+                )
+            case Discard(policy_reason):
+                log.info(
+                    "message %s is discarded by the recoverability policy: %s", _message_id(received), policy_reason
+                )
+                return Completion(RecordKind.DISCARDED, escape_unstorable(f"{policy_reason}: {reason}"))
             case MoveToError(queue):
-                return self.to_error(received, error, queue)
+                return self.error_completion(received, error, queue)
 
-    def end_until_room(self, received: Received, error: Exception) -> End:
+    def completion_while_full(self, received: Received, error: Exception) -> Completion:
         """Return the end of a message while a queue to which its handlers send is full: it comes back, uncounted."""
         now = self.outgoing.clock.now()
         due, reason = later(now, LONGEST_OUTAGE_DELAY), f"{type(error).__name__}: {text_of(error)}"
         if self._expires_before(received, due):
-            return self.discarded(received, f"expires before its retry: {reason}")
-        log.info("message %s is retried in %s: %s", _id(received), LONGEST_OUTAGE_DELAY, reason)
-        retry = self._retry(received, due, _own_headers(received.envelope))
-        return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
+            return self.discard_completion(received, f"expires before its retry: {reason}")
+        log.info("message %s is retried in %s: %s", _message_id(received), LONGEST_OUTAGE_DELAY, reason)
+        retry = self._retry_message(received, due, _own_headers(received.envelope))
+        return self.outgoing.completion_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
 
     def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
         """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
         settings, headers = self.recoverability, dict(received.envelope.headers)  # a copy, which the policy may change
-        policy = settings.policy or after_handling_failed
+        policy = settings.policy or decide_handling_failure
         decision = policy(error, received.failures + 1, headers, settings, now)
         if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
-        reason = why_unavailable(decision, immediate=self.gives_back, delayed=self.comes_back_later)
-        reason = reason or _why_impossible(decision, now)
+        reason = unavailability_reason(decision, immediate=self.can_requeue, delayed=self.can_delay_retry)
+        reason = reason or _impossibility_reason(decision, now)
         if reason is None:
             return decision
-        log.warning("message %s goes to the error queue: %s", _id(received), reason)
+        log.warning("message %s goes to the error queue: %s", _message_id(received), reason)
         return MoveToError()
 
-    def _retry(self, received: Received, due: datetime, headers: Mapping[str, str]) -> DelayedMessage:
+    def _retry_message(self, received: Received, due: datetime, headers: Mapping[str, str]) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
         # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
-        retried = without_delay_headers(headers)
-        retried.pop(Headers.WALL_TIME, None)
-        if Headers.TRACE_PARENT in retried:
-            retried[Headers.START_NEW_TRACE] = "True"
-        headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
+        retry_headers = strip_delay_headers(headers)
+        retry_headers.pop(Headers.WALL_TIME, None)
+        if Headers.TRACE_PARENT in retry_headers:
+            retry_headers[Headers.START_NEW_TRACE] = "True"
+        headers = {Headers.MESSAGE_ID: envelope.message_id, **retry_headers}
         return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
 
     def _expires_before(self, received: Received, instant: datetime) -> bool:
         if self.ignore_time_to_be_received:
             return False
         try:
-            end = end_of_use(_own_headers(received.envelope))
+            expiry = expiry_of(_own_headers(received.envelope))
         except InvalidTimestamp:  # unreadable: it does not expire
             return False
-        return end is not None and instant - end > self.allowance
+        return expiry is not None and instant - expiry > self.allowance
 
-    def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
+    def error_completion(
+        self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False
+    ) -> Completion:
         """Return the end of a message that goes to ``queue``, or to the endpoint's error queue."""
         reason = f"{type(error).__name__}: {text_of(error)}"
         if not brief:
-            log.error("message %s moved to error queue %s: %s", _id(received), queue or self.error_queue, reason)
+            log.error(
+                "message %s moved to error queue %s: %s", _message_id(received), queue or self.error_queue, reason
+            )
         original = replace(received.envelope, headers=_own_headers(received.envelope))
         customize = self.recoverability.customize_headers
         errors = ErrorQueue(queue or self.error_queue, self.outgoing.endpoint, self.host, customize)
         copy = errors.copy(original, error, self.outgoing.clock.now(), brief=brief)
-        return End(RecordKind.FAILED, reason, outgoing=[copy])
+        return Completion(RecordKind.FAILED, reason, outgoing=[copy])
 
 
-def _why_impossible(decision: Decision, now: datetime) -> str | None:
+def _impossibility_reason(decision: Decision, now: datetime) -> str | None:
     """Return why there is no such time to retry at, or no such queue; ``None``: there may be."""
     try:
         match decision:
@@ -603,5 +623,5 @@ def _own_headers(envelope: Envelope) -> Mapping[str, str]:
     return headers_with_expiry(envelope)
 
 
-def _id(received: Received) -> str:
+def _message_id(received: Received) -> str:
     return received.envelope.message_id

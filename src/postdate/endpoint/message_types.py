@@ -85,30 +85,30 @@ class MessageTypes:
         Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
         assembly details after a comma, as .NET endpoints write them.
         """
-        enclosed = headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "")
-        decode = self._decoders.get(enclosed)
+        type_header = headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "")
+        decode = self._decoders.get(type_header)
         if decode is None:
-            if not enclosed and bytes in self._names:
+            if not type_header and bytes in self._names:
                 return body
-            decode = self._decoder(enclosed)
+            decode = self._create_decoder(type_header)
         try:
             return decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise InvalidMessage(f"the body is no {self._first_handled(enclosed)}: {error}") from error
+            raise InvalidMessage(f"the body is no {self._handled_type_name(type_header)}: {error}") from error
 
-    def _decoder(self, enclosed: str) -> Callable[[bytes], object]:
-        message_type = self._by_name[self._first_handled(enclosed)]
+    def _create_decoder(self, type_header: str) -> Callable[[bytes], object]:
+        message_type = self._by_name[self._handled_type_name(type_header)]
         decode = (
             message_type.model_validate_json
             if issubclass(message_type, _Model)
             else msgspec.json.Decoder(message_type).decode
         )
         if len(self._decoders) < _MOST_DECODERS:  # whoever sends can write what they like after a comma
-            self._decoders[enclosed] = decode
+            self._decoders[type_header] = decode
         return decode
 
-    def _first_handled(self, enclosed: str) -> str:
-        names = [name.split(",")[0].strip() for name in enclosed.split(";")]
+    def _handled_type_name(self, type_header: str) -> str:
+        names = [name.split(",")[0].strip() for name in type_header.split(";")]
         for name in names:
             if name in self._by_name:
                 return name
@@ -152,11 +152,11 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
         )
 
     def decorate(message_type: T) -> T:
-        checked = _checked(span, message_type, "its time to be received")
+        duration = _parse_type_span(span, message_type, "its time to be received")
         if getattr(message_type, "_is_protocol", False):
-            _PROTOCOLS[message_type] = checked
+            _PROTOCOLS[message_type] = duration
         else:
-            setattr(message_type, _ATTRIBUTE, checked)
+            setattr(message_type, _ATTRIBUTE, duration)
         return message_type
 
     return decorate
@@ -169,50 +169,52 @@ class TimesToBeReceived:
         self._convention = convention
         self._spans: dict[type[Any], timedelta | None] = {}
 
-    def of(self, message_type: type[Any]) -> timedelta | None:
+    def span_of(self, message_type: type[Any]) -> timedelta | None:
         """Return how long messages of a type are wanted, or ``None`` for ever."""
         if message_type not in self._spans:
             span = None if self._convention is None else self._convention(message_type)
             if span is None:
-                span = _declared_by(message_type)
+                span = _declared_span(message_type)
             else:
-                span = _checked(span, message_type, "the time to be received that the convention returns for it")
-            self._spans[message_type] = finite(span)
+                span = _parse_type_span(
+                    span, message_type, "the time to be received that the convention returns for it"
+                )
+            self._spans[message_type] = finite_span(span)
         return self._spans[message_type]
 
-    def expiring(self) -> list[str]:
+    def expiring_types(self) -> list[str]:
         """Return the names of the types known so far whose messages expire."""
         return sorted(type_name(message_type) for message_type, span in self._spans.items() if span is not None)
 
 
-def finite(span: timedelta | None) -> timedelta | None:
+def finite_span(span: timedelta | None) -> timedelta | None:
     """Return the span, or ``None`` for one that means for ever."""
     return None if span == INFINITE else span
 
 
-def checked_span(span: object, what: str) -> timedelta:
+def parse_span(span: object, subject: str) -> timedelta:
     """Return a span as a duration; a text needs a colon, as a bare number means days to some and seconds to others."""
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
         if parsed is None or ":" not in span:
-            raise ConfigurationError(f"{what} is no time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'")
+            raise ConfigurationError(f"{subject} is no time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'")
     elif isinstance(span, timedelta):
         parsed = span
     else:
-        raise ConfigurationError(f"{what} must be a timedelta or text, not {type(span).__name__} {span!r}")
+        raise ConfigurationError(f"{subject} must be a timedelta or text, not {type(span).__name__} {span!r}")
     if parsed <= timedelta(0):
-        raise ConfigurationError(f"{what} must be greater than 0, not {span}")
+        raise ConfigurationError(f"{subject} must be greater than 0, not {span}")
     if LONGEST_TIME_TO_BE_RECEIVED < parsed < INFINITE:
         raise ConfigurationError(
-            f"{what} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; for ever is timedelta.max"
+            f"{subject} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; for ever is timedelta.max"
         )
     return parsed
 
 
-def _checked(span: object, message_type: type[Any], what: str) -> timedelta:
-    return checked_span(span, f"message type {type_name(message_type)}: {what}")
+def _parse_type_span(span: object, message_type: type[Any], subject: str) -> timedelta:
+    return parse_span(span, f"message type {type_name(message_type)}: {subject}")
 
 
-def _declared_by(message_type: type[Any]) -> timedelta | None:
-    declared = (_PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE) for each in message_type.__mro__)
-    return next((span for span in declared if span is not None), None)
+def _declared_span(message_type: type[Any]) -> timedelta | None:
+    declared_spans = (_PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE) for each in message_type.__mro__)
+    return next((span for span in declared_spans if span is not None), None)

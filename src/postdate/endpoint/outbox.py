@@ -19,22 +19,30 @@ import anyio
 from postdate.clock import Clock, later
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.receive.outcomes import Afterwards, Failed, StepOutcome
-from postdate.core.recoverability import BORNE, is_outage
-from postdate.core.simple_store import sharing
+from postdate.core.receive.outcomes import OnCompleted, StepFailure, StepOutcome
+from postdate.core.recoverability import MOST_OWN_FAILURES, is_outage
+from postdate.core.simple_store import sharing_store
 from postdate.endpoint.handler_context import BusinessTransaction
 from postdate.endpoint.handling import Handling, failure_of
-from postdate.endpoint.saga_handling import calling_own_store
+from postdate.endpoint.saga_handling import translate_own_store_errors
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, UnsupportedTransactionMode
 from postdate.messages import Envelope, Headers
-from postdate.ports import End, OutboxRecord, OutboxStore, OutboxTransaction, Received, RecordKind, TransactionMode
+from postdate.ports import (
+    Completion,
+    OutboxRecord,
+    OutboxStore,
+    OutboxTransaction,
+    Received,
+    RecordKind,
+    TransactionMode,
+)
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_cancelled
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.outbox")
 
-_EXPECTED: Final = 2_000
+_MOST_PRELOADED: Final = 2_000
 
 CLEAN_UP_BATCH: Final = 1_000
 """Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
@@ -93,9 +101,10 @@ def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool)
     if send_only:
         raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
     if chosen_mode is None or mode is not TransactionMode.RECEIVE_ONLY:
-        which = "none is given" if chosen_mode is None else f"not {mode.value!r}"
+        mode_text = "none is given" if chosen_mode is None else f"not {mode.value!r}"
         raise UnsupportedTransactionMode(
-            f"an outbox needs transaction_mode='receive_only', explicitly ({which}): the messages that a handler sends "
+            f"an outbox needs transaction_mode='receive_only', explicitly ({mode_text}): the messages that a handler "
+            f"sends "
             f"leave after its commit, and with no other promise"
         )
 
@@ -111,71 +120,76 @@ class OutboxHandling:
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
         # What was handled and committed does not expire any more: its own messages are still to be sent.
-        endings = replace(handling.endings, ignore_time_to_be_received=True)
-        self._sending = replace(handling.leaving, endings=endings)
+        completions = replace(handling.completions, ignore_time_to_be_received=True)
+        self._send_recovery = replace(handling.send_recovery, completions=completions)
         queues = self._outgoing.transport.capabilities.database
-        self._is_one = sharing(self._store, self._store.database, queues) is not None
-        self._expected = Bounded[str, tuple[Envelope, OutboxRecord | None]](_EXPECTED)
-        """What :meth:`expect` has found."""
-        self._committing = Attempts()
+        self._shares_database = sharing_store(self._store, self._store.database, queues) is not None
+        self._preloaded = Bounded[str, tuple[Envelope, OutboxRecord | None]](_MOST_PRELOADED)
+        """What :meth:`preload` has found."""
+        self._commit_attempts = Attempts()
         """Of commits only: these add rows to another table than the one in which others are marked."""
 
     async def handle(self, received: Received) -> StepOutcome:
         """Handle a message, or finish what an earlier attempt at it left."""
-        id_, record = message_id(received), None
-        afterwards: list[Afterwards] = []
+        id_, record = message_id_of(received), None
+        on_completed: list[OnCompleted] = []
         try:
-            envelope, record = self._expected.pop(id_, (None, None))
+            envelope, record = self._preloaded.pop(id_, (None, None))
             if envelope is not received.envelope:  # another copy, or it came alone
                 record = await self._find(id_)
             detail = _HANDLED_BEFORE
             if record is not None:
-                state = "nothing is left" if record.dispatched else "it goes on"
+                state = "nothing is left" if record.is_dispatched else "it goes on"
                 log.info("message %s was handled before; %s", id_, state)
-                afterwards += self._outgoing.zones_to_keep(record.operations)
+                on_completed += self._outgoing.zone_callbacks(record.operations)
             else:
-                first = await self._first_time(received, afterwards)
-                if isinstance(first, StepOutcome):
-                    return first
-                record, detail = first, ""
-            if not record.dispatched:
-                await self._handling.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
+                record_or_outcome = await self._handle_first_time(received, on_completed)
+                if isinstance(record_or_outcome, StepOutcome):
+                    return record_or_outcome
+                record, detail = record_or_outcome, ""
+            if not record.is_dispatched:
+                await self._handling.send(self._outgoing.completion_of(record.operations, RecordKind.HANDLED))
                 with translate_store_errors(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
-                await self._sending.ended_well(received.envelope.message_id)
+                await self._send_recovery.report_success(received.envelope.message_id)
         except PostdateError as error:  # messages that cannot be sent stay in the outbox
-            recovery = self._handling.leaving if record is None else self._sending
-            return StepOutcome(None, recovery, failed=Failed(error))
+            recovery = self._handling.send_recovery if record is None else self._send_recovery
+            return StepOutcome(None, recovery, failure=StepFailure(error))
         finally:
             self._handling.handlers.forget(received.envelope)
-        return StepOutcome(End(RecordKind.HANDLED, detail), self._sending, afterwards)
+        return StepOutcome(Completion(RecordKind.HANDLED, detail), self._send_recovery, on_completed)
 
-    async def expect(self, arrived: Sequence[Received]) -> None:
+    async def preload(self, received_messages: Sequence[Received]) -> None:
         """Look up messages that were received together, in one query. What fails is done again for each."""
         try:
             with translate_store_errors(self._store):
-                records = await self._store.find_all(self._outgoing.endpoint, [message_id(each) for each in arrived])
+                records = await self._store.find_all(
+                    self._outgoing.endpoint, [message_id_of(each) for each in received_messages]
+                )
         except PostdateError:
             return  # sagas are in the same database
-        for received, record in zip(arrived, records or (), strict=False):
-            self._expected[message_id(received)] = received.envelope, record
-        await self._handling.handlers.expect(arrived)
+        for received, record in zip(received_messages, records or (), strict=False):
+            self._preloaded[message_id_of(received)] = received.envelope, record
+        await self._handling.handlers.preload(received_messages)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with translate_store_errors(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
-    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | StepOutcome:
+    async def _handle_first_time(
+        self, received: Received, on_completed: list[OnCompleted]
+    ) -> OutboxRecord | StepOutcome:
         """Return the record of a message that was handled now, or its outcome if it was not.
 
-        Callbacks of its handlers are added to ``afterwards``. Raises :class:`SagaConflict`: it is to be handled again.
+        Callbacks of its handlers are added to ``on_completed``. Raises :class:`SagaConflict`: it is to be handled
+        again.
         """
-        unhandled = self._handling.unhandled(received)
-        if unhandled is not None:
-            return unhandled
-        transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
+        outcome = self._handling.outcome_without_handling(received)
+        if outcome is not None:
+            return outcome
+        transaction = self._store.transaction(self._outgoing.endpoint, message_id_of(received))
         try:
-            return await self._handled(received, transaction, afterwards)
+            return await self._handle_in_transaction(received, transaction, on_completed)
         except (Exception, anyio.get_cancelled_exc_class()) as error:  # noqa: BLE001 - what is no failure is raised again
             try:
                 failure = failure_of(received, error)
@@ -183,35 +197,42 @@ class OutboxHandling:
                 with anyio.CancelScope(shield=is_cancelled()):
                     await self._roll_back(transaction, error)
                 raise
-            has_begun = transaction.begun
+            has_begun = transaction.has_begun
             await self._roll_back(transaction, failure)
             outage = self._store.outage_of(failure) if has_begun else None
-            if outage is not None and self._committing.failed(received.envelope.message_id) <= BORNE:
+            if (
+                outage is not None
+                and self._commit_attempts.report_failure(received.envelope.message_id) <= MOST_OWN_FAILURES
+            ):
                 raise outage from failure
-            return self._handling.recovered(received, failure)
+            return self._handling.outcome_after_error(received, failure)
 
-    async def _handled(
+    async def _handle_in_transaction(
         self,
         received: Received,
         transaction: OutboxTransaction,
-        afterwards: list[Afterwards],
+        on_completed: list[OnCompleted],
     ) -> OutboxRecord | StepOutcome:
         business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
-        handled, now = await self._handling.call(received, business), self._outgoing.clock.now()
-        if self._is_one and not (transaction.begun or handled.outgoing or handled.afterwards):
-            recorded = self._store.handled(self._outgoing.endpoint, message_id(received), now, handled.work)
-            if recorded is not None:
+        context, now = await self._handling.call(received, business), self._outgoing.clock.now()
+        if self._shares_database and not (transaction.has_begun or context.outgoing or context.on_completed):
+            recording_work = self._store.recording_work(
+                self._outgoing.endpoint, message_id_of(received), now, context.work
+            )
+            if recording_work is not None:
                 await transaction.roll_back()  # what its handler left behind cannot begin it any more
-                return self._handling.ended(received, End(RecordKind.HANDLED, work=[recorded]))
-        with calling_own_store(self._committing, received.envelope.message_id):
-            is_first = await transaction.commit(handled.outgoing, now, handled.work)
+                return self._handling.outcome_after_handling(
+                    received, Completion(RecordKind.HANDLED, work=[recording_work])
+                )
+        with translate_own_store_errors(self._commit_attempts, received.envelope.message_id):
+            is_first = await transaction.commit(context.outgoing, now, context.work)
         if is_first:
-            afterwards.extend(handled.afterwards)
-            return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
-        log.info("message %s was handled by somebody else meanwhile", message_id(received))
-        record = await self._find(message_id(received))
+            on_completed.extend(context.on_completed)
+            return OutboxRecord(context.outgoing, is_dispatched=not context.outgoing)
+        log.info("message %s was handled by somebody else meanwhile", message_id_of(received))
+        record = await self._find(message_id_of(received))
         if record is None:  # forgotten just now: the retention is far too short, or clocks differ
-            raise StoreUnavailable(f"the outbox forgot message {message_id(received)} while it was being handled")
+            raise StoreUnavailable(f"the outbox forgot message {message_id_of(received)} while it was being handled")
         return record
 
     async def _roll_back(self, transaction: OutboxTransaction, failure: BaseException) -> None:
@@ -236,26 +257,26 @@ class OutboxCleanUp:
 
     async def run(self) -> None:
         while not self._stop.is_set():
-            began = self._clock.monotonic()
+            started_at = self._clock.monotonic()
             try:
                 with translate_store_errors(self._outbox.store):
-                    await self._forget(later(self._clock.now(), -self._outbox.retention))
+                    await self._remove_old_records(later(self._clock.now(), -self._outbox.retention))
             except PostdateError as error:
-                self._outage.failed(error, began)
+                self._outage.report_failure(error, started_at)
             else:
-                self._outage.succeeded(began)
-            took = timedelta(seconds=self._clock.monotonic() - began)
-            await self._clock.wait_for(self._stop, self._outbox.clean_up_every - took)
+                self._outage.report_success(started_at)
+            duration = timedelta(seconds=self._clock.monotonic() - started_at)
+            await self._clock.wait_for(self._stop, self._outbox.clean_up_every - duration)
 
-    async def _forget(self, before: datetime) -> None:
-        forgotten = CLEAN_UP_BATCH
-        while forgotten == CLEAN_UP_BATCH and not self._stop.is_set():
-            forgotten = await self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
+    async def _remove_old_records(self, before: datetime) -> None:
+        removed_count = CLEAN_UP_BATCH
+        while removed_count == CLEAN_UP_BATCH and not self._stop.is_set():
+            removed_count = await self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
 
     def stop(self) -> None:
         self._stop.set()
 
 
-def message_id(received: Received) -> str:
+def message_id_of(received: Received) -> str:
     """Return the message's own id, which all its copies have, not that of one delivery."""
     return received.envelope.headers.get(Headers.MESSAGE_ID) or received.envelope.message_id

@@ -29,10 +29,10 @@ class BlockingHandlerContext(IncomingMessage):
         message: object,
         *,
         isolated: bool = False,
-        **how: Unpack[SendKeywords],
+        **keywords: Unpack[SendKeywords],
     ) -> str:
         """See :meth:`HandlerContext.send`."""
-        return from_thread.run(functools.partial(self._context.send, message, isolated=isolated, **how))
+        return from_thread.run(functools.partial(self._context.send, message, isolated=isolated, **keywords))
 
     def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
         """See :meth:`HandlerContext.reply`."""
@@ -48,7 +48,7 @@ class BlockingHandlerContext(IncomingMessage):
 PlainHandler = Callable[[Any, BlockingHandlerContext], object]
 
 
-def in_threads(handle: PlainHandler) -> Handler:
+def threaded_handler(handle: PlainHandler) -> Handler:
     """Return a handler that runs a plain function in a thread of the application's: no more at once than it has."""
 
     @functools.wraps(handle)

@@ -19,12 +19,12 @@ import msgspec
 
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
-from postdate.core.recoverability import BORNE, is_outage
-from postdate.core.simple_store import sharing
+from postdate.core.recoverability import MOST_OWN_FAILURES, is_outage
+from postdate.core.simple_store import sharing_store
 from postdate.endpoint.handler_context import HandlerContext
 from postdate.endpoint.message_types import type_name
-from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, sent_by_saga, to_saga_of
-from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole, as_text
+from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, originating_saga_headers, reply_saga_headers
+from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole, correlation_text
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import (
     ConfigurationError,
@@ -40,7 +40,7 @@ from postdate.ports import (
     AdministrableStore,
     Correlation,
     SagaChange,
-    SagaFate,
+    SagaChangeKind,
     SagaRecord,
     SagaStore,
 )
@@ -54,22 +54,22 @@ class OwnStoreUnreachable(StoreUnreachable):
 
 
 @contextmanager
-def calling_own_store(attempts: Attempts, message_id: str) -> Generator[None]:
+def translate_own_store_errors(attempts: Attempts, message_id: str) -> Generator[None]:
     """Turn an outage of a store of the endpoint into :class:`OwnStoreUnreachable`, unless it is of a single row."""
     try:
         yield
     except PostdateError as error:
-        if is_outage(error) and attempts.failed_alone(message_id, error) <= BORNE:
+        if is_outage(error) and attempts.report_own_failure(message_id, error) <= MOST_OWN_FAILURES:
             raise OwnStoreUnreachable(str(error)) from error
         raise
     else:
-        attempts.succeeded(message_id)
+        attempts.report_success(message_id)
 
 
 _FIRED_REMEMBERED: Final = 32
 _NONE_BEFORE: Final = '"before":{}'
 """In the details of nearly all instances, which are not decoded twice for that."""
-_EXPECTED: Final = 2_000
+_MOST_PRELOADED: Final = 2_000
 
 
 @dataclass(slots=True)
@@ -101,8 +101,8 @@ def originator_of(headers: Mapping[str, str]) -> Originator | None:
     if not address:
         return None
     correlation = headers.get(Headers.CORRELATION_ID) or headers.get(Headers.MESSAGE_ID, "")
-    about = {Headers.CORRELATION_ID: correlation} if correlation else {}
-    return Originator(address, {**about, **to_saga_of(headers)})
+    correlation_headers = {Headers.CORRELATION_ID: correlation} if correlation else {}
+    return Originator(address, {**correlation_headers, **reply_saga_headers(headers)})
 
 
 @dataclass(slots=True)
@@ -129,11 +129,11 @@ class SagaDetails:
         """Return the id of the pending timeout that travels under ``message_id``, or ``None``."""
         return next((key for key, each in self.timeouts.items() if each.message_id == message_id), None)
 
-    def expects(self, message_id: str) -> bool:
+    def has_timeout(self, message_id: str) -> bool:
         """Return whether to handle a timeout: it is pending, or came just now and may be unfinished."""
         return message_id in self.fired or self.timeout_of(message_id) is not None
 
-    def came(self, message_id: str, *, remember: bool) -> None:
+    def remember_handled(self, message_id: str, *, remember: bool) -> None:
         """Note that a timeout was handled; ``remember`` it where that may have to be repeated."""
         timeout_id = self.timeout_of(message_id)
         if timeout_id is not None:
@@ -141,7 +141,7 @@ class SagaDetails:
             if remember:
                 self.fired = [*self.fired, message_id][-_FIRED_REMEMBERED:]
 
-    def with_itself_before(self, saga_id: str) -> dict[str, str]:
+    def before_of_next(self, saga_id: str) -> dict[str, str]:
         """Return :attr:`before` for the next instance, as this one, with that id, is set aside."""
         before = self.before if self.completed_by is None else {**self.before, self.completed_by: saga_id}
         return dict(list(before.items())[-_FIRED_REMEMBERED:])
@@ -151,11 +151,11 @@ class SagaDetails:
         return self.completed_by is not None and self.completed_by != message_id
 
 
-def encoded(details: SagaDetails) -> str:
+def encode_details(details: SagaDetails) -> str:
     return msgspec.json.encode(details).decode()
 
 
-def decoded(text: str, saga: str) -> SagaDetails:
+def decode_details(text: str, saga: str) -> SagaDetails:
     try:
         return msgspec.json.decode(text, type=SagaDetails)
     except msgspec.MsgspecError as error:
@@ -178,20 +178,20 @@ class SagaInstance:
     messages: OutgoingMessages
     leftover: SagaRecord | None = None
     is_completed: bool = False
-    is_expected: bool = False
+    is_preloaded: bool = False
     """Whether it was looked for, with those of other messages, some time before its message is handled."""
     _has_ended: bool = False
-    revoked: list[str] = field(default_factory=list[str])
+    revoked_ids: list[str] = field(default_factory=list[str])
     """Message ids of timeouts that were revoked after they had left."""
-    _again: list[str] = field(default_factory=list[str])
+    _repeatable_ids: list[str] = field(default_factory=list[str])
 
     async def run(self, method: SagaMethod, message: object) -> None:
         for timeout_id, pending in self.details.timeouts.items():
             if pending.requested_by == self.context.message_id:  # in an earlier attempt: it may not have left
-                self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
-                self._again.append(timeout_id)
+                self._send_timeout(self._create_timeout(self._content(pending), None, pending.due, pending.message_id))
+                self._repeatable_ids.append(timeout_id)
         saga = self.definition.saga(self.record.saga_id, self.state, self)
-        self.context.saga = sent_by_saga(self.record.saga_id, self.definition.name)
+        self.context.saga = originating_saga_headers(self.record.saga_id, self.definition.name)
         try:
             await getattr(saga, method.method)(message, self.context)
         finally:
@@ -209,47 +209,47 @@ class SagaInstance:
                 f"saga {self.definition.name} requests a timeout {name} that it would not handle; mark a method with "
                 f"@handles_timeout({name})"
             )
-        outgoing = self._made(timeout, within, at)
-        again = self._requested_before(outgoing)
-        if again is not None:
-            return again
-        self.details.timeouts[outgoing.message_id] = self._leaves(outgoing)
+        outgoing = self._create_timeout(timeout, within, at)
+        repeated_id = self._find_repeated_request(outgoing)
+        if repeated_id is not None:
+            return repeated_id
+        self.details.timeouts[outgoing.message_id] = self._send_timeout(outgoing)
         return outgoing.message_id
 
-    def _made(
+    def _create_timeout(
         self, timeout: object, within: timedelta | None, at: datetime | None, message_id: str | None = None
     ) -> Outgoing:
         if within is None and at is None:
             raise InvalidMessage("a timeout needs its time: within=timedelta(…), or at=datetime(…, tzinfo=…)")
-        self._check_not_ended("request")
+        self._check_in_handler("request")
         headers = {
             Headers.IS_SAGA_TIMEOUT_MESSAGE: "True",
             Headers.SAGA_ID: self.record.saga_id,
             Headers.SAGA_TYPE: self.definition.name,
         }
         options = SendOptions(self.messages.endpoint, within, at, headers=headers, message_id=message_id)
-        return self.messages.make(timeout, options, self.context.headers)
+        return self.messages.create(timeout, options, self.context.headers)
 
-    def _check_not_ended(self, verb: str) -> None:
+    def _check_in_handler(self, verb: str) -> None:
         if self._has_ended:
             raise MessageError(
                 f"the handler of message {self.context.message_id!r} has ended: it can {verb} nothing any more"
             )
 
-    def _leaves(self, outgoing: Outgoing) -> PendingTimeout:
+    def _send_timeout(self, outgoing: Outgoing) -> PendingTimeout:
         """Have a timeout sent with the end of the message."""
         self.context.outgoing.append(outgoing)
         due = outgoing.due if isinstance(outgoing, DelayedMessage) else self.messages.clock.now()
         kind, body = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES], msgspec.Raw(outgoing.body)
         return PendingTimeout(outgoing.message_id, due, kind, body, self.context.message_id)
 
-    def _requested_before(self, outgoing: Outgoing) -> str | None:
+    def _find_repeated_request(self, outgoing: Outgoing) -> str | None:
         """Return the id of the same timeout, if it was requested when this message was handled before."""
-        for timeout_id in self._again:
+        for timeout_id in self._repeatable_ids:
             pending = self.details.timeouts.get(timeout_id)
             kind = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES]
             if pending is not None and (pending.type, bytes(pending.body)) == (kind, outgoing.body):
-                self._again.remove(timeout_id)
+                self._repeatable_ids.remove(timeout_id)
                 return timeout_id
         return None
 
@@ -267,7 +267,7 @@ class SagaInstance:
         pending = self.details.timeouts.get(timeout_id)
         if pending is None:
             return False
-        self.details.timeouts[timeout_id] = self._leaves(self._made(self._content(pending), within, at))
+        self.details.timeouts[timeout_id] = self._send_timeout(self._create_timeout(self._content(pending), within, at))
         self._revoke(pending.message_id)
         return True
 
@@ -278,14 +278,14 @@ class SagaInstance:
                 f"nobody waits for a reply of {name_of(self.record)}: the message that began it has no header "
                 f"{Headers.REPLY_TO_ADDRESS!r}"
             )
-        self._check_not_ended("send")
-        own = {Headers.MESSAGE_INTENT: "Reply", **self.context.saga, **originator.headers, **(headers or {})}
-        options = SendOptions(originator.address, headers=own)
-        outgoing = self.messages.make(message, options, self.context.headers)
+        self._check_in_handler("send")
+        reply_headers = {Headers.MESSAGE_INTENT: "Reply", **self.context.saga, **originator.headers, **(headers or {})}
+        options = SendOptions(originator.address, headers=reply_headers)
+        outgoing = self.messages.create(message, options, self.context.headers)
         self.context.outgoing.append(outgoing)
         return outgoing.message_id
 
-    def pending(self) -> Mapping[str, datetime]:
+    def pending_dues(self) -> Mapping[str, datetime]:
         return {timeout_id: each.due for timeout_id, each in self.details.timeouts.items()}
 
     def complete(self) -> None:
@@ -297,37 +297,37 @@ class SagaInstance:
         if len(remaining) < len(self.context.outgoing):
             self.context.outgoing[:] = remaining
         else:
-            self.revoked.append(message_id)
+            self.revoked_ids.append(message_id)
 
     # --- for the endpoint ---------------------------------------------------------------------------------------------
 
     def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
         """Return the changes to be kept; a completed instance is removed, or marked ``completed_by`` a message."""
         name = self.definition.correlated_by
-        value = as_text(getattr(self.state, name), name, type(self.state).__name__)
+        value = correlation_text(getattr(self.state, name), name, type(self.state).__name__)
         if value != self.record.correlation.value:
             raise InvalidMessage(
                 f"{name_of(self.record)} changed its {name} to {value!r}: messages find it by that, so it must stay"
             )
-        replaced = [] if self.leftover is None else [SagaChange(SagaFate.SET_ASIDE, self.leftover)]
+        set_aside_changes = [] if self.leftover is None else [SagaChange(SagaChangeKind.SET_ASIDE, self.leftover)]
         if self.is_completed:
             for timeout_id in list(self.details.timeouts):
                 self.cancel(timeout_id)
             if not self.record.version:  # it was never kept
-                if self.is_expected:  # nor is anything written that would tell of another
+                if self.is_preloaded:  # nor is anything written that would tell of another
                     raise SagaConflict(f"{name_of(self.record)} may have been created meanwhile")
                 return []
             if completed_by is None:
-                return [SagaChange(SagaFate.COMPLETED, self.record)]
+                return [SagaChange(SagaChangeKind.COMPLETED, self.record)]
             self.details.completed_by = completed_by
-        fate = SagaFate.UPDATED if self.record.version else SagaFate.CREATED
-        record, state = self.record, self._encoded_state()
+        kind = SagaChangeKind.UPDATED if self.record.version else SagaChangeKind.CREATED
+        record, state = self.record, self._encode_state()
         saga_record = SagaRecord(
-            record.saga_id, record.saga_type, record.correlation, state, encoded(self.details), record.version
+            record.saga_id, record.saga_type, record.correlation, state, encode_details(self.details), record.version
         )
-        return [*replaced, SagaChange(fate, saga_record)]
+        return [*set_aside_changes, SagaChange(kind, saga_record)]
 
-    def _encoded_state(self) -> str:
+    def _encode_state(self) -> str:
         try:
             text = msgspec.json.encode(self.state)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
@@ -347,7 +347,7 @@ def name_of(record: SagaRecord) -> str:
     return f"{record.saga_type} {record.correlation.property}={record.correlation.value!r}"
 
 
-class _Expected(NamedTuple):
+class _PreloadedInstance(NamedTuple):
     """By which value a message finds its instance, and what was found: its record, if there is one."""
 
     message: object
@@ -361,13 +361,13 @@ class Sagas:
 
     def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
         self.store, self._messages = store, messages
-        self._enlisting = sharing(store, store.capabilities.database, database)
+        self._enlisting_store = sharing_store(store, store.capabilities.database, database)
         self._by_name: dict[str, SagaDefinition] = {}
         self._attempts = defaultdict[object, Attempts](Attempts)
         """By the kind of call to the store."""
-        self._of_type = defaultdict[type[Any], list[tuple[SagaDefinition, SagaMethod]]](list)
-        self._expected = Bounded[tuple[str, str], _Expected](_EXPECTED)
-        """What :meth:`expect` has found, by message and saga."""
+        self._methods_by_type = defaultdict[type[Any], list[tuple[SagaDefinition, SagaMethod]]](list)
+        self._preloaded = Bounded[tuple[str, str], _PreloadedInstance](_MOST_PRELOADED)
+        """What :meth:`preload` has found, by message and saga."""
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
         definition = getattr(saga, "definition", None)
@@ -382,19 +382,19 @@ class Sagas:
             )
         self._by_name[definition.name] = definition
         for message_type, method in definition.messages.items():
-            self._of_type[message_type].append((definition, method))
+            self._methods_by_type[message_type].append((definition, method))
         return definition
 
     def handles(self, message_type: type[Any]) -> bool:
-        return message_type in self._of_type
+        return message_type in self._methods_by_type
 
-    def is_of_one(self, message_type: type[Any]) -> bool:
+    def has_one_saga(self, message_type: type[Any]) -> bool:
         """Return whether one saga alone handles messages of a type: another could change them before it does."""
-        return len(self._of_type.get(message_type, ())) == 1
+        return len(self._methods_by_type.get(message_type, ())) == 1
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    async def expect(self, messages: Mapping[str, object]) -> None:
+    async def preload(self, messages: Mapping[str, object]) -> None:
         """Find the instances of messages that came together, by id, in one query a saga.
 
         What cannot be told here is done again, for each, when it is handled. Raises :class:`PostdateError`.
@@ -402,8 +402,8 @@ class Sagas:
         by_saga = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
         with suppress(Exception):
             for message_id, message in messages.items():
-                ((definition, method),) = self._of_type[type(message)]
-                if method.role is not SagaRole.TAKES_REPLIES:
+                ((definition, method),) = self._methods_by_type[type(message)]
+                if method.role is not SagaRole.HANDLES_REPLIES:
                     value, text = definition.correlation_of(message, method)
                     by_saga[definition.name].setdefault(text, (message_id, message, value))
         for name, by_text in by_saga.items():
@@ -413,12 +413,12 @@ class Sagas:
             for (id_, message, value), correlation, record in zip(
                 by_text.values(), correlations, records, strict=False
             ):
-                self._expected[id_, name] = _Expected(message, value, correlation, record)
+                self._preloaded[id_, name] = _PreloadedInstance(message, value, correlation, record)
 
     def forget(self, message_id: str, message_type: type[Any]) -> None:
-        """Drop what :meth:`expect` has found for a message."""
-        for definition, _ in self._of_type.get(message_type, ()):
-            self._expected.pop((message_id, definition.name), None)
+        """Drop what :meth:`preload` has found for a message."""
+        for definition, _ in self._methods_by_type.get(message_type, ()):
+            self._preloaded.pop((message_id, definition.name), None)
 
     async def handle(self, message: object, context: HandlerContext) -> None:
         """Let every saga of the message's type handle it.
@@ -428,77 +428,79 @@ class Sagas:
             OwnStoreUnreachable: the message is not to blame.
         """
         instances: list[SagaInstance] = []
-        for definition, method in self._of_type.get(type(message), ()):
-            if self._replies_to_another(definition, method, context.headers):
+        for definition, method in self._methods_by_type.get(type(message), ()):
+            if self._is_reply_to_another(definition, method, context.headers):
                 continue
-            if method.role is SagaRole.TAKES_REPLIES:
-                instance = await self._asking(definition, context)
+            if method.role is SagaRole.HANDLES_REPLIES:
+                instance = await self._find_reply_instance(definition, context)
             else:
-                instance = await self._instance_for(definition, method, message, context)
+                instance = await self._find_instance(definition, method, message, context)
             if instance is None:
                 await definition.saga.not_found(message, context)
             else:
                 await instance.run(method, message)
                 instances.append(instance)
-        await self._keep(instances, context)
+        await self._store_changes(instances, context)
 
-    async def _instance_for(
+    async def _find_instance(
         self, definition: SagaDefinition, method: SagaMethod, message: object, context: HandlerContext
     ) -> SagaInstance | None:
-        expected = self._expected.pop((context.message_id, definition.name), None)
-        knows_none = expected is None or expected.record is None or _NONE_BEFORE in expected.record.details
-        if expected is not None and expected.message is message and knows_none:
-            instance = self._instance(definition, method, expected, context)
+        preloaded = self._preloaded.pop((context.message_id, definition.name), None)
+        has_no_earlier = preloaded is None or preloaded.record is None or _NONE_BEFORE in preloaded.record.details
+        if preloaded is not None and preloaded.message is message and has_no_earlier:
+            instance = self._load_or_create(definition, method, preloaded, context)
             if instance is not None:
-                instance.is_expected = True
+                instance.is_preloaded = True
                 return instance  # else the message would be ignored: an instance may have been made since
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with calling_own_store(self._attempts[SagaStore.find], context.message_id):
+        with translate_own_store_errors(self._attempts[SagaStore.find], context.message_id):
             record = await self.store.find(definition.name, correlation)
         if record is not None and _NONE_BEFORE not in record.details:
-            earlier = decoded(record.details, name_of(record)).before.get(context.message_id)
-            if earlier is not None:  # the message completed that one, and comes again
-                aside, details = await self._load(definition, earlier, context)
-                return None if aside is None else self._loaded(definition, aside, details, context)
-        return self._instance(definition, method, _Expected(message, value, correlation, record), context)
+            earlier_id = decode_details(record.details, name_of(record)).before.get(context.message_id)
+            if earlier_id is not None:  # the message completed that one, and comes again
+                set_aside, details = await self._load(definition, earlier_id, context)
+                return None if set_aside is None else self._decode_instance(definition, set_aside, details, context)
+        return self._load_or_create(
+            definition, method, _PreloadedInstance(message, value, correlation, record), context
+        )
 
-    def _instance(
-        self, definition: SagaDefinition, method: SagaMethod, expected: _Expected, context: HandlerContext
+    def _load_or_create(
+        self, definition: SagaDefinition, method: SagaMethod, preloaded: _PreloadedInstance, context: HandlerContext
     ) -> SagaInstance | None:
         """Return the instance that was found, or a new one where the message starts one."""
         leftover: SagaRecord | None = None
         before = dict[str, str]()
-        if expected.record is not None:
-            details = decoded(expected.record.details, name_of(expected.record))
+        if preloaded.record is not None:
+            details = decode_details(preloaded.record.details, name_of(preloaded.record))
             if not details.is_over_for(context.message_id):
-                return self._loaded(definition, expected.record, details, context)
-            leftover, before = expected.record, details.with_itself_before(expected.record.saga_id)
+                return self._decode_instance(definition, preloaded.record, details, context)
+            leftover, before = preloaded.record, details.before_of_next(preloaded.record.saga_id)
         if method.role is not SagaRole.STARTS:
             return None
-        record = SagaRecord(str(uuid.uuid4()), definition.name, expected.correlation, "")
-        state = definition.new_state(expected.value)
+        record = SagaRecord(str(uuid.uuid4()), definition.name, preloaded.correlation, "")
+        state = definition.new_state(preloaded.value)
         details = SagaDetails(before=before, originator=originator_of(context.headers))
         return SagaInstance(definition, record, state, details, context, self._messages, leftover)
 
     # --- replies --------------------------------------------------------------------------------------------------
 
-    def _replies_to_another(self, definition: SagaDefinition, method: SagaMethod, headers: Mapping[str, str]) -> bool:
+    def _is_reply_to_another(self, definition: SagaDefinition, method: SagaMethod, headers: Mapping[str, str]) -> bool:
         """Return whether a reply is for another saga here: then no instance of this one is looked for."""
         another = self._by_name.get(_saga_type(headers))
-        if method.role is not SagaRole.TAKES_REPLIES or another is None or another is definition:
+        if method.role is not SagaRole.HANDLES_REPLIES or another is None or another is definition:
             return False
         other_method = another.messages.get(method.message_type)
-        return other_method is not None and other_method.role is SagaRole.TAKES_REPLIES
+        return other_method is not None and other_method.role is SagaRole.HANDLES_REPLIES
 
-    async def _asking(self, definition: SagaDefinition, context: HandlerContext) -> SagaInstance | None:
+    async def _find_reply_instance(self, definition: SagaDefinition, context: HandlerContext) -> SagaInstance | None:
         """Return the instance to which a message replies, if it is one of this saga and has not ended."""
         if _saga_type(context.headers) != definition.name:
             return None
-        record, details = await self._named(definition, context)
-        return None if record is None else self._loaded(definition, record, details, context)
+        record, details = await self._load_from_headers(definition, context)
+        return None if record is None else self._decode_instance(definition, record, details, context)
 
-    async def _named(
+    async def _load_from_headers(
         self, definition: SagaDefinition, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
         """Return record and details of the instance that the headers name; the record is ``None`` if it has ended."""
@@ -507,11 +509,11 @@ class Sagas:
     async def _load(
         self, definition: SagaDefinition, saga_id: str, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
-        with calling_own_store(self._attempts[SagaStore.load], context.message_id):
+        with translate_own_store_errors(self._attempts[SagaStore.load], context.message_id):
             record = await self.store.load(definition.name, saga_id)
         if record is None:
             return None, SagaDetails()
-        details = decoded(record.details, name_of(record))
+        details = decode_details(record.details, name_of(record))
         return (None if details.is_over_for(context.message_id) else record), details
 
     # --- timeouts -------------------------------------------------------------------------------------------------
@@ -519,12 +521,12 @@ class Sagas:
     async def handle_timeout(self, timeout: object, context: HandlerContext) -> None:
         """Let the saga instance that the headers name handle its timeout; errors are those of :meth:`handle`."""
         definition, method = self._timeout_method(timeout, context.headers)
-        record, details = await self._named(definition, context)
+        record, details = await self._load_from_headers(definition, context)
         saga_id = context.headers[Headers.SAGA_ID]
         if record is None:
             log.info("timeout %s of %s %s, which is completed: ignored", context.message_id, definition.name, saga_id)
             return
-        if not details.expects(context.message_id):
+        if not details.has_timeout(context.message_id):
             log.info(
                 "timeout %s of %s %s was cancelled, moved or handled before: ignored",
                 context.message_id,
@@ -532,10 +534,10 @@ class Sagas:
                 saga_id,
             )
             return
-        instance = self._loaded(definition, record, details, context)
-        details.came(context.message_id, remember=self._enlisting is None)
+        instance = self._decode_instance(definition, record, details, context)
+        details.remember_handled(context.message_id, remember=self._enlisting_store is None)
         await instance.run(method, timeout)
-        await self._keep([instance], context)
+        await self._store_changes([instance], context)
 
     def _timeout_method(self, timeout: object, headers: Mapping[str, str]) -> tuple[SagaDefinition, SagaMethod]:
         name = _saga_type(headers)
@@ -548,7 +550,7 @@ class Sagas:
             raise UnknownMessageType(f"saga {name} handles no timeouts of type {type_name(type(timeout))}")
         return definition, method
 
-    def _loaded(
+    def _decode_instance(
         self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: HandlerContext
     ) -> SagaInstance:
         try:
@@ -560,31 +562,33 @@ class Sagas:
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    async def _keep(self, instances: Sequence[SagaInstance], context: HandlerContext) -> None:
+    async def _store_changes(self, instances: Sequence[SagaInstance], context: HandlerContext) -> None:
         """Write changes of instances: with the end of their message, or before its messages leave."""
-        completed_by = None if self._enlisting is not None else context.message_id
+        completed_by = None if self._enlisting_store is not None else context.message_id
         changes = [change for each in instances for change in each.changes(completed_by)]
-        if changes and self._enlisting is not None:
-            context.work.append(self._enlisting.applying(changes))
+        if changes and self._enlisting_store is not None:
+            context.work.append(self._enlisting_store.applying_work(changes))
         elif changes:
-            kinds = frozenset(each.fate for each in changes)  # adding rows may fail where changing others does not
-            with calling_own_store(self._attempts[kinds], context.message_id):
+            kinds = frozenset(each.kind for each in changes)  # adding rows may fail where changing others does not
+            with translate_own_store_errors(self._attempts[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:
-            if each.is_completed and (order := self._messages.clear_timeouts(uuid.UUID(each.record.saga_id))):
+            if each.is_completed and (order := self._messages.clear_order(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)
-        revoked = [message_id for each in instances for message_id in each.revoked]
-        if revoked:
-            context.afterwards.append(lambda: self._cancel(revoked))
+        revoked_ids = [message_id for each in instances for message_id in each.revoked_ids]
+        if revoked_ids:
+            context.on_completed.append(lambda: self._cancel_revoked(revoked_ids))
         if completed_by is not None:
             # One that knows others before it stays until the next takes its place, which is to know them, too.
             removable = [each for each in instances if each.is_completed and not each.details.before]
             records = [each.record for each in removable if each.record.version]
-            over = [replace(each, version=each.version + 1) for each in records]  # the version that they are kept in
-            if over:
-                context.afterwards.append(lambda: self._remove(over, completed_by))
+            completed_records = [
+                replace(each, version=each.version + 1) for each in records
+            ]  # the version that they are kept in
+            if completed_records:
+                context.on_completed.append(lambda: self._remove_completed(completed_records, completed_by))
 
-    async def _cancel(self, message_ids: Sequence[str]) -> None:
+    async def _cancel_revoked(self, message_ids: Sequence[str]) -> None:
         """Take revoked timeouts out of the store, to save room; one that comes anyway is ignored."""
         store = self._messages.store
         if not isinstance(store, AdministrableStore):
@@ -596,7 +600,7 @@ class Sagas:
         except PostdateError as error:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 
-    async def _remove(self, records: Sequence[SagaRecord], completed_by: str) -> None:
+    async def _remove_completed(self, records: Sequence[SagaRecord], completed_by: str) -> None:
         """Remove records that were marked as completed; one that stays counts as completed all the same."""
         for record in records:  # each by itself: with one in conflict all would stay
             try:
@@ -609,12 +613,14 @@ class Sagas:
 
     async def _remove_one(self, record: SagaRecord, completed_by: str) -> None:
         try:
-            await self.store.apply([SagaChange(SagaFate.COMPLETED, record)])
+            await self.store.apply([SagaChange(SagaChangeKind.COMPLETED, record)])
         except SagaConflict:
-            aside = await self.store.load(record.saga_type, record.saga_id)
-            if aside is None or decoded(aside.details, name_of(aside)).completed_by != completed_by:
+            set_aside = await self.store.load(record.saga_type, record.saga_id)
+            if set_aside is None or decode_details(set_aside.details, name_of(set_aside)).completed_by != completed_by:
                 return
-            await self.store.apply([SagaChange(SagaFate.COMPLETED, aside)])  # another took its place meanwhile
+            await self.store.apply(
+                [SagaChange(SagaChangeKind.COMPLETED, set_aside)]
+            )  # another took its place meanwhile
 
 
 def is_saga_timeout(headers: Mapping[str, str]) -> bool:

@@ -46,7 +46,7 @@ class SagaRole(enum.Enum):
 
     STARTS = "started_by"
     HANDLES = "handles"
-    TAKES_REPLIES = "handles_reply"
+    HANDLES_REPLIES = "handles_reply"
     TIMES_OUT = "handles_timeout"
 
 
@@ -71,12 +71,12 @@ def started_by(message_type: type[M], *, correlate: Callable[[M], object] | None
         correlate: from a message to the value that tells instances apart: text, a whole number or a UUID. Default: its
             attribute with the name of the saga's correlation property.
     """
-    return _marking(SagaMethod(SagaRole.STARTS, message_type, correlate))
+    return _saga_decorator(SagaMethod(SagaRole.STARTS, message_type, correlate))
 
 
 def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
     """Handle messages of a type with the instance they belong to; see :func:`started_by`."""
-    return _marking(SagaMethod(SagaRole.HANDLES, message_type, correlate))
+    return _saga_decorator(SagaMethod(SagaRole.HANDLES, message_type, correlate))
 
 
 def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
@@ -85,22 +85,22 @@ def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
     The reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so its content is
     not looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
     """
-    return _marking(SagaMethod(SagaRole.TAKES_REPLIES, message_type, None))
+    return _saga_decorator(SagaMethod(SagaRole.HANDLES_REPLIES, message_type, None))
 
 
 def handles_timeout(timeout_type: type[Any]) -> Callable[[H], H]:
     """Handle timeouts of a type that this saga has requested; messages of the same type do not come here."""
-    return _marking(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
+    return _saga_decorator(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
 
 
-def _marking(mark: SagaMethod) -> Callable[[H], H]:
-    def mark_it(method: H) -> H:
+def _saga_decorator(mark: SagaMethod) -> Callable[[H], H]:
+    def decorate(method: H) -> H:
         if not inspect.iscoroutinefunction(method):
             raise ConfigurationError(f"{mark.role.value} is for async methods (self, message, context), not {method!r}")
         setattr(method, _MARK, (*getattr(method, _MARK, ()), mark))
         return method
 
-    return mark_it
+    return decorate
 
 
 class _Requests(Protocol):
@@ -110,7 +110,7 @@ class _Requests(Protocol):
     def cancel(self, timeout_id: str) -> bool: ...
     def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool: ...
     def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str: ...
-    def pending(self) -> Mapping[str, datetime]: ...
+    def pending_dues(self) -> Mapping[str, datetime]: ...
     def complete(self) -> None: ...
 
 
@@ -195,7 +195,7 @@ class Saga(Generic[S]):
     @property
     def pending_timeouts(self) -> Mapping[str, datetime]:
         """When each pending timeout is due, UTC, by its id."""
-        return self.__requests.pending()
+        return self.__requests.pending_dues()
 
     def complete(self) -> None:
         """End this instance with the message that is being handled: it is removed, and its timeouts are cancelled."""
@@ -229,8 +229,8 @@ class SagaDefinition:
     def correlation_of(self, message: object, method: SagaMethod) -> tuple[object, str]:
         """Return the value by which a message finds its instance, and the same as text."""
         value = getattr(message, self.correlated_by) if method.correlate is None else method.correlate(message)
-        value = _plain(value)
-        return value, as_text(value, self.correlated_by, type(message).__name__)
+        value = _plain_value(value)
+        return value, correlation_text(value, self.correlated_by, type(message).__name__)
 
     def new_state(self, value: object) -> Any:
         try:
@@ -241,19 +241,19 @@ class SagaDefinition:
             ) from error
 
 
-def as_text(value: object, name: str, of: str) -> str:
+def correlation_text(value: object, name: str, owner: str) -> str:
     """Return a correlation value as text, which is not blank; of a member of an ``Enum``, its value, as on the wire."""
-    value = _plain(value)
+    value = _plain_value(value)
     if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
         raise InvalidMessage(
-            f"{name} of {of} must be text, a whole number or a UUID to find a saga by, not {type(value).__name__}"
+            f"{name} of {owner} must be text, a whole number or a UUID to find a saga by, not {type(value).__name__}"
         )
     text = str(value)
-    check_text(text, f"{name} of {of}", CORRELATION_LIMIT)
+    check_text(text, f"{name} of {owner}", CORRELATION_LIMIT)
     return text
 
 
-def _plain(value: object) -> object:
+def _plain_value(value: object) -> object:
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -269,19 +269,19 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
         for attribute, method in inspect.getmembers(saga, inspect.isfunction)
         for mark in getattr(method, _MARK, ())
     ]
-    messages = _by_type(saga, [each for each in methods if each.role is not SagaRole.TIMES_OUT])
-    timeouts = _by_type(saga, [each for each in methods if each.role is SagaRole.TIMES_OUT])
+    messages = _methods_by_type(saga, [each for each in methods if each.role is not SagaRole.TIMES_OUT])
+    timeouts = _methods_by_type(saga, [each for each in methods if each.role is SagaRole.TIMES_OUT])
     if bytes in timeouts:
-        raise _wrong(saga, "a timeout is a message of a type of its own, not bytes")
+        raise _saga_error(saga, "a timeout is a message of a type of its own, not bytes")
     if not any(each.role is SagaRole.STARTS for each in messages.values()):
-        raise _wrong(saga, "nothing starts it; mark a method with @started_by(…)")
+        raise _saga_error(saga, "nothing starts it; mark a method with @started_by(…)")
     for each in messages.values():
-        if each.role is SagaRole.TAKES_REPLIES or each.correlate is not None:
+        if each.role is SagaRole.HANDLES_REPLIES or each.correlate is not None:
             continue
-        if not _has(each.message_type, correlated_by):
+        if not _has_attribute(each.message_type, correlated_by):
             name = each.message_type.__name__
             reply = f", or @handles_reply({name}) if it only replies to what this saga sends"
-            raise _wrong(
+            raise _saga_error(
                 saga,
                 f"{name} has no {correlated_by!r}; say how it is found: @{each.role.value}({name}, "
                 f"correlate=lambda message: …){reply if each.role is SagaRole.HANDLES else ''}",
@@ -292,18 +292,18 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
 def _check_name(saga: type[Saga[Any]], name: str) -> None:
     """Refuse a name that a message or a store would bring back as another one, or not take."""
     if "," in name or name != name.strip() or "\0" in name:
-        raise _wrong(
+        raise _saga_error(
             saga,
             f"its name {name!r} has a comma, a NUL, or a blank at one end, which no header keeps; pass another, name=",
         )
     if not 0 < len(name) <= CORRELATION_LIMIT:
-        raise _wrong(
+        raise _saga_error(
             saga, f"its name has {len(name)} characters, and stores take {CORRELATION_LIMIT}; pass a shorter one, name="
         )
 
 
-def _wrong(saga: type[Saga[Any]], why: str) -> ConfigurationError:
-    return ConfigurationError(f"saga {saga.__name__} cannot work: {why}")
+def _saga_error(saga: type[Saga[Any]], reason: str) -> ConfigurationError:
+    return ConfigurationError(f"saga {saga.__name__} cannot work: {reason}")
 
 
 def _state_type(saga: type[Saga[Any]]) -> type[Any]:
@@ -312,30 +312,30 @@ def _state_type(saga: type[Saga[Any]]) -> type[Any]:
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, Saga) and isinstance(get_args(base)[0], type):
                 return get_args(base)[0]
-    raise _wrong(saga, "its state has no type; write class …(Saga[StateOfMine], correlated_by='…')")
+    raise _saga_error(saga, "its state has no type; write class …(Saga[StateOfMine], correlated_by='…')")
 
 
 def _correlation_field(saga: type[Saga[Any]], state_type: type[Any], correlated_by: str) -> str:
     """Return the name in JSON of the correlation property, the only one that may be without a default."""
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
-        raise _wrong(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
+        raise _saga_error(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
     if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
-        raise _wrong(saga, f"its state {state_type.__name__} is array_like: properties are kept by their names")
+        raise _saga_error(saga, f"its state {state_type.__name__} is array_like: properties are kept by their names")
     names = [each.encode_name for each in kind.fields if each.name == correlated_by]
     if not names:
-        raise _wrong(saga, f"its state {state_type.__name__} has no {correlated_by!r}")
+        raise _saga_error(saga, f"its state {state_type.__name__} has no {correlated_by!r}")
     missing = [each.name for each in kind.fields if each.required and each.name != correlated_by]
     if missing:
-        raise _wrong(saga, f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
+        raise _saga_error(saga, f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
     return names[0]
 
 
-def _by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mapping[type[Any], SagaMethod]:
+def _methods_by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mapping[type[Any], SagaMethod]:
     by_type: dict[type[Any], SagaMethod] = {}
     for each in methods:
         if each.message_type in by_type:
-            raise _wrong(
+            raise _saga_error(
                 saga,
                 f"two methods take {each.message_type.__name__}: {by_type[each.message_type].method} and {each.method}",
             )
@@ -343,7 +343,7 @@ def _by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mapping[type[A
     return by_type
 
 
-def _has(message_type: type[Any], attribute: str) -> bool:
+def _has_attribute(message_type: type[Any], attribute: str) -> bool:
     return hasattr(message_type, attribute) or any(
         attribute in getattr(each, "__annotations__", {}) for each in message_type.__mro__
     )

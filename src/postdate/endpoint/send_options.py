@@ -105,7 +105,7 @@ class SendOptions:
         """Refuse a due time or a window that cannot be."""
         self._due(EARLIEST, EARLIEST)
         if self.window is not None:
-            Window.read(self.window)
+            Window.parse_and_check_zone(self.window)
 
     @property
     def is_delayed(self) -> bool:
@@ -115,7 +115,7 @@ class SendOptions:
     @property
     def wall_time(self) -> WallTime | None:
         """What the clocks of ``zone`` show when it is due."""
-        return None if self.zone is None else WallTime.read(self.deliver_at, self.zone)
+        return None if self.zone is None else WallTime.parse(self.deliver_at, self.zone)
 
     def due(self, now: datetime, latest: datetime | None = None) -> datetime | None:
         """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
@@ -130,12 +130,12 @@ class SendOptions:
         due, spread = max(due or now, now), self.spread or timedelta(0)
         share = random()  # noqa: S311 - no secret
         if self.window is not None:
-            return Window.read(self.window).instant_within(due, spread, share)
+            return Window.parse_and_check_zone(self.window).instant_within(due, spread, share)
         return due + share * (later(due, spread) - due)
 
     def _due(self, now: datetime, latest: datetime) -> datetime | None:
-        if (wall := self.wall_time) is not None:
-            return wall.instant()
+        if (wall_time := self.wall_time) is not None:
+            return wall_time.instant()
         if isinstance(self.deliver_at, str):
             raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
         if self.deliver_at is not None:

@@ -41,10 +41,10 @@ class EndpointContext:
     metrics: Metrics = NO_METRICS
     longest_sleep: timedelta = LONGEST_SLEEP
     send_only: bool = False
-    criticized: dict[Resource, tuple[int, str]] = field(default_factory=dict[Resource, tuple[int, str]])
+    reported_outages: dict[Resource, tuple[int, str]] = field(default_factory=dict[Resource, tuple[int, str]])
     """Resources whose outages raised a critical error: the number of the last such outage, and by which breaker."""
 
-    def breaker(
+    def create_breaker(
         self,
         name: str,
         critical: str,
@@ -57,18 +57,18 @@ class EndpointContext:
         It is named after its queue, or the endpoint, too: metrics tell breakers apart by their names. Breakers of one
         resource raise one critical error for one outage.
         """
-        resource, named = resource_of(adapter), f"{name} {queue or self.endpoint}"
+        resource, breaker_name = resource_of(adapter), f"{name} {queue or self.endpoint}"
 
         def trigger(text: str, error: BaseException) -> None:
-            outage, by = self.criticized.get(resource, (0, named))
-            if outage != resource.outages or by == named:
-                self.criticized[resource] = resource.outages, named
+            outage, reporting_breaker = self.reported_outages.get(resource, (0, breaker_name))
+            if outage != resource.outage_count or reporting_breaker == breaker_name:
+                self.reported_outages[resource] = resource.outage_count, breaker_name
                 self.critical_error(text, error)
 
-        return RepeatedFailures(named, critical, time_to_trigger, trigger, self.metrics)
+        return RepeatedFailures(breaker_name, critical, time_to_trigger, trigger, self.metrics)
 
 
-class _Runs(Protocol):
+class _Runnable(Protocol):
     async def run(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -83,9 +83,9 @@ class Service(ABC):
         """For which messages stay in hand: ended before the pumps are stopped."""
         self._deadlines: list[Deadlines] = []
         """Of what the steps of the pumps call: short from the stop on."""
-        self._runs: list[_Runs] = []
+        self._parts: list[_Runnable] = []
         self._breakers: list[Breaker] = []
-        self._ended, self._is_stopping = list[str](), False
+        self._ended_parts, self._is_stopping = list[str](), False
 
     @abstractmethod
     async def prepare(self, *, set_up: bool) -> None:
@@ -93,37 +93,39 @@ class Service(ABC):
 
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
-        self._ended.clear()
-        self._context.criticized.clear()
+        self._ended_parts.clear()
+        self._context.reported_outages.clear()
         self._is_stopping = False
         try:
-            async with anyio.create_task_group() as beside:
-                beside.start_soon(run_timers, self._breakers, self._context.clock)
+            async with anyio.create_task_group() as timers:
+                timers.start_soon(run_timers, self._breakers, self._context.clock)
                 async with anyio.create_task_group() as tasks:
-                    for each in self._runs:
-                        tasks.start_soon(self._see_through, each)
-                beside.cancel_scope.cancel()
+                    for each in self._parts:
+                        tasks.start_soon(self._run_part, each)
+                timers.cancel_scope.cancel()
         finally:
             for breaker in self._breakers:  # nobody tries any more; the next run has others
                 if breaker.state is not BreakerState.DISARMED:
-                    self._context.metrics.breaker_changed(breaker.name, BreakerState.DISARMED.value)
+                    self._context.metrics.report_breaker_state(breaker.name, BreakerState.DISARMED.value)
 
-    async def _see_through(self, part: _Runs) -> None:
+    async def _run_part(self, part: _Runnable) -> None:
         await part.run()
-        self._ended.append(type(part).__name__)
+        self._ended_parts.append(type(part).__name__)
 
     def problems(self) -> list[str]:
         """Return, in words, which parts have ended though they were not stopped, or stand still. From any thread."""
-        ended = [] if self._is_stopping else [f"{each} has ended" for each in list(self._ended)]
-        return ended + [each.problem for each in self._runs if isinstance(each, Poller) and each.problem is not None]
+        problems_of_ended = [] if self._is_stopping else [f"{each} has ended" for each in list(self._ended_parts)]
+        return problems_of_ended + [
+            each.problem for each in self._parts if isinstance(each, Poller) and each.problem is not None
+        ]
 
-    async def listening(self) -> None:
+    async def wait_until_listening(self) -> None:
         """Return when its pumps receive, and its store wakes its poller; after :meth:`run` began.
 
         A queue or store that is out of reach counts once it has refused; see :attr:`MessagePump.listening` and
         :attr:`Poller.listening`.
         """
-        for each in self._runs:
+        for each in self._parts:
             if isinstance(each, MessagePump | Poller):
                 await each.listening.wait()
 
@@ -132,7 +134,7 @@ class Service(ABC):
         self._is_stopping = True
         for deadlines in self._deadlines:
             deadlines.shorten()
-        for each in (*self._outages, *self._runs):
+        for each in (*self._outages, *self._parts):
             each.stop()
 
 
@@ -160,13 +162,13 @@ class CriticalErrors:
     def __call__(self, text: str, error: BaseException) -> None:
         result = self._action(text, error)
         if result is not None and self.tasks is not None:
-            self.tasks.start_soon(self._finish, text, result)
+            self.tasks.start_soon(self._await_action, text, result)
         elif result is not None:
             if inspect.iscoroutine(result):
                 result.close()
             log_critical_error(text, error)
 
-    async def _finish(self, text: str, result: Awaitable[None]) -> None:
+    async def _await_action(self, text: str, result: Awaitable[None]) -> None:
         try:
             await result
         except Exception:
@@ -175,20 +177,20 @@ class CriticalErrors:
 
 async def run_timers(breakers: Sequence[Breaker], clock: Clock) -> None:
     """Let breakers trip when their time is up, whether or not anything fails at that moment; until it is cancelled."""
-    armed = anyio.Event()
+    wake_event = anyio.Event()
 
-    def look_again() -> None:
-        armed.set()
+    def wake() -> None:
+        wake_event.set()
 
     for breaker in breakers:
-        breaker.on_armed = look_again
+        breaker.on_armed = wake
     while True:
-        armed = anyio.Event()
+        wake_event = anyio.Event()
         seconds = clock.monotonic()
         for breaker in breakers:
-            breaker.check(seconds)
+            breaker.update_state(seconds)
         deadlines = [breaker.deadline for breaker in breakers if breaker.deadline is not None]
         if deadlines:
-            await clock.wait_for(armed, time_until(min(deadlines), seconds))
+            await clock.wait_for(wake_event, time_until(min(deadlines), seconds))
         else:
-            await armed.wait()
+            await wake_event.wait()

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta
 
 from postdate.core.recoverability import BYTES_IN_FLIGHT, Host
-from postdate.core.simple_store import check_methods, claiming
-from postdate.endpoint.message_types import checked_span, finite
+from postdate.core.simple_store import check_methods, claiming_store
+from postdate.endpoint.message_types import finite_span, parse_span
 from postdate.errors import ConfigurationError, InvalidMessage, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT, Envelope, Headers, check_text, format_timestamp
 from postdate.ports import (
@@ -125,11 +125,11 @@ class DelayedDelivery:
             "that of the machine"
         ),
     ] = True
-    claims: ClaimingStore = field(init=False, repr=False, compare=False)
+    claiming_store: ClaimingStore = field(init=False, repr=False, compare=False)
     """The store as the core uses it: the same, or its six methods put to work in batches."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "claims", claiming(self.store))
+        object.__setattr__(self, "claiming_store", claiming_store(self.store))
         check_settings(self)
         if timedelta(0) < self.retention < timedelta(days=1):
             raise ConfigurationError(f"retention must be a day or more, or zero for ever, not {self.retention}")
@@ -155,9 +155,9 @@ class Audit:
     def __post_init__(self) -> None:
         check_address(self.queue, "the name of the audit queue")
         if self.time_to_be_received is not None:
-            checked_span(self.time_to_be_received, "the time to be received of audit copies")
+            parse_span(self.time_to_be_received, "the time to be received of audit copies")
 
-    def check(self, can: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
+    def check(self, capabilities: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
         """Refuse copies that come back, and copies that expire where that could cost other messages (row 73).
 
         ``in_transactions``: copies leave in the transaction that takes their message off its queue; with an outbox, or
@@ -167,28 +167,32 @@ class Audit:
             raise ConfigurationError(
                 f"audit copies cannot go to {self.queue!r}, which the endpoint uses itself; give them their own queue"
             )
-        if finite(self.time_to_be_received) is None:
+        if finite_span(self.time_to_be_received) is None:
             return
-        if not can.expires_messages:
+        if not capabilities.expires_messages:
             raise ConfigurationError("audit copies cannot expire: the queues of this transport do not expire messages")
-        if in_transactions and not can.time_to_be_received_in_transactions:
+        if in_transactions and not capabilities.time_to_be_received_in_transactions:
             raise ConfigurationError(
                 "Setting a custom OverrideTimeToBeReceived for audits is not supported on transactional MSMQ."
             )
 
-    def copy(self, handled: Envelope, started: datetime, ended: datetime, host: Host) -> Envelope:
-        """Return the copy of a message; ``started`` and ``ended``, UTC, are of its handling."""
+    def copy(self, envelope: Envelope, started_at: datetime, ended_at: datetime, host: Host) -> Envelope:
+        """Return the copy of a message; ``started_at`` and ``ended_at``, UTC, are of its handling."""
         headers = {
-            **handled.headers,
-            Headers.PROCESSING_STARTED: format_timestamp(started),
-            Headers.PROCESSING_ENDED: format_timestamp(ended),
+            **envelope.headers,
+            Headers.PROCESSING_STARTED: format_timestamp(started_at),
+            Headers.PROCESSING_ENDED: format_timestamp(ended_at),
             Headers.PROCESSING_ENDPOINT: host.endpoint,
             Headers.PROCESSING_MACHINE: host.machine,
             Headers.HOST_ID: host.host_id,
             Headers.HOST_DISPLAY_NAME: host.display_name,
         }
         return Envelope(
-            self.queue, handled.message_id, headers, handled.body, time_to_be_received=finite(self.time_to_be_received)
+            self.queue,
+            envelope.message_id,
+            headers,
+            envelope.body,
+            time_to_be_received=finite_span(self.time_to_be_received),
         )
 
 
@@ -267,14 +271,14 @@ class ExternalTimeoutManager:
         )
 
 
-def check_address(name: str, what: str, limit: int = DESTINATION_LIMIT, advice: str = "") -> None:
+def check_address(name: str, subject: str, limit: int = DESTINATION_LIMIT, advice: str = "") -> None:
     """Refuse a name that no queue can have.
 
     Raises:
         ConfigurationError: with ``advice`` behind what is wrong.
     """
     try:
-        check_text(name, what, limit)
+        check_text(name, subject, limit)
     except InvalidMessage as error:
         raise ConfigurationError(f"{error}{advice}") from error
 

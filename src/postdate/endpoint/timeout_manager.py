@@ -13,9 +13,9 @@ from postdate.core.health.deadlines import translate_store_errors
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import ErrorQueue, Host, RecoveryRules
-from postdate.core.simple_store import sharing
+from postdate.core.simple_store import sharing_store
 from postdate.core.timeout_manager.due_query import DueTimeouts
-from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clearing, telling
+from postdate.core.timeout_manager.steps import DispatchStep, StoreStep, is_clear_order, timeout_callback
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.service import EndpointContext, Service
 from postdate.endpoint.settings import (
@@ -38,23 +38,25 @@ STORAGE_BREAKER = "TimeoutStorageConnectivity"
 STORAGE_CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will be terminated."
 
 
-def timeout_manager_queue(endpoint: str, can: TransportCapabilities) -> str:
+def timeout_manager_queue(endpoint: str, capabilities: TransportCapabilities) -> str:
     """Return the name of the queue of an endpoint's timeout manager (specification 4.2)."""
-    return f"{endpoint}{can.queue_name_separator}Timeouts"
+    return f"{endpoint}{capabilities.queue_name_separator}Timeouts"
 
 
-def timeout_dispatcher_queue(endpoint: str, can: TransportCapabilities) -> str:
+def timeout_dispatcher_queue(endpoint: str, capabilities: TransportCapabilities) -> str:
     """Return the name of the queue in which an endpoint's due timeouts are announced (specification 4.2)."""
-    return f"{endpoint}{can.queue_name_separator}TimeoutsDispatcher"
+    return f"{endpoint}{capabilities.queue_name_separator}TimeoutsDispatcher"
 
 
-def are_one_queue(one: str, other: str, can: TransportCapabilities) -> bool:
+def is_same_queue(one: str, other: str, capabilities: TransportCapabilities) -> bool:
     """Return whether two names, as endpoints write them, are one queue to a transport."""
 
-    def folded(name: str) -> str:
-        return name.replace(".", can.queue_name_separator).lower() if can.queue_names_fold_case else name
+    def fold(name: str) -> str:
+        return (
+            name.replace(".", capabilities.queue_name_separator).lower() if capabilities.queue_names_fold_case else name
+        )
 
-    return folded(one) == folded(other)
+    return fold(one) == fold(other)
 
 
 class TimeoutManagerService(Service):
@@ -62,7 +64,7 @@ class TimeoutManagerService(Service):
 
     Where the queue of ``delayed_delivery`` is also the timeout manager's, because the transport does not tell upper
     case from lower case, that one alone receives from it: it understands the messages of both, but for orders to forget
-    timeouts, which :meth:`orders_first` takes out.
+    timeouts, which :meth:`wrap_step` takes out.
     """
 
     def __init__(
@@ -74,34 +76,36 @@ class TimeoutManagerService(Service):
     ) -> None:
         super().__init__(context)
         self._settings, self._error_queue = settings, error_queue
-        can, endpoint, persister = context.transport.capabilities, context.endpoint, settings.persister
-        shared = sharing(persister, persister.database, can.database)
-        check_scope(context.mode, persister, context.transport, is_one=shared is not None)
-        self._enlisting = shared if context.mode is TransactionMode.TRANSACTION_SCOPE else None
-        self._queue = timeout_manager_queue(endpoint, can)
-        self._dispatcher_queue = timeout_dispatcher_queue(endpoint, can)
+        capabilities, endpoint, persister = context.transport.capabilities, context.endpoint, settings.persister
+        shared_persister = sharing_store(persister, persister.database, capabilities.database)
+        check_scope(context.mode, persister, context.transport, is_one=shared_persister is not None)
+        self._enlisting_persister = shared_persister if context.mode is TransactionMode.TRANSACTION_SCOPE else None
+        self._queue = timeout_manager_queue(endpoint, capabilities)
+        self._dispatcher_queue = timeout_dispatcher_queue(endpoint, capabilities)
         for each in (self._queue, self._dispatcher_queue):
-            what = "the name of a queue of the timeout manager"
-            check_address(each, what, advice="; give the endpoint a shorter name")
+            subject = "the name of a queue of the timeout manager"
+            check_address(each, subject, advice="; give the endpoint a shorter name")
         if delayed_delivery is not None and delayed_delivery.drain_timeout_manager:
             raise ConfigurationError(
                 f"endpoint {endpoint!r} has a timeout manager, and a delayed delivery with drain_timeout_manager, "
                 f"which is for when that does not run any more: leave out one of them"
             )
-        self.shares_queue = delayed_delivery is not None and are_one_queue(self._queue, timeouts_queue(endpoint), can)
+        self.shares_queue = delayed_delivery is not None and is_same_queue(
+            self._queue, timeouts_queue(endpoint), capabilities
+        )
         """Whether the delayed delivery receives from the one queue that both have."""
-        self._due: DueTimeouts | None = None
+        self._due_timeouts: DueTimeouts | None = None
 
     @override
     async def prepare(self, *, set_up: bool) -> None:
         """The storage may be down: what could not be set up is tried again before each look (row 102)."""
         context, settings = self._context, self._settings
         await settings.persister.initialize(context.endpoint)
-        is_set_up = not set_up or await self._is_set_up()
-        own = [self._dispatcher_queue] if self.shares_queue else [self._queue, self._dispatcher_queue]
+        is_set_up = not set_up or await self._set_up_or_log()
+        own_queues = [self._dispatcher_queue] if self.shares_queue else [self._queue, self._dispatcher_queue]
         if set_up:
-            await context.transport.create_queues([*own, self._error_queue])
-        self._due = due = DueTimeouts(
+            await context.transport.create_queues([*own_queues, self._error_queue])
+        self._due_timeouts = due_timeouts = DueTimeouts(
             settings.persister,
             context.transport,
             self._dispatcher_queue,
@@ -110,31 +114,31 @@ class TimeoutManagerService(Service):
             metrics=context.metrics,
         )
         wait = settings.time_to_wait_before_triggering_critical_error
-        storage = context.breaker(STORAGE_BREAKER, STORAGE_CRITICAL, settings.persister, wait)
-        self._outages, self._deadlines, self._runs, self._breakers = [], [], [], [storage]
-        ahead = context.transport.capabilities.prefetches
-        for queue in own:
-            receiver, step = context.transport.receiver(queue), self._step(queue, due)
+        storage_breaker = context.create_breaker(STORAGE_BREAKER, STORAGE_CRITICAL, settings.persister, wait)
+        self._outages, self._deadlines, self._parts, self._breakers = [], [], [], [storage_breaker]
+        prefetches = context.transport.capabilities.prefetches
+        for queue in own_queues:
+            receiver, step = context.transport.receiver(queue), self._create_step(queue, due_timeouts)
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
-            breaker = context.breaker("TimeoutManagerReceive", critical, context.transport, queue=queue)
+            breaker = context.create_breaker("TimeoutManagerReceive", critical, context.transport, queue=queue)
             at_once = settings.messages_at_once
             resource = resource_of(context.transport)
             pump = MessagePump(
-                receiver, step, at_once, context.clock, breaker, queue, prefetches=ahead, resource=resource
+                receiver, step, at_once, context.clock, breaker, queue, prefetches=prefetches, resource=resource
             )
-            self._runs.append(pump)
+            self._parts.append(pump)
             self._breakers.append(breaker)
-        self._runs.append(
+        self._parts.append(
             Poller(
-                due,
+                due_timeouts,
                 context.clock,
-                storage,
+                storage_breaker,
                 longest_sleep=context.longest_sleep,
                 resource=resource_of(settings.persister),
             )
         )
 
-    async def _is_set_up(self) -> bool:
+    async def _set_up_or_log(self) -> bool:
         try:
             with translate_store_errors(self._settings.persister):
                 await self._settings.persister.setup()
@@ -145,17 +149,17 @@ class TimeoutManagerService(Service):
             return False
         return True
 
-    def _step(self, queue: str, due: DueTimeouts) -> Step:
+    def _create_step(self, queue: str, due_timeouts: DueTimeouts) -> Step:
         context, persister = self._context, self._settings.persister
-        dispatches = queue == self._dispatcher_queue
+        is_dispatcher = queue == self._dispatcher_queue
         calls = resource_of(persister).calls(f"messages of {queue} wait for the storage of timeouts", log)
         outage = StoreWaits(context.clock, calls)
         self._outages.append(outage)
         recovery = AttemptsRecovery(
             rules=RecoveryRules(
-                asked_again_after=() if dispatches else (DestinationUnavailable,),  # asked again, the step stores it
+                retry_now_errors=() if is_dispatcher else (DestinationUnavailable,),  # asked again, the step stores it
                 waits_in_hand=True,
-                shares_database=self._enlisting is not None,
+                shares_database=self._enlisting_persister is not None,
                 counts_transient=True,
             ),
             attempts=Attempts(),
@@ -164,28 +168,37 @@ class TimeoutManagerService(Service):
             clock=context.clock,
             policy=immediate_attempts(ATTEMPTS, MessageError),
             metrics=context.metrics,
-            on_give_up=telling(due.give_up) if dispatches else None,
+            on_moved_to_error=timeout_callback(due_timeouts.stop_expecting) if is_dispatcher else None,
         )
         step: StoreStep | DispatchStep
-        if dispatches:
-            step = DispatchStep(persister, self._enlisting, context.transport, context.clock, due.remove, recovery)
+        if is_dispatcher:
+            step = DispatchStep(
+                persister, self._enlisting_persister, context.transport, context.clock, due_timeouts.forget, recovery
+            )
         else:
-            step = StoreStep(persister, self._enlisting, context.endpoint, context.clock, due.registered, recovery)
+            step = StoreStep(
+                persister,
+                self._enlisting_persister,
+                context.endpoint,
+                context.clock,
+                due_timeouts.report_stored,
+                recovery,
+            )
         self._deadlines += step.deadlines
         return step.handle
 
-    def orders_first(self, queue: str, step: Step) -> Step:
+    def wrap_step(self, queue: str, step: Step) -> Step:
         """Return a step that obeys orders to forget timeouts, before ``step``; call it after :meth:`prepare`."""
-        assert self._due is not None
-        obeys = self._step(queue, self._due)
+        assert self._due_timeouts is not None
+        clear_step = self._create_step(queue, self._due_timeouts)
 
         async def handle(received: Received) -> StepOutcome:
-            return await (obeys if is_clearing(received.envelope) else step)(received)
+            return await (clear_step if is_clear_order(received.envelope) else step)(received)
 
         return handle
 
 
-def checked_timeout_manager(
+def check_timeout_manager(
     manager: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
     """Return the timeout manager that runs in an endpoint; refuse two ways to delay (specification 3.7, 4.1)."""

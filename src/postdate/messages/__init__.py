@@ -28,12 +28,12 @@ from postdate.messages.message import (
     check_reschedule as check_reschedule,
     check_text as check_text,
     new_message_id as new_message_id,
-    rescheduled as rescheduled,
-    rescheduled_headers as rescheduled_headers,
-    rescheduled_text as rescheduled_text,
-    stored_headers as stored_headers,
-    why_too_large as why_too_large,
-    with_failures as with_failures,
+    copy_with_due as copy_with_due,
+    headers_with_due as headers_with_due,
+    text_with_due as text_with_due,
+    encode_for_store as encode_for_store,
+    too_large_error as too_large_error,
+    copy_with_failures as copy_with_failures,
 )
 from postdate.messages.times import (
     LONGEST_TIME_TO_BE_RECEIVED as LONGEST_TIME_TO_BE_RECEIVED,
@@ -50,5 +50,5 @@ from postdate.messages.transit import (
     from_delay_headers as from_delay_headers,
     headers_with_expiry as headers_with_expiry,
     to_envelope as to_envelope,
-    without_delay_headers as without_delay_headers,
+    strip_delay_headers as strip_delay_headers,
 )

@@ -139,10 +139,10 @@ def decode_headers(text: str | bytes) -> dict[str, str]:
         InvalidHeaders: the text is no JSON object, a value is no text, or a name is empty.
     """
     try:
-        found = _DECODE_HEADERS(text)
+        headers = _DECODE_HEADERS(text)
     except (msgspec.MsgspecError, ValueError) as error:
-        shown = text if isinstance(text, str) else text.decode(errors="replace")
-        raise InvalidHeaders(f"headers must be a JSON object of texts, not {shown[:80]!r}: {error}") from error
-    if "" in found:
+        content = text if isinstance(text, str) else text.decode(errors="replace")
+        raise InvalidHeaders(f"headers must be a JSON object of texts, not {content[:80]!r}: {error}") from error
+    if "" in headers:
         raise InvalidHeaders("a header has an empty name")
-    return found
+    return headers

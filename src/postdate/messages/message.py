@@ -45,7 +45,7 @@ def new_message_id() -> str:
     return str(uuid.UUID(int=value))
 
 
-def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
+def encode_for_store(message: DelayedMessage, largest_message_bytes: int) -> str:
     """Return the headers of a message in the form in which a store keeps them.
 
     Raises:
@@ -57,7 +57,7 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
     return headers
 
 
-def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
+def too_large_error(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
     """Return the error for a message that is too large for queues, or ``None``; ``headers`` are its encoded ones.
 
     Headers that are added to copies for the error or the audit queue do not count.
@@ -68,32 +68,32 @@ def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) 
     return _too_large(envelope, f" to {envelope.destination!r}", size, "transport", limit) if size > limit else None
 
 
-def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker: str, limit: int) -> MessageTooLarge:
+def _too_large(message: DelayedMessage | Envelope, target: str, size: int, role: str, limit: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
+        f"message {message.message_id!r}{target} has {size:,} bytes, this {role} takes {limit:,}; keep large content "
         f"elsewhere and send a reference, or raise largest_message_bytes"
     )
 
 
-def check_text(value: str, what: str, limit: int) -> None:
+def check_text(value: str, name: str, limit: int) -> None:
     """Refuse an id or address that is not text, is blank, or is longer than ``limit`` characters.
 
     Raises:
         InvalidMessage: shows the value and the limit.
     """
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidMessage(f"{what} must be str, not {type(value).__name__}")
+        raise InvalidMessage(f"{name} must be str, not {type(value).__name__}")
     if not value.strip():
-        raise InvalidMessage(f"{what} is blank")
+        raise InvalidMessage(f"{name} is blank")
     if len(value) > limit:
-        raise InvalidMessage(f"{what} has {len(value)} characters, at most {limit} are allowed: {value[:60]!r}…")
+        raise InvalidMessage(f"{name} has {len(value)} characters, at most {limit} are allowed: {value[:60]!r}…")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidMessage(f"{what} has text that UTF-8 cannot encode: {error}") from error
+            raise InvalidMessage(f"{name} has text that UTF-8 cannot encode: {error}") from error
     if "\0" in value:
-        raise InvalidMessage(f"{what} has a NUL character: {value!r}")
+        raise InvalidMessage(f"{name} has a NUL character: {value!r}")
 
 
 OWN_PREFIX: Final = "postdate~"
@@ -121,16 +121,16 @@ def check_destination(value: str) -> None:
         raise InvalidMessage(f"destination {value!r} is a name for the store's own messages: name a queue of yours")
 
 
-def check_id(value: str, what: str = "message id", limit: int = MESSAGE_ID_LIMIT) -> None:
+def check_id(value: str, name: str = "message id", limit: int = MESSAGE_ID_LIMIT) -> None:
     """Refuse an id, or a key, that :func:`check_text` refuses, or that the store uses for its own messages.
 
     Raises:
         InvalidMessage: shows the value.
     """
-    check_text(value, what, limit)
+    check_text(value, name, limit)
     if value.startswith(OWN_PREFIX):
         raise InvalidMessage(
-            f"{what} {value!r} begins with {OWN_PREFIX!r}: such messages are the store's own, and only the "
+            f"{name} {value!r} begins with {OWN_PREFIX!r}: such messages are the store's own, and only the "
             f"store may send, change or cancel them"
         )
 
@@ -194,7 +194,7 @@ class DelayedMessage:
         return origin_of(self.headers)
 
     @classmethod
-    def restored(  # noqa: PLR0913 - the fields
+    def from_store(  # noqa: PLR0913 - the fields
         cls,
         message_id: str,
         due: datetime,
@@ -214,18 +214,18 @@ class DelayedMessage:
         if not (message_id.strip() and destination.strip()):
             raise InvalidMessage(f"message id {message_id!r} or destination {destination!r} is blank")
         message = object.__new__(cls)
-        put = object.__setattr__
-        put(message, "message_id", message_id)
-        put(message, "due", due)
-        put(message, "destination", destination)
-        put(message, "headers", headers)
-        put(message, "body", body)
-        put(message, "expires_at", expires_at)
-        put(message, "number_of_failures", number_of_failures)
-        put(message, "cursor", "")
+        set_field = object.__setattr__
+        set_field(message, "message_id", message_id)
+        set_field(message, "due", due)
+        set_field(message, "destination", destination)
+        set_field(message, "headers", headers)
+        set_field(message, "body", body)
+        set_field(message, "expires_at", expires_at)
+        set_field(message, "number_of_failures", number_of_failures)
+        set_field(message, "cursor", "")
         return message
 
-    def listed(self, cursor: str) -> Self:
+    def set_cursor(self, cursor: str) -> Self:
         """Set the cursor and return this message. For stores only, on messages that they have just restored."""
         object.__setattr__(self, "cursor", cursor)
         return self
@@ -272,11 +272,11 @@ class Envelope:
         """
         if self.expires_at is None:
             return self.time_to_be_received
-        left, span = self.expires_at - now, self.time_to_be_received
-        return left if span is None else min(left, span)
+        remaining, limit = self.expires_at - now, self.time_to_be_received
+        return remaining if limit is None else min(remaining, limit)
 
     @classmethod
-    def restored(
+    def from_queue(
         cls,
         destination: str,
         message_id: str,
@@ -285,25 +285,28 @@ class Envelope:
         expires_at: datetime | None,
         due: datetime | None,
     ) -> Self:
-        """Return an envelope that was checked before, as :meth:`DelayedMessage.restored` does. For transports only."""
+        """Return an envelope that was checked before, as :meth:`DelayedMessage.from_store` does.
+
+        For transports only.
+        """
         if not message_id.strip():
             raise InvalidMessage("message id is blank")
         envelope = object.__new__(cls)
-        put = object.__setattr__
-        put(envelope, "destination", destination)
-        put(envelope, "message_id", message_id)
-        put(envelope, "headers", headers)
-        put(envelope, "body", body)
-        put(envelope, "expires_at", expires_at)
-        put(envelope, "due", due)
-        put(envelope, "time_to_be_received", None)
-        put(envelope, "use_dead_letter_queue", None)
+        set_field = object.__setattr__
+        set_field(envelope, "destination", destination)
+        set_field(envelope, "message_id", message_id)
+        set_field(envelope, "headers", headers)
+        set_field(envelope, "body", body)
+        set_field(envelope, "expires_at", expires_at)
+        set_field(envelope, "due", due)
+        set_field(envelope, "time_to_be_received", None)
+        set_field(envelope, "use_dead_letter_queue", None)
         return envelope
 
     @classmethod
     def of(cls, message: DelayedMessage, headers: Mapping[str, str]) -> Self:
         """Return the envelope of a message with these headers; the message's fields were checked already."""
-        return cls.restored(
+        return cls.from_queue(
             message.destination, message.message_id, headers, message.body, message.expires_at, message.due
         )
 
@@ -314,8 +317,8 @@ def check_reschedule(message_id: str, due: datetime, expires_at: datetime | None
         raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
 
 
-def rescheduled_headers(
-    headers: Mapping[str, str], before: datetime | None, due: datetime, wall_time: str | None
+def headers_with_due(
+    headers: Mapping[str, str], previous_due: datetime | None, due: datetime, wall_time: str | None
 ) -> Mapping[str, str]:
     """Return the headers of a message with another due time.
 
@@ -325,27 +328,27 @@ def rescheduled_headers(
 
     Args:
         headers: of the message.
-        before: the old due time; ``None``: outside the calendar, so that no header can have it.
+        previous_due: the old due time; ``None``: outside the calendar, so that no header can have it.
         due: the new due time.
         wall_time: the wall time at ``due``, as the header has it.
     """
-    changed = {name: value for name, value in headers.items() if name != Headers.WALL_TIME}
-    if before is not None and headers.get(Headers.DELIVER_AT) == format_timestamp(before):
-        changed[Headers.DELIVER_AT] = format_timestamp(due)
-    return changed if wall_time is None else {**changed, Headers.WALL_TIME: wall_time}
+    new_headers = {name: value for name, value in headers.items() if name != Headers.WALL_TIME}
+    if previous_due is not None and headers.get(Headers.DELIVER_AT) == format_timestamp(previous_due):
+        new_headers[Headers.DELIVER_AT] = format_timestamp(due)
+    return new_headers if wall_time is None else {**new_headers, Headers.WALL_TIME: wall_time}
 
 
-def rescheduled_text(text: str | bytes, before: datetime | None, due: datetime, wall_time: str | None) -> str | None:
-    """Return :func:`rescheduled_headers` of encoded headers, encoded; ``None`` for unreadable headers."""
+def text_with_due(text: str | bytes, previous_due: datetime | None, due: datetime, wall_time: str | None) -> str | None:
+    """Return :func:`headers_with_due` of encoded headers, encoded; ``None`` for unreadable headers."""
     try:
         headers = decode_headers(text)
     except InvalidHeaders:
         return None
-    return encode_headers(rescheduled_headers(headers, before, due, wall_time))
+    return encode_headers(headers_with_due(headers, previous_due, due, wall_time))
 
 
-def rescheduled(message: DelayedMessage, due: datetime, wall_time: str | None = None) -> DelayedMessage:
-    """Return the message with another due time: see :func:`rescheduled_headers`.
+def copy_with_due(message: DelayedMessage, due: datetime, wall_time: str | None = None) -> DelayedMessage:
+    """Return the message with another due time: see :func:`headers_with_due`.
 
     Its failure count starts again at zero, so the message has all its retries.
 
@@ -353,18 +356,18 @@ def rescheduled(message: DelayedMessage, due: datetime, wall_time: str | None = 
         InvalidMessage: the message expires before the new due time.
     """
     check_reschedule(message.message_id, due, message.expires_at)
-    headers = rescheduled_headers(message.headers, message.due, due, wall_time)
-    return _changed(message, due=aware_utc(due), headers=headers, number_of_failures=0)
+    headers = headers_with_due(message.headers, message.due, due, wall_time)
+    return _copy_with(message, due=aware_utc(due), headers=headers, number_of_failures=0)
 
 
-def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
+def copy_with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
     """Return the message with another count of failed dispatch attempts."""
-    return _changed(message, number_of_failures=number_of_failures)
+    return _copy_with(message, number_of_failures=number_of_failures)
 
 
-def _changed(message: DelayedMessage, **changes: object) -> DelayedMessage:
+def _copy_with(message: DelayedMessage, **changes: object) -> DelayedMessage:
     """Return a changed copy without checking its fields again."""
-    changed = copy(message)
+    new_message = copy(message)
     for name, value in changes.items():
-        object.__setattr__(changed, name, value)
-    return changed
+        object.__setattr__(new_message, name, value)
+    return new_message

@@ -22,23 +22,23 @@ LONGEST_TIME_TO_BE_RECEIVED = timedelta(days=1_000_000)
 """Longest time to be received: it ends before the year 9999, where the calendar of every receiver ends."""
 
 
-def aware_utc(instant: datetime, what: str = "the time") -> datetime:
+def aware_utc(instant: datetime, name: str = "the time") -> datetime:
     """Return ``instant`` in UTC.
 
     Raises:
         InvalidTimestamp: ``instant`` is not a date-time or has no time zone, or is outside the years 1 to 9999 in UTC.
     """
     if not isinstance(instant, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
-        raise InvalidTimestamp(f"{what} must be a datetime with a time zone, not {type(instant).__name__} {instant!r}")
+        raise InvalidTimestamp(f"{name} must be a datetime with a time zone, not {type(instant).__name__} {instant!r}")
     if instant.tzinfo is None or instant.utcoffset() is None:
         raise InvalidTimestamp(
-            f"{what} {instant.isoformat()} has no time zone; pass an aware datetime, for example "
+            f"{name} {instant.isoformat()} has no time zone; pass an aware datetime, for example "
             f"datetime(..., tzinfo=UTC) or datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
         )
     try:
         return instant.astimezone(UTC)
     except OverflowError as error:
-        raise InvalidTimestamp(f"{what} {instant!r} is outside the years 1 to 9999 in UTC") from error
+        raise InvalidTimestamp(f"{name} {instant!r} is outside the years 1 to 9999 in UTC") from error
 
 
 def format_timestamp(instant: datetime) -> str:

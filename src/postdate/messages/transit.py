@@ -15,7 +15,7 @@ def to_envelope(message: DelayedMessage) -> Envelope:
     """Return the envelope to send when ``message`` is due: same id, and the headers without delay headers (row 11)."""
     headers = headers_with_expiry(message)
     if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # rare, and one search is faster than a test of each
-        headers = without_delay_headers(headers)
+        headers = strip_delay_headers(headers)
     return Envelope.of(message, headers)
 
 
@@ -26,7 +26,7 @@ def headers_with_expiry(message: DelayedMessage | Envelope) -> Mapping[str, str]
     return {**message.headers, Headers.EXPIRES_AT: format_timestamp(message.expires_at)}
 
 
-def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def strip_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers without those that only control delayed delivery."""
     prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
     return {key: value for key, value in headers.items() if not key.startswith(prefix)}
@@ -39,8 +39,10 @@ def check_not_reserved(headers: Mapping[str, str]) -> None:
         InvalidHeaders: names the header.
     """
     prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
-    if (clash := next((key for key in headers if key.startswith(prefix)), None)) is not None:
-        raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
+    if (reserved_key := next((key for key in headers if key.startswith(prefix)), None)) is not None:
+        raise InvalidHeaders(
+            f"header {reserved_key!r} has the prefix {prefix!r}, which is reserved for delayed delivery"
+        )
 
 
 def delay_headers(message: DelayedMessage) -> dict[str, str]:
@@ -80,7 +82,7 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
     if expires_at is not None and expires_at < due_at:
         expires_at = None  # the header stays, so the receiver decides
-    return DelayedMessage(message_id, due_at, destination, without_delay_headers(headers), body, expires_at)
+    return DelayedMessage(message_id, due_at, destination, strip_delay_headers(headers), body, expires_at)
 
 
 def expires_at_of(headers: Mapping[str, str]) -> datetime | None:

@@ -17,7 +17,7 @@ from postdate.operations.error_queue import (
     show_error as show_error,
 )
 from postdate.operations.error_returns import (
-    Returned as Returned,
+    ReturnResult as ReturnResult,
     Treatment as Treatment,
     return_all as return_all,
     return_messages as return_messages,
@@ -25,7 +25,7 @@ from postdate.operations.error_returns import (
 from postdate.operations.explanation import Explanation as Explanation, MessageState as MessageState, explain as explain
 from postdate.operations.messages import (
     Change as Change,
-    ManyChanged as ManyChanged,
+    ChangeCounts as ChangeCounts,
     MessageDetails as MessageDetails,
     MessageLine as MessageLine,
     MessageList as MessageList,
@@ -40,8 +40,17 @@ from postdate.operations.messages import (
     show_message as show_message,
     statistics as statistics,
 )
-from postdate.operations.needs import check_readable as check_readable, check_set_up as check_set_up, present as present
-from postdate.operations.outgoing import SendReport as SendReport, SetUp as SetUp, send as send, set_up as set_up
+from postdate.operations.needs import (
+    check_readable as check_readable,
+    check_setup as check_setup,
+    read_present as read_present,
+)
+from postdate.operations.outgoing import (
+    SendReport as SendReport,
+    SetupResult as SetupResult,
+    send as send,
+    set_up as set_up,
+)
 from postdate.operations.sagas import KnownSaga as KnownSaga, list_sagas as list_sagas, show_saga as show_saga
 from postdate.operations.state import (
     Interval as Interval,
@@ -50,7 +59,7 @@ from postdate.operations.state import (
     overview as overview,
 )
 from postdate.operations.unreadable import (
-    Discarded as Discarded,
+    DiscardResult as DiscardResult,
     UnreadableLine as UnreadableLine,
     UnreadableDetails as UnreadableDetails,
     UnreadableList as UnreadableList,

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Callable
 from datetime import datetime
 
-from postdate.core.limits import Limits, change_limits, has_limits, limiting
+from postdate.core.limits import Limits, change_limits, has_limits, limiting_store
 from postdate.errors import QueueNotFound
 from postdate.messages import DESTINATION_LIMIT, check_text
-from postdate.operations.needs import exists, lengths
+from postdate.operations.needs import has_queue, read_queue_lengths
 from postdate.wiring import OpenDeployment
 
 
@@ -32,10 +32,10 @@ async def change_destination(
         NotSupported: the store keeps no limits.
     """
     check_text(queue, "destination", DESTINATION_LIMIT)
-    store, is_there = limiting(deployment.store), await exists(deployment, queue)
-    if must_exist and is_there is False and not await has_limits(store, queue):
-        queue_lengths = await lengths(deployment, []) or {}
+    store, queue_exists = limiting_store(deployment.store), await has_queue(deployment, queue)
+    if must_exist and queue_exists is False and not await has_limits(store, queue):
+        queue_lengths = await read_queue_lengths(deployment, []) or {}
         similar = difflib.get_close_matches(queue, queue_lengths)
         hint = f"; did you mean {' or '.join(map(repr, similar))}?" if similar else "."
         raise QueueNotFound(f"there is no queue {queue!r}{hint}")
-    return await change_limits(store, queue, change, now), is_there
+    return await change_limits(store, queue, change, now), queue_exists

@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core.limits import has_limits
-from postdate.core.recoverability import checked_answers
-from postdate.core.simple_store import enlisting
+from postdate.core.recoverability import check_answers
+from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
 from postdate.messages import Envelope, Headers, expires_at_of, new_message_id
 from postdate.operations.error_queue import ids_of, missing_text
 from postdate.operations.error_returns import (
     RETURN,
-    Returned,
-    Returning,
-    past_its_use,
-    returned_copy,
-    returned_to,
-    stored_copy,
+    FailedMessageReturner,
+    ReturnResult,
+    copy_without_failure,
+    delayed_message_of,
+    readable_discard_reason,
+    return_destination,
 )
-from postdate.operations.queues import try_to_close, try_to_give_back, walking
-from postdate.ports import End
+from postdate.operations.queues import close_receiver, requeue_message, walk_queue
+from postdate.ports import Completion
 from postdate.wiring import OpenDeployment
 
 
@@ -44,7 +44,7 @@ async def edit(
     message_id: str,
     now: datetime,
     change: Edit,
-) -> Returned:
+) -> ReturnResult:
     """Send a failed message to the queue where it failed, or to another queue, with another body or other headers.
 
     The edited message is a new message, which names the failed one. The failed message stays in the error queue with a
@@ -55,61 +55,69 @@ async def edit(
         InvalidMessage: the edited message would have expired.
         MessageNotFound: there is no such message, or another process is handling it.
     """
-    if not deployment.transport.capabilities.takes_by_id:
-        async with walking(deployment, queue, now) as walk:
-            async for (received,) in walk.pages():
+    if not deployment.transport.capabilities.receives_by_id:
+        async with walk_queue(deployment, queue, now) as walk:
+            async for (received,) in walk.receive_pages():
                 if message_id in ids_of(received.envelope):
-                    edited, marked = _edited(received.envelope, queue, now, change)
-                    end = await _end_of_edited(deployment, edited, marked, now)
+                    edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
+                    completion = await _prepare_completion(deployment, edited_message, marked_message, now)
                     # First the edited message, then the mark: without transactions, a message whose edit cannot be sent
                     # must not be marked.
-                    sent = [each for each in end.outgoing if each is edited]
+                    sent = [each for each in completion.outgoing if each is edited_message]
                     errors = await deployment.transport.send(sent, now)
-                    if any(checked_answers(deployment.transport, len(sent), errors)):
+                    if any(check_answers(deployment.transport, len(sent), errors)):
                         raise next(filter(None, errors))
-                    await walk.receiver.commit(received, now, replace(end, outgoing=[marked]))
-                    walk.ended([received])
-                    return Returned(edited.message_id, done=True, queue=edited.destination)
+                    await walk.receiver.commit(received, now, replace(completion, outgoing=[marked_message]))
+                    walk.forget_settled([received])
+                    return ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
         raise MessageNotFound(missing_text(queue, message_id))
     receiver = deployment.transport.receiver(queue)
     try:
-        received, why_not = await Returning(deployment, receiver, queue, now, RETURN).take(message_id)
+        received, reason = await FailedMessageReturner(deployment, receiver, queue, now, RETURN).receive_message(
+            message_id
+        )
         if received is None:
-            raise MessageNotFound(f"message {message_id!r} cannot be edited: {why_not}")
+            raise MessageNotFound(f"message {message_id!r} cannot be edited: {reason}")
         try:
-            edited, marked = _edited(received.envelope, queue, now, change)
-            await receiver.commit(received, now, await _end_of_edited(deployment, edited, marked, now))
+            edited_message, marked_message = _apply_edit(received.envelope, queue, now, change)
+            await receiver.commit(
+                received, now, await _prepare_completion(deployment, edited_message, marked_message, now)
+            )
         except PostdateError:
-            await try_to_give_back(receiver, received, now)
+            await requeue_message(receiver, received, now)
             raise
     finally:
-        await try_to_close(receiver, queue)
-    return Returned(edited.message_id, done=True, queue=edited.destination)
+        await close_receiver(receiver, queue)
+    return ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
 
 
-def _edited(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
+def _apply_edit(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
     """Return the edited message, and the failed message with the mark with which it goes back to the error queue."""
-    copy, new_id = returned_copy(failed, returned_to(failed, change.to)), new_message_id()
-    own = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
-    if (reason := past_its_use(own, now)) is not None:
-        over = (expires_at := expires_at_of(own)) is not None and expires_at < now
-        name = Headers.EXPIRES_AT if over else Headers.TIME_TO_BE_RECEIVED
+    copy, new_id = copy_without_failure(failed, return_destination(failed, change.to)), new_message_id()
+    headers = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
+    if (reason := readable_discard_reason(headers, now)) is not None:
+        has_expired = (expires_at := expires_at_of(headers)) is not None and expires_at < now
+        name = Headers.EXPIRES_AT if has_expired else Headers.TIME_TO_BE_RECEIVED
         raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
-    edited = replace(copy, message_id=new_id, headers=own, body=copy.body if change.body is None else change.body)
-    marked = replace(failed, destination=queue, headers={**failed.headers, Headers.EDITED_AS: new_id})
-    return edited, marked
+    edited_message = replace(
+        copy, message_id=new_id, headers=headers, body=copy.body if change.body is None else change.body
+    )
+    marked_message = replace(failed, destination=queue, headers={**failed.headers, Headers.EDITED_AS: new_id})
+    return edited_message, marked_message
 
 
-async def _end_of_edited(deployment: OpenDeployment, edited: Envelope, marked: Envelope, now: datetime) -> End:
+async def _prepare_completion(
+    deployment: OpenDeployment, edited_message: Envelope, marked_message: Envelope, now: datetime
+) -> Completion:
     """Return the end of the failed message: the edited message is sent, and the marked one returns to the error queue.
 
     If the destination has limits, the store sends the edited message when the limits allow it (ADR 39).
     """
     store = deployment.store
-    if store is None or not await has_limits(store, edited.destination):
-        return End(record=None, outgoing=[edited, marked])
-    message = stored_copy(edited, edited.message_id, now)
-    if (moving := enlisting(store, deployment.transport)) is not None:
-        return End(record=None, outgoing=[marked], work=[moving.storing([message], now)])
+    if store is None or not await has_limits(store, edited_message.destination):
+        return Completion(record=None, outgoing=[edited_message, marked_message])
+    message = delayed_message_of(edited_message, edited_message.message_id, now)
+    if (moving := enlisting_store(store, deployment.transport)) is not None:
+        return Completion(record=None, outgoing=[marked_message], work=[moving.storing_work([message], now)])
     await store.store(message, now)
-    return End(record=None, outgoing=[marked])
+    return Completion(record=None, outgoing=[marked_message])

@@ -10,15 +10,15 @@ from datetime import datetime
 
 from postdate.errors import InvalidTimestamp, MessageNotFound
 from postdate.messages import Envelope, Headers, parse_timestamp
-from postdate.operations.needs import queue_view
+from postdate.operations.needs import require_queue_view
 from postdate.operations.plain import Body, body_of
-from postdate.operations.queues import walking
+from postdate.operations.queues import walk_queue
 from postdate.operations.unreadable import UnreadableList, list_unreadable
-from postdate.ports import Observer, Queued
+from postdate.ports import Observer, QueuedMessage
 from postdate.wiring import OpenDeployment
 
 _PAGE = 500
-_OF_A_GROUP = 50
+_LINES_PER_GROUP = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class ErrorFilter:
     def matches(self, envelope: Envelope) -> bool:
         """Return whether a message of an error queue matches."""
         headers, text = envelope.headers, self.text
-        return self.is_of(headers.get(Headers.EXCEPTION_TYPE), headers.get(Headers.FAILED_QUEUE)) and (
+        return self.can_match(headers.get(Headers.EXCEPTION_TYPE), headers.get(Headers.FAILED_QUEUE)) and (
             text is None or text in headers.get(Headers.EXCEPTION_MESSAGE, "") or text.encode() in envelope.body
         )
 
-    def is_of(self, kind: str | None, failed_queue: str | None) -> bool:
+    def can_match(self, kind: str | None, failed_queue: str | None) -> bool:
         """Return whether messages with this type of exception that failed in ``failed_queue`` may match."""
         kind = kind or ""
         return (self.failed_queue is None or (failed_queue or "") == self.failed_queue) and (
@@ -126,41 +126,47 @@ class ErrorDetails:
     body: Body
 
 
-async def list_errors(deployment: OpenDeployment, queue: str, limit: int, where: ErrorFilter = ANY_FAILED) -> ErrorList:
+async def list_errors(
+    deployment: OpenDeployment, queue: str, limit: int, error_filter: ErrorFilter = ANY_FAILED
+) -> ErrorList:
     """Return up to ``limit`` failed messages; ``total`` counts all that match.
 
     Raises NotSupported if the queues cannot be browsed.
     """
-    view = queue_view(deployment, "list failed messages")
-    if where == ANY_FAILED:
+    view = require_queue_view(deployment, "list failed messages")
+    if error_filter == ANY_FAILED:
         lines = [_line(each) for each in await view.browse(queue, limit)]
-        total = await _length(deployment, queue)
+        total = await _count_messages(deployment, queue)
     else:
         lines, total = list[ErrorLine](), 0
-        async for page in matching_pages(view, queue, where):
+        async for page in read_matching_pages(view, queue, error_filter):
             total += len(page)
             lines += [_line(each) for each in page[: limit - len(lines)]]
     return ErrorList(queue, total, lines, await list_unreadable(deployment, limit))
 
 
-async def _length(deployment: OpenDeployment, queue: str) -> int:
+async def _count_messages(deployment: OpenDeployment, queue: str) -> int:
     """Return the number of messages in a queue, as its transport counts them. No other queue is counted."""
     return (await deployment.transport.lengths_of([queue]) or {}).get(queue, 0)
 
 
-async def matching_pages(
-    view: Observer, queue: str, where: ErrorFilter = ANY_FAILED, limit: int | None = None
-) -> AsyncGenerator[Sequence[Queued]]:
+async def read_matching_pages(
+    view: Observer, queue: str, error_filter: ErrorFilter = ANY_FAILED, limit: int | None = None
+) -> AsyncGenerator[Sequence[QueuedMessage]]:
     """Yield the matching messages that are in a queue now, the oldest first, a page at a time.
 
     Messages that arrive meanwhile are left out. While the cause of the failures lasts, returned messages come back, and
     a reader that included them would never end. ``limit``: number of messages to examine; ``None``: all.
     """
-    last, after, remaining = await view.last_number(queue), 0, sys.maxsize if limit is None else limit
-    while after < last and remaining > 0 and (page := await view.browse(queue, min(_PAGE, remaining), after)):
-        after = page[-1].number
+    last_number, after_number, remaining = await view.last_number(queue), 0, sys.maxsize if limit is None else limit
+    while (
+        after_number < last_number
+        and remaining > 0
+        and (page := await view.browse(queue, min(_PAGE, remaining), after_number))
+    ):
+        after_number = page[-1].number
         remaining -= len(page)
-        yield [each for each in page if each.number <= last and where.matches(each.envelope)]
+        yield [each for each in page if each.number <= last_number and error_filter.matches(each.envelope)]
 
 
 async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None = None) -> ErrorGroups:
@@ -168,25 +174,25 @@ async def group_errors(deployment: OpenDeployment, queue: str, limit: int | None
 
     Raises NotSupported if the queues cannot be browsed.
     """
-    view = queue_view(deployment, "group failed messages")
+    view = require_queue_view(deployment, "group failed messages")
     lines = defaultdict[tuple[str | None, str | None], list[ErrorLine]](list)
     count = 0
-    async for page in matching_pages(view, queue, limit=limit):
+    async for page in read_matching_pages(view, queue, limit=limit):
         for line in map(_line, page):
             lines[line.exception_type, line.failed_queue].append(line)
         count += len(page)
-    groups = [_group(kind, where, of_group) for (kind, where), of_group in lines.items()]
-    total = await _length(deployment, queue) if count == limit else count
+    groups = [_group(kind, failed_queue, group_lines) for (kind, failed_queue), group_lines in lines.items()]
+    total = await _count_messages(deployment, queue) if count == limit else count
     return ErrorGroups(queue, total, sorted(groups, key=lambda group: -group.count))
 
 
 def _group(kind: str | None, queue: str | None, lines: Sequence[ErrorLine]) -> ErrorGroup:
     times = [each.failed_at for each in lines if each.failed_at is not None]
     first, last = min(times, default=None), max(times, default=None)
-    return ErrorGroup(len(lines), kind, queue, first, last, lines[-1].reason, lines[:_OF_A_GROUP])
+    return ErrorGroup(len(lines), kind, queue, first, last, lines[-1].reason, lines[:_LINES_PER_GROUP])
 
 
-def _line(queued: Queued) -> ErrorLine:
+def _line(queued: QueuedMessage) -> ErrorLine:
     headers = queued.envelope.headers
     return ErrorLine(
         message_id=queued.envelope.message_id,
@@ -196,7 +202,7 @@ def _line(queued: Queued) -> ErrorLine:
         exception_type=headers.get(Headers.EXCEPTION_TYPE),
         error_code=headers.get(Headers.ERROR_CODE),
         message_type=headers.get(Headers.ENCLOSED_MESSAGE_TYPES),
-        held_by=queued.held_by,
+        held_by=queued.received_by,
         body_bytes=len(queued.envelope.body),
     )
 
@@ -210,23 +216,23 @@ def time_of_failure(headers: Mapping[str, str]) -> datetime | None:
 
 async def show_error(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> ErrorDetails:
     """Return one failed message."""
-    queued = await _find(deployment, queue, message_id, now)
+    queued = await _find_message(deployment, queue, message_id, now)
     headers = queued.envelope.headers
     trace = headers.get(Headers.EXCEPTION_STACK_TRACE)
     return ErrorDetails(queue, _line(queued), trace, headers, body_of(queued.envelope.body))
 
 
-async def _find(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> Queued:
+async def _find_message(deployment: OpenDeployment, queue: str, message_id: str, now: datetime) -> QueuedMessage:
     """Return a failed message, which stays in the error queue. Raises `MessageNotFound`."""
     if deployment.queue_view is not None:
         for queued in await deployment.queue_view.find_in_queues(message_id):
             if queued.queue == queue:
                 return queued
         raise MessageNotFound(missing_text(queue, message_id))
-    async with walking(deployment, queue, now) as walk:
-        async for (received,) in walk.pages():
+    async with walk_queue(deployment, queue, now) as walk:
+        async for (received,) in walk.receive_pages():
             if message_id in ids_of(received.envelope):
-                return Queued(queue, received.envelope, received.failures, None)
+                return QueuedMessage(queue, received.envelope, received.failures, None)
     raise MessageNotFound(missing_text(queue, message_id))
 
 

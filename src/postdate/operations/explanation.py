@@ -9,30 +9,39 @@ from datetime import datetime
 
 from postdate.clock import EARLIEST
 from postdate.core.expiry import discard_reason
-from postdate.core.limits import limits_of
+from postdate.core.limits import load_limits_in_force
 from postdate.core.upkeep.wall_times import WallTime
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import DelayedMessage, Headers, headers_with_expiry
 from postdate.operations.needs import (
-    administrable,
-    exists,
-    in_queues,
-    lengths,
+    all_intake_queues,
+    find_in_queues,
+    find_pending_state,
+    has_queue,
+    list_store_processes,
+    read_queue_lengths,
+    require_administrable,
     retries_of,
-    sources,
-    standing_of,
-    users_of_store,
 )
-from postdate.operations.plain import Event, delivering, events_of, shown_count, shown_span, shown_time
-from postdate.operations.unreadable import UnreadableLine, unreadable_of
-from postdate.ports import ARCHIVED, AdministrableStore, Process, Queued, Record, Recording, RecordKind, Standing
-from postdate.ports.limits import LimitingStore, in_a_lane
+from postdate.operations.plain import Event, events_of, format_count, format_span, format_time, running_services
+from postdate.operations.unreadable import UnreadableLine, find_unreadable
+from postdate.ports import (
+    ARCHIVED,
+    AdministrableStore,
+    PendingState,
+    Process,
+    QueuedMessage,
+    Record,
+    Recording,
+    RecordKind,
+)
+from postdate.ports.limits import LimitingStore, is_in_lane
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
+from postdate.ports.scanning import PRUNED_ID, PrunedCounts, pruned_details
 from postdate.wiring import OpenDeployment
 
-_ENDED_IN_QUEUE = "expired in its queue"
+_EXPIRED_IN_QUEUE = "expired in its queue"
 """Start of the detail of messages that a queue discards by its own clock, before any receiver sees them."""
 
 _AGAINST_DISCARDING = (
@@ -82,48 +91,50 @@ async def explain(deployment: OpenDeployment, message_id: str, now: datetime) ->
 
     Raises NotSupported if the store answers no questions at all.
     """
-    store = administrable(deployment, "explain a message")
+    store = require_administrable(deployment, "explain a message")
     history = await store.history(message_id)
-    return replace(await _Question(deployment, store, message_id, now, history).answer(), history=events_of(history))
+    return replace(
+        await _Explainer(deployment, store, message_id, now, history).explain_message(), history=events_of(history)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Explainer:
     deployment: OpenDeployment
     store: AdministrableStore
     message_id: str
     now: datetime
     history: Sequence[Record]
 
-    async def answer(self) -> Explanation:
+    async def explain_message(self) -> Explanation:
         """Follow the way of a message backwards: where the message is now counts more than its records."""
-        standing = await standing_of(self.deployment, self.message_id)
-        if standing is not None:
-            return await self._waiting(standing)
-        queued = await in_queues(self.deployment, self.message_id)
+        pending_state = await find_pending_state(self.deployment, self.message_id)
+        if pending_state is not None:
+            return await self._explain_pending(pending_state)
+        queued = await find_in_queues(self.deployment, self.message_id)
         own = [each for each in queued if each.envelope.message_id == self.message_id]
         if own:
-            return await self._in_queue(own[0])
+            return await self._explain_queued(own[0])
         retries = await retries_of(self.deployment, self.message_id)
         if retries:
-            return await self._retry(retries[-1].message.message_id)
+            return await self._explain_retry(retries[-1].message.message_id)
         if queued:
-            return await self._retry(queued[-1].envelope.message_id)
-        if unreadable := await unreadable_of(self.deployment, self.message_id):
-            return self._unreadable(unreadable[-1].message)
-        return self._ended() if self.history else await self._unknown()
+            return await self._explain_retry(queued[-1].envelope.message_id)
+        if unreadable := await find_unreadable(self.deployment, self.message_id):
+            return self._explain_unreadable(unreadable[-1].message)
+        return self._explain_outcome() if self.history else await self._explain_unknown()
 
-    def _say(
+    def _build_explanation(
         self, state: MessageState, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()
     ) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
 
-    def _unreadable(self, row: UnreadableLine) -> Explanation:
-        where = "in the store" if row.queue is None else f"in queue {row.queue!r}"
-        return self._say(
+    def _explain_unreadable(self, row: UnreadableLine) -> Explanation:
+        location = "in the store" if row.queue is None else f"in queue {row.queue!r}"
+        return self._build_explanation(
             MessageState.UNREADABLE,
             f"it cannot be read: {row.reason}",
-            [f"its row stays {where}, marked since {shown_time(row.at)}: nothing claims it, nor waits for it"],
+            [f"its row stays {location}, marked since {format_time(row.at)}: nothing claims it, nor waits for it"],
             [
                 f"see what it holds: postdate messages show --unreadable {row.name}",
                 "mend it in the database; docs/guides/operate.md has the statements",
@@ -133,99 +144,111 @@ class _Question:
 
     # --- waiting in the store -----------------------------------------------------------------------------------
 
-    async def _waiting(self, standing: Standing) -> Explanation:
-        message, now = standing.message, self.now
-        processes = await users_of_store(self.deployment)
+    async def _explain_pending(self, pending_state: PendingState) -> Explanation:
+        message, now = pending_state.message, self.now
+        processes = await list_store_processes(self.deployment)
         facts = await self._service_facts(processes)
         facts += await self._destination_facts(message.destination)
         if (wall := WallTime.of(message.headers)) is not None:
-            facts.append(_by_clocks(wall))
+            facts.append(_wall_time_fact(wall))
         if message.expires_at is not None:
-            facts.append(f"it expires at {shown_time(message.expires_at)}")
-        advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
-        if standing.attempt_at is None:
-            return self._say(MessageState.BEING_DELIVERED, *_claimed(standing, processes or ()))
-        limits = await self._limits(message)
-        if limits and (in_a_lane(standing.attempt_at, message.due) or max(standing.attempt_at, message.due) < now):
-            late = f"it was due at {shown_time(message.due)}, {shown_span(now - message.due)} ago, and is held"
+            facts.append(f"it expires at {format_time(message.expires_at)}")
+        advice = [] if processes is None or running_services(processes) else ["start the service: postdate run"]
+        if pending_state.attempt_at is None:
+            return self._build_explanation(
+                MessageState.BEING_DELIVERED, *_describe_claimed(pending_state, processes or ())
+            )
+        limits = await self._limit_facts(message)
+        if limits and (
+            is_in_lane(pending_state.attempt_at, message.due) or max(pending_state.attempt_at, message.due) < now
+        ):
+            late = f"it was due at {format_time(message.due)}, {format_span(now - message.due)} ago, and is held"
             change = f"to change that: postdate destinations resume {message.destination}, or limit"
-            return self._say(MessageState.HELD, f"{late}: {limits[0]}", [*facts, *limits[1:]], [*advice, change])
+            return self._build_explanation(
+                MessageState.HELD, f"{late}: {limits[0]}", [*facts, *limits[1:]], [*advice, change]
+            )
         if message.number_of_failures:
-            return self._say(MessageState.RETRYING, self._retrying(standing), facts, advice)
+            return self._build_explanation(MessageState.RETRYING, self._retry_headline(pending_state), facts, advice)
         if message.due >= now:
-            headline = f"it waits until it is due at {shown_time(message.due)}, in {shown_span(message.due - now)}"
-            return self._say(MessageState.WAITING, headline, [*facts, *limits], advice)
-        return await self._overdue(standing, facts[1:], processes)
+            headline = f"it waits until it is due at {format_time(message.due)}, in {format_span(message.due - now)}"
+            return self._build_explanation(MessageState.WAITING, headline, [*facts, *limits], advice)
+        return await self._explain_overdue(pending_state, facts[1:], processes)
 
-    async def _limits(self, message: DelayedMessage) -> list[str]:
+    async def _limit_facts(self, message: DelayedMessage) -> list[str]:
         """Return the reasons why limits hold a message from its due time on, and for how long.
 
         Empty: no limits hold it.
         """
         store = self.deployment.store
-        limits = (await limits_of(store)).get(message.destination) if isinstance(store, LimitingStore) else None
+        limits = (
+            (await load_limits_in_force(store)).get(message.destination) if isinstance(store, LimitingStore) else None
+        )
         if limits is None:
             return []
-        queue, begin = repr(message.destination), max(self.now, message.due)
+        queue, start = repr(message.destination), max(self.now, message.due)
         if limits.paused:
             return [f"its queue {queue} is paused"]
         facts = [f"the limits of its queue {queue} are: {limits}"]
         try:
-            opens = limits.opens(begin)
+            opens_at = limits.next_opening(start)
         except InvalidTimestamp as error:
             return [*facts, f"a service with the zone files of this machine lets nothing go there: {error}"]
-        if opens > begin:
-            facts.append(f"nothing goes there before {shown_time(opens)}")
+        if opens_at > start:
+            facts.append(f"nothing goes there before {format_time(opens_at)}")
         return facts
 
-    async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
-        message = standing.message
-        late = f"it was due at {shown_time(message.due)}, {shown_span(self.now - message.due)} ago"
-        if processes is not None and not delivering(processes):
-            facts = [await self._last_delivery(processes), *facts]
+    async def _explain_overdue(
+        self, pending_state: PendingState, facts: list[str], processes: Sequence[Process] | None
+    ) -> Explanation:
+        message = pending_state.message
+        late = f"it was due at {format_time(message.due)}, {format_span(self.now - message.due)} ago"
+        if processes is not None and not running_services(processes):
+            facts = [await self._last_delivery_fact(processes), *facts]
             advice = ["start the service: postdate run"]
-            return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
+            return self._build_explanation(
+                MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice
+            )
         # This counts by index. To count all pending messages would take longer.
         (due,) = await self.store.due_counts([EARLIEST, self.now])
         ahead = due - 1
         facts = [*await self._service_facts(processes), *facts]
-        facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
+        facts.append(f"{format_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
-        return self._say(MessageState.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
+        return self._build_explanation(MessageState.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
 
     async def _service_facts(self, processes: Sequence[Process] | None) -> list[str]:
         if processes is None:
             return ["whether a service is running cannot be seen from here: this store does not know its processes"]
-        services = delivering(processes)
+        services = running_services(processes)
         if services:
-            return [_names("delivers due messages", services)]
-        return [f"no service is running; {await self._last_delivery(processes)}"]
+            return [_process_fact("delivers due messages", services)]
+        return [f"no service is running; {await self._last_delivery_fact(processes)}"]
 
-    async def _last_delivery(self, processes: Sequence[Process]) -> str:
+    async def _last_delivery_fact(self, processes: Sequence[Process]) -> str:
         dead = [each for each in processes if not each.alive and each.delivers]
         died = f"process {dead[-1].pid} died without stopping; " if dead else ""
-        last = () if self.deployment.store_view is None else await self.deployment.store_view.last_delivered(1)
+        last = () if self.deployment.store_view is None else await self.deployment.store_view.latest_deliveries(1)
         if not last:
             return f"{died}nothing was delivered from this store lately"
-        return f"{died}the last delivery from this store was at {shown_time(last[0].at)}"
+        return f"{died}the last delivery from this store was at {format_time(last[0].at)}"
 
-    def _retrying(self, standing: Standing) -> str:
-        message, attempt_at = standing.message, standing.attempt_at
+    def _retry_headline(self, pending_state: PendingState) -> str:
+        message, attempt_at = pending_state.message, pending_state.attempt_at
         reasons = [record.detail for record in self.history if record.kind is RecordKind.RETRIED and record.detail]
-        times = shown_count(message.number_of_failures, "time")
+        times = format_count(message.number_of_failures, "time")
         headline = f"delivering it to {message.destination!r} failed {times}"
         if reasons:
             headline += f", last because of {reasons[-1]}"
-        if attempt_at is None or attempt_at < self.now or in_a_lane(attempt_at, message.due):
+        if attempt_at is None or attempt_at < self.now or is_in_lane(attempt_at, message.due):
             return f"{headline}; the next attempt can be made now"
-        return f"{headline}; the next attempt is at {shown_time(attempt_at)}, in {shown_span(attempt_at - self.now)}"
+        return f"{headline}; the next attempt is at {format_time(attempt_at)}, in {format_span(attempt_at - self.now)}"
 
     async def _destination_facts(self, destination: str) -> list[str]:
         """Warn of a missing queue now. A delivery would find out only when the message is due."""
-        there = await exists(self.deployment, destination)
-        if there is None:
+        queue_exists = await has_queue(self.deployment, destination)
+        if queue_exists is None:
             return [f"whether its queue {destination!r} exists cannot be seen from here"]
-        if there:
+        if queue_exists:
             return []
         error_queue = self.deployment.settings.endpoint.error_queue
         fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
@@ -233,37 +256,43 @@ class _Question:
 
     # --- in a queue ---------------------------------------------------------------------------------------------
 
-    async def _in_queue(self, queued: Queued) -> Explanation:
+    async def _explain_queued(self, queued: QueuedMessage) -> Explanation:
         if Headers.FAILED_QUEUE in queued.envelope.headers:
-            return self._failed_copy(queued)
+            return self._explain_error_copy(queued)
         intake = timeouts_queue(self.deployment.settings.endpoint.name)
         users = () if self.deployment.queue_view is None else await self.deployment.queue_view.processes()
         consumers = [each for each in users if each.alive and queued.queue in each.receives]
-        return self._in_intake(intake, consumers) if queued.queue == intake else self._at_consumer(queued, consumers)
+        return (
+            self._explain_in_intake(intake, consumers)
+            if queued.queue == intake
+            else self._explain_at_consumer(queued, consumers)
+        )
 
-    def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
+    def _explain_in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
         if consumers:
             headline = f"it is in the intake queue {intake!r}, about to be stored"
-            return self._say(MessageState.IN_INTAKE, headline, [_names("receives from it", consumers)])
+            return self._build_explanation(
+                MessageState.IN_INTAKE, headline, [_process_fact("receives from it", consumers)]
+            )
         headline = f"it is in the intake queue {intake!r}, and no service is running to store it"
-        return self._say(MessageState.IN_INTAKE, headline, advice=["start the service: postdate run"])
+        return self._build_explanation(MessageState.IN_INTAKE, headline, advice=["start the service: postdate run"])
 
-    def _at_consumer(self, queued: Queued, consumers: Sequence[Process]) -> Explanation:
-        facts = [_names("receives from it", consumers) if consumers else "no process receives from it"]
+    def _explain_at_consumer(self, queued: QueuedMessage, consumers: Sequence[Process]) -> Explanation:
+        facts = [_process_fact("receives from it", consumers) if consumers else "no process receives from it"]
         if queued.failures:
-            facts.append(f"handling it failed {shown_count(queued.failures, 'time')} so far")
+            facts.append(f"handling it failed {format_count(queued.failures, 'time')} so far")
         facts += self._delivery_facts()
-        past_use = self._past_use(queued)
-        if past_use:
-            facts.append(past_use)
-        if queued.held_by is not None and any(each.pid == queued.held_by for each in consumers):
-            headline = f"process {queued.held_by} received it from queue {queued.queue!r} and is handling it"
-            return self._say(MessageState.BEING_HANDLED, headline, facts)
+        expiry_fact = self._expiry_fact(queued)
+        if expiry_fact:
+            facts.append(expiry_fact)
+        if queued.received_by is not None and any(each.pid == queued.received_by for each in consumers):
+            headline = f"process {queued.received_by} received it from queue {queued.queue!r} and is handling it"
+            return self._build_explanation(MessageState.BEING_HANDLED, headline, facts)
         headline = f"it is in queue {queued.queue!r}, waiting for a consumer"
         advice = [] if consumers else [f"start the endpoint that receives from {queued.queue!r}"]
-        return self._say(MessageState.IN_QUEUE, headline, facts, advice)
+        return self._build_explanation(MessageState.IN_QUEUE, headline, facts, advice)
 
-    def _past_use(self, queued: Queued) -> str:
+    def _expiry_fact(self, queued: QueuedMessage) -> str:
         try:
             reason = discard_reason(headers_with_expiry(queued.envelope), self.now)
         except InvalidTimestamp as error:
@@ -275,200 +304,206 @@ class _Question:
         if delivered is None or delivered.due is None:
             return []
         late = delivered.at - delivered.due
-        return [f"it was delivered there at {shown_time(delivered.at)}, {shown_span(late)} after it was due"]
+        return [f"it was delivered there at {format_time(delivered.at)}, {format_span(late)} after it was due"]
 
-    def _failed_copy(self, queued: Queued) -> Explanation:
+    def _explain_error_copy(self, queued: QueuedMessage) -> Explanation:
         headers = queued.envelope.headers
         reason = headers.get(Headers.EXCEPTION_MESSAGE) or headers.get(Headers.EXCEPTION_TYPE, "an unknown error")
         headline = f"it is in the error queue {queued.queue!r} because of: {reason}"
         failed_at = headers.get(Headers.TIME_OF_FAILURE)
         facts = [f"it failed in queue {headers[Headers.FAILED_QUEUE]!r}" + (f" at {failed_at}" if failed_at else "")]
         is_default = queued.queue == self.deployment.settings.endpoint.error_queue
-        named = self.message_id if is_default else f"{self.message_id} --queue {queued.queue}"
+        id_argument = self.message_id if is_default else f"{self.message_id} --queue {queued.queue}"
         advice = [
-            f"see the stack trace: postdate errors show {named}",
-            f"mend the cause, then: postdate errors return {named}",
+            f"see the stack trace: postdate errors show {id_argument}",
+            f"mend the cause, then: postdate errors return {id_argument}",
         ]
         if (edited_as := headers.get(Headers.EDITED_AS)) is not None:
             facts.append(f"it was edited, and sent as {edited_as}")
             advice = [f"see what became of that: postdate messages explain {edited_as}"]
-            advice.append(f"if it is not wanted any more: postdate errors discard {named}")
-        return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
+            advice.append(f"if it is not wanted any more: postdate errors discard {id_argument}")
+        return self._build_explanation(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
-    async def _retry(self, message_id: str) -> Explanation:
+    async def _explain_retry(self, message_id: str) -> Explanation:
         """Explain a delayed retry in place of the message: the retry was sent as a new message with its own id."""
         history = await self.store.history(message_id)
-        explanation = await replace(self, message_id=message_id, history=history).answer()
+        explanation = await replace(self, message_id=message_id, history=history).explain_message()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
 
     # --- nowhere any more ---------------------------------------------------------------------------------------
 
-    def _ended(self) -> Explanation:
+    def _explain_outcome(self) -> Explanation:
         last = self.history[-1]
-        at, was_due = shown_time(last.at), f"; it was due at {shown_time(last.due)}" if last.due else ""
+        at, was_due = format_time(last.at), f"; it was due at {format_time(last.due)}" if last.due else ""
         match last.kind:
             case RecordKind.DELIVERED:
-                explanation = self._ended_in_queue(last)
+                explanation = self._explain_delivered(last)
             case RecordKind.HANDLED:
                 headline = f"it arrived: handled from queue {last.destination!r} at {at}"
-                explanation = self._say(MessageState.HANDLED, headline, self._delivery_facts())
+                explanation = self._build_explanation(MessageState.HANDLED, headline, self._delivery_facts())
             case RecordKind.RETRIED:
-                explanation = self._handling_retried(last)
+                explanation = self._explain_handling_retried(last)
             case RecordKind.EXPIRED:
                 headline = f"it expired before it could be delivered, noticed at {at}{was_due}"
-                explanation = self._say(MessageState.EXPIRED, headline, self._delivery_facts())
+                explanation = self._build_explanation(MessageState.EXPIRED, headline, self._delivery_facts())
             case RecordKind.CANCELLED:
-                explanation = self._cancelled(last, f"{at}{was_due}")
+                explanation = self._explain_cancelled(last, f"{at}{was_due}")
             case RecordKind.DISCARDED:
-                explanation = self._discarded(last, at)
+                explanation = self._explain_discarded(last, at)
             case RecordKind.FAILED:
-                explanation = self._failed(last, at)
+                explanation = self._explain_failed(last, at)
             case RecordKind.RETURNED:
-                departure = ", and has left that queue, too" if self._sees_queues else ""
+                departure = ", and has left that queue, too" if self._can_browse_queues else ""
                 headline = f"it was returned from the error queue at {at}, {last.detail}{departure}"
-                facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
-                explanation = self._say(MessageState.FAILED, headline, facts)
+                facts = ["a receiver that fails again puts it into the error queue", *self._hidden_queue_facts()]
+                explanation = self._build_explanation(MessageState.FAILED, headline, facts)
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED | RecordKind.PRUNED:
-                explanation = self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
+                explanation = (
+                    self._explain_archived(last, at) if last.detail == ARCHIVED else self._explain_lost(last, at)
+                )
         return explanation
 
-    def _cancelled(self, last: Record, at: str) -> Explanation:
+    def _explain_cancelled(self, last: Record, at: str) -> Explanation:
         """Explain a cancellation.
 
         This store also records as cancelled the messages that were moved to another store.
         """
         if not last.detail.startswith(MOVED_AWAY):
-            return self._say(MessageState.CANCELLED, f"it was cancelled at {at}", self._delivery_facts())
+            return self._build_explanation(MessageState.CANCELLED, f"it was cancelled at {at}", self._delivery_facts())
         advice = [f"ask there: postdate messages explain {self.message_id} --store ADDRESS"]
-        return self._say(MessageState.MOVED_AWAY, f"it was {last.detail} at {at}", advice=advice)
+        return self._build_explanation(MessageState.MOVED_AWAY, f"it was {last.detail} at {at}", advice=advice)
 
     @property
-    def _sees_queues(self) -> bool:
+    def _can_browse_queues(self) -> bool:
         return self.deployment.queue_view is not None
 
-    def _unseen(self) -> list[str]:
+    def _hidden_queue_facts(self) -> list[str]:
         """Return a fact if the message may be in a queue that cannot be browsed; empty if queues can be browsed."""
-        if self._sees_queues:
+        if self._can_browse_queues:
             return []
-        address = self.deployment.settings.transport.address.shown
+        address = self.deployment.settings.transport.address.redacted_text
         return [f"whether it is in a queue cannot be seen: those at {address} cannot be looked into"]
 
-    def _failed(self, failed: Record, at: str) -> Explanation:
+    def _explain_failed(self, failed: Record, at: str) -> Explanation:
         headline = f"it failed at {at} because of {failed.detail}, and its copy "
-        if not self._sees_queues:
+        if not self._can_browse_queues:
             headline += f"went to the error queue {self.deployment.settings.endpoint.error_queue!r}"
             advice = [f"mend the cause, then: postdate errors return {self.message_id}"]
-            return self._say(MessageState.FAILED, headline, self._unseen(), advice)
+            return self._build_explanation(MessageState.FAILED, headline, self._hidden_queue_facts(), advice)
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
-        return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
+        return self._build_explanation(MessageState.FAILED, f"{headline}has left the error queue", [fact])
 
-    def _discarded(self, discarded: Record, at: str) -> Explanation:
-        in_queue, facts = discarded.detail.startswith(_ENDED_IN_QUEUE), self._delivery_facts()
+    def _explain_discarded(self, discarded: Record, at: str) -> Explanation:
+        in_queue, facts = discarded.detail.startswith(_EXPIRED_IN_QUEUE), self._delivery_facts()
         who = f"{'queue' if in_queue else 'the consumer of'} {discarded.destination!r}"
         if discarded.due is None:
             facts.append("it was sent without a delay: nothing else is recorded of it")
         advice = ["if it was wanted for longer, have it sent with a longer time to be received, or received sooner"]
         advice = advice if in_queue else [*_AGAINST_DISCARDING, *advice]
-        return self._say(MessageState.DISCARDED, f"{who} discarded it at {at}: {discarded.detail}", facts, advice)
+        return self._build_explanation(
+            MessageState.DISCARDED, f"{who} discarded it at {at}: {discarded.detail}", facts, advice
+        )
 
-    def _lost(self, last: Record, at: str) -> Explanation:
+    def _explain_lost(self, last: Record, at: str) -> Explanation:
         headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
         advice = ["run `postdate doctor`: a store should never lose a message without a record"]
-        return self._say(MessageState.UNKNOWN, headline, advice=advice)
+        return self._build_explanation(MessageState.UNKNOWN, headline, advice=advice)
 
-    def _archived(self, scheduled: Record, at: str) -> Explanation:
-        was_due = f" and due at {shown_time(scheduled.due)}" if scheduled.due else ""
+    def _explain_archived(self, scheduled: Record, at: str) -> Explanation:
+        was_due = f" and due at {format_time(scheduled.due)}" if scheduled.due else ""
         headline = f"it ended, and its records were archived; it was scheduled at {at}{was_due}"
         facts = ["only messages that have ended are archived: what became of it is in the archive, not in the store"]
         advice = [
             f"bring its records back and ask again: postdate pipeline restore DIR --id {self.message_id}",
             "DIR is the folder that was given to `postdate pipeline archive`",
         ]
-        return self._say(MessageState.ARCHIVED, headline, facts, advice)
+        return self._build_explanation(MessageState.ARCHIVED, headline, facts, advice)
 
-    def _handling_retried(self, retried: Record) -> Explanation:
-        at = shown_time(retried.at)
+    def _explain_handling_retried(self, retried: Record) -> Explanation:
+        at = format_time(retried.at)
         headline = f"handling it failed at {at} because of {retried.detail}; it was sent again as a delayed retry"
-        facts = [f"the retry has an id of its own{', and has left its queue, too' if self._sees_queues else ''}"]
-        facts += self._unseen()
+        facts = [f"the retry has an id of its own{', and has left its queue, too' if self._can_browse_queues else ''}"]
+        facts += self._hidden_queue_facts()
         error_queue = self.deployment.settings.endpoint.error_queue
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
-        return self._say(MessageState.HANDLING_RETRIED, headline, facts, advice)
+        return self._build_explanation(MessageState.HANDLING_RETRIED, headline, facts, advice)
 
-    def _ended_in_queue(self, delivered: Record) -> Explanation:
-        headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)}"
-        if not self._sees_queues:
-            return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
+    def _explain_delivered(self, delivered: Record) -> Explanation:
+        headline = f"it was delivered to queue {delivered.destination!r} at {format_time(delivered.at)}"
+        if not self._can_browse_queues:
+            return self._build_explanation(
+                MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._hidden_queue_facts()]
+            )
         headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
         if self.deployment.settings.store.recording is Recording.OUTCOMES:
             facts.append("store.recording is 'outcomes' here: handling is recorded with 'all' only")
-        return self._say(MessageState.DELIVERED, headline, facts)
+        return self._build_explanation(MessageState.DELIVERED, headline, facts)
 
-    async def _unknown(self) -> Explanation:
-        address = self.deployment.settings.store.address.shown
+    async def _explain_unknown(self) -> Explanation:
+        address = self.deployment.settings.store.address.redacted_text
         facts = ["messages sent without a delay leave no record once they are handled"]
         advice = [
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        removed = Pruned.of(pruned_details(await self.store.history(PRUNED_ID))).before
-        if removed is not None:
-            facts.append(f"records of messages that were over before {shown_time(removed)} have been removed")
-        was_never_stored = self._sees_queues and removed is None
+        pruned_before = PrunedCounts.of(pruned_details(await self.store.history(PRUNED_ID))).before
+        if pruned_before is not None:
+            facts.append(f"records of messages that were over before {format_time(pruned_before)} have been removed")
+        was_never_stored = self._can_browse_queues and pruned_before is None
         headline = (
             f"it was never scheduled in {address}" if was_never_stored else f"nothing is known of it in {address}"
         )
-        if not self._sees_queues:
-            of_intake, mend = await self._unseen_intake()
-            facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
+        if not self._can_browse_queues:
+            intake_facts, intake_advice = await self._hidden_intake_facts()
+            facts, advice = [*facts, *intake_facts, *self._hidden_queue_facts()], [*intake_advice, *advice]
         if self.deployment.timeouts:
             facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
-        return self._say(MessageState.UNKNOWN, headline, facts, advice)
+        return self._build_explanation(MessageState.UNKNOWN, headline, facts, advice)
 
-    async def _unseen_intake(self) -> tuple[list[str], list[str]]:
+    async def _hidden_intake_facts(self) -> tuple[list[str], list[str]]:
         """Return facts and advice about a message that may never have reached the store."""
-        queues = sources(self.deployment.settings, self.deployment.transport)
-        counts = await lengths(self.deployment, queues)
+        queues = all_intake_queues(self.deployment.settings, self.deployment.transport)
+        counts = await read_queue_lengths(self.deployment, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [
-            f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, counts)}",
+            f"what a service has not taken from {names} is not in the store yet: {_queue_length_text(queues, counts)}",
             "a delayed message that was due already when it was taken from there went on at once, without a record",
         ]
-        processes = await users_of_store(self.deployment)
-        idle = processes is not None and not delivering(processes)
+        processes = await list_store_processes(self.deployment)
+        idle = processes is not None and not running_services(processes)
         return facts, ["start the service: postdate run"] if idle and counts and any(counts.values()) else []
 
 
-def _by_clocks(wall: WallTime) -> str:
+def _wall_time_fact(wall: WallTime) -> str:
     try:
-        return f"it was sent for {wall}, which is {shown_time(wall.instant())} by the rules here"
+        return f"it was sent for {wall}, which is {format_time(wall.instant())} by the rules here"
     except InvalidTimestamp as error:
         return f"it was sent for {wall}, and {error}"
 
 
-def _waiting_in(queues: Sequence[str], counts: Mapping[str, int] | None) -> str:
+def _queue_length_text(queues: Sequence[str], counts: Mapping[str, int] | None) -> str:
     if counts is None:
         return "how many messages that are cannot be seen"
     parts = [
-        f"{shown_count(counts[queue], 'message')} in {queue!r}" if queue in counts else f"there is no queue {queue!r}"
+        f"{format_count(counts[queue], 'message')} in {queue!r}" if queue in counts else f"there is no queue {queue!r}"
         for queue in queues
     ]
     return ", ".join(parts)
 
 
-def _claimed(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
+def _describe_claimed(pending_state: PendingState, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
     """Return headline, facts and advice for a message that a process has claimed."""
-    holder = next((each for each in processes if each.alive and each.pid == standing.held_by), None)
-    destination = standing.message.destination
+    holder = next((each for each in processes if each.alive and each.pid == pending_state.claimed_by), None)
+    destination = pending_state.message.destination
     if holder is not None:
         return f"process {holder.pid} is delivering it to {destination!r} at this moment", [], []
-    who = "a process" if standing.held_by is None else f"process {standing.held_by}"
-    facts = [f"{who} held it when it ended; it is free again as soon as a service looks"]
+    holder_text = "a process" if pending_state.claimed_by is None else f"process {pending_state.claimed_by}"
+    facts = [f"{holder_text} held it when it ended; it is free again as soon as a service looks"]
     return f"the process that was delivering it to {destination!r} has died", facts, ["start the service: postdate run"]
 
 
-def _names(does: str, processes: Sequence[Process]) -> str:
-    names = ", ".join(f"process {each.pid} (since {shown_time(each.started_at)})" for each in processes)
-    return f"{does}: {names}"
+def _process_fact(action: str, processes: Sequence[Process]) -> str:
+    names = ", ".join(f"process {each.pid} (since {format_time(each.started_at)})" for each in processes)
+    return f"{action}: {names}"

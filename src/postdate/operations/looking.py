@@ -12,7 +12,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
-from postdate.operations.needs import present
+from postdate.operations.needs import read_present
 from postdate.runtime.resource import resource_of
 from postdate.wiring import OpenDeployment
 
@@ -22,9 +22,9 @@ log = logging.getLogger("postdate.looking")
 
 _LEAST_PAUSE: Final = timedelta(seconds=2)
 _LONGEST_PAUSE: Final = timedelta(minutes=5)
-_AFTER_AN_ERROR: Final = timedelta(seconds=10)
+_PAUSE_AFTER_ERROR: Final = timedelta(seconds=10)
 _CALL_DEADLINE: Final = timedelta(minutes=2)
-_PAUSES: Final = 49
+_PAUSE_FACTOR: Final = 49
 """The pause after a look, as a multiple of the time that the look took: looking takes a fiftieth of the time."""
 
 _WATCHED_SECONDS: Final = 60.0
@@ -35,16 +35,16 @@ _NEWS_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Look(Generic[T]):
+class Observation(Generic[T]):
     """One look.
 
-    ``number`` counts looks from 1. ``at`` is when the look began, by the clock that judges due times. ``ended`` is
-    when the look ended, on the monotonic clock.
+    ``number`` counts looks from 1. ``at`` is when the look began, by the clock that judges due times. ``end_seconds``
+    is when the look ended, on the monotonic clock.
     """
 
     number: int
     at: datetime
-    ended: float
+    end_seconds: float
     result: T | Exception
 
     @property
@@ -59,48 +59,52 @@ class Look(Generic[T]):
 class Refresher(Generic[T]):
     """The result of the last look. Requests never look themselves, so the load does not grow with their number."""
 
-    def __init__(self, look: Callable[[OpenDeployment, datetime], Awaitable[T]], clock: Clock) -> None:
-        self._look, self._clock = look, clock
+    def __init__(self, observe: Callable[[OpenDeployment, datetime], Awaitable[T]], clock: Clock) -> None:
+        self._observe, self._clock = observe, clock
         # On the monotonic clock, in seconds. The first look waits for a request, so this begins in the past.
-        self._watched_at = clock.monotonic() - _WATCHED_SECONDS
-        self._watched, self._news = anyio.Event(), anyio.Event()
-        self._last: Look[T] | None = None
-        self._before: Look[T] | None = None
+        self._last_request_seconds = clock.monotonic() - _WATCHED_SECONDS
+        self._request_event, self._new_observation = anyio.Event(), anyio.Event()
+        self._latest: Observation[T] | None = None
+        self._previous: Observation[T] | None = None
 
     async def run(self, deployment: OpenDeployment) -> None:
         """Look repeatedly until this task is cancelled. Sleep while no user watches."""
         deadlines = Deadlines.of_store(deployment.store, self._clock, _CALL_DEADLINE)
-        what = "cannot look at what waits, for metrics or the page"
-        calls = resource_of(deployment.store).calls(what, log, is_rare=True)
+        activity = "cannot look at what waits, for metrics or the page"
+        calls = resource_of(deployment.store).calls(activity, log, is_rare=True)
         while True:
-            while self._clock.monotonic() - self._watched_at >= _WATCHED_SECONDS:
-                self._watched = anyio.Event()  # An event cannot be cleared, and an earlier request has set the old one.
-                await self._watched.wait()
-            begun, at = self._clock.monotonic(), self._clock.now()
+            while self._clock.monotonic() - self._last_request_seconds >= _WATCHED_SECONDS:
+                self._request_event = (
+                    anyio.Event()
+                )  # An event cannot be cleared, and an earlier request has set the old one.
+                await self._request_event.wait()
+            start_seconds, observed_at = self._clock.monotonic(), self._clock.now()
             try:
-                at = await deadlines.call_apart(lambda: present(deployment))
-                result = await deadlines.call_apart(lambda at=at: self._look(deployment, at))
+                observed_at = await deadlines.call_in_task(lambda: read_present(deployment))
+                result = await deadlines.call_in_task(lambda at=observed_at: self._observe(deployment, at))
             except Exception as error:  # noqa: BLE001 - the requests raise it
-                calls.failed(error, self._clock.monotonic())
+                calls.report_failure(error, self._clock.monotonic())
                 result = error
             else:
-                calls.succeeded(self._clock.monotonic())
-            ended = self._clock.monotonic()
-            number = 1 if self._last is None else self._last.number + 1
-            self._before, self._last = self._last, Look(number, at, ended, result)
+                calls.report_success(self._clock.monotonic())
+            end_seconds = self._clock.monotonic()
+            number = 1 if self._latest is None else self._latest.number + 1
+            self._previous, self._latest = self._latest, Observation(number, observed_at, end_seconds, result)
             # Wake the requests that wait now. The next requests need a new event.
-            self._news.set()
-            self._news = anyio.Event()
-            await self._clock.sleep(_AFTER_AN_ERROR if isinstance(result, Exception) else pause_after(ended - begun))
+            self._new_observation.set()
+            self._new_observation = anyio.Event()
+            await self._clock.sleep(
+                _PAUSE_AFTER_ERROR if isinstance(result, Exception) else compute_pause(end_seconds - start_seconds)
+            )
 
-    def watched(self) -> tuple[Look[T] | None, Look[T] | None]:
+    def remember_request(self) -> tuple[Observation[T] | None, Observation[T] | None]:
         """Note that a user watches.
 
         Return the last look and the one before; ``None`` for a look that does not exist yet.
         """
-        self._watched_at = self._clock.monotonic()
-        self._watched.set()
-        return self._last, self._before
+        self._last_request_seconds = self._clock.monotonic()
+        self._request_event.set()
+        return self._latest, self._previous
 
     @property
     def last_value(self) -> T | None:
@@ -108,29 +112,31 @@ class Refresher(Generic[T]):
 
         It may be read from any thread. A read does not count as watching.
         """
-        last = self._last
-        if last is None or isinstance(last.result, Exception):
+        latest = self._latest
+        if latest is None or isinstance(latest.result, Exception):
             return None
-        return last.result if self._clock.monotonic() - last.ended < 2 * _LONGEST_PAUSE.total_seconds() else None
+        return (
+            latest.result if self._clock.monotonic() - latest.end_seconds < 2 * _LONGEST_PAUSE.total_seconds() else None
+        )
 
-    async def last(self) -> Look[T]:
+    async def get_latest(self) -> Observation[T]:
         """Return the last look. Wait for the first look; after a pause without users, wait briefly for a newer one."""
-        self.watched()
-        while (look := self._last) is None:
-            await self._news.wait()
-        if self._clock.monotonic() - look.ended >= _WATCHED_SECONDS:
-            return await self.newer(look.number, _NEWS_SECONDS) or look
-        return look
+        self.remember_request()
+        while (latest := self._latest) is None:
+            await self._new_observation.wait()
+        if self._clock.monotonic() - latest.end_seconds >= _WATCHED_SECONDS:
+            return await self.wait_for_newer(latest.number, _NEWS_SECONDS) or latest
+        return latest
 
-    async def newer(self, number: int, seconds: float) -> Look[T] | None:
+    async def wait_for_newer(self, number: int, seconds: float) -> Observation[T] | None:
         """Return the first available look with a number above ``number``; ``None`` if none ends within ``seconds``."""
-        self.watched()
+        self.remember_request()
         with anyio.move_on_after(seconds):
-            while self._last is None or self._last.number <= number:
-                await self._news.wait()
-        return self._last if self._last is not None and self._last.number > number else None
+            while self._latest is None or self._latest.number <= number:
+                await self._new_observation.wait()
+        return self._latest if self._latest is not None and self._latest.number > number else None
 
 
-def pause_after(seconds: float) -> timedelta:
+def compute_pause(seconds: float) -> timedelta:
     """Return the pause after a look that took so many seconds."""
-    return min(max(_LEAST_PAUSE, timedelta(seconds=_PAUSES * seconds)), _LONGEST_PAUSE)
+    return min(max(_LEAST_PAUSE, timedelta(seconds=_PAUSE_FACTOR * seconds)), _LONGEST_PAUSE)

@@ -9,17 +9,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core import changes
-from postdate.core.changes import Pending, first_of
-from postdate.core.limits import limits_of
-from postdate.core.upkeep.wall_times import KeptZones, WallTime
+from postdate.core.changes import Pending, list_matching
+from postdate.core.limits import load_limits_in_force
+from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
 from postdate.errors import MessageNotFound, TransportUnavailable
 from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
 from postdate.operations.explanation import explain
-from postdate.operations.needs import administrable, in_queues, lengths, standing_of, users_of_store
-from postdate.operations.plain import Body, Event, Progress, body_of, delivering, events_of, unheard
-from postdate.operations.unreadable import UnreadableDetails, count_unreadable, unreadable_of
-from postdate.ports import AdministrableStore, Answer, Standing
-from postdate.ports.limits import LimitingStore, in_a_lane
+from postdate.operations.needs import (
+    find_in_queues,
+    find_pending_state,
+    list_store_processes,
+    read_queue_lengths,
+    require_administrable,
+)
+from postdate.operations.plain import Body, Event, Progress, body_of, events_of, ignore_progress, running_services
+from postdate.operations.unreadable import UnreadableDetails, count_unreadable, find_unreadable
+from postdate.ports import AdministrableStore, Answer, PendingState
+from postdate.ports.limits import LimitingStore, is_in_lane
 from postdate.wiring import OpenDeployment, own_queues
 
 
@@ -57,14 +63,16 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
 
     ``at_a_glance``: leave out the counts of records, which are many, and of queues that cannot be reached.
     """
-    counts = await administrable(deployment, "count messages").statistics(now)
+    counts = await require_administrable(deployment, "count messages").statistics(now)
     records = dict[str, int]() if at_a_glance else await record_counts(deployment)
-    processes, queues = await users_of_store(deployment), None
+    processes, queues = await list_store_processes(deployment), None
     with suppress(TransportUnavailable) if at_a_glance else nullcontext():
-        queues = await lengths(deployment, own_queues(deployment.settings, deployment.transport.capabilities))
+        queues = await read_queue_lengths(
+            deployment, own_queues(deployment.settings, deployment.transport.capabilities)
+        )
     return Statistics(
         at=now,
-        store=deployment.settings.store.address.shown,
+        store=deployment.settings.store.address.redacted_text,
         pending=counts.pending,
         overdue=counts.overdue,
         claimed=counts.claimed,
@@ -72,14 +80,14 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
         next_due=counts.next_due,
         records=records,
         queues=queues,
-        services=None if processes is None else len(delivering(processes)),
+        services=None if processes is None else len(running_services(processes)),
         unreadable=await count_unreadable(deployment),
     )
 
 
 async def record_counts(deployment: OpenDeployment) -> Mapping[str, int]:
     """Return the number of records of each kind, by the name of the kind in lower case. This reads all records."""
-    counts = await administrable(deployment, "count records").record_counts()
+    counts = await require_administrable(deployment, "count records").record_counts()
     return {kind.name.lower(): count for kind, count in counts.items()}
 
 
@@ -112,27 +120,29 @@ class MessageList:
 
 async def list_messages(
     deployment: OpenDeployment,
-    where: Pending,
+    pending_filter: Pending,
     limit: int,
     now: datetime,
     after: str | None = None,
-    among: int | None = None,
+    search_limit: int | None = None,
 ) -> MessageList:
     """Return pending messages after the cursor ``after``, the first due first.
 
-    ``among``: the number of messages to search, for a filter that few messages match.
+    ``search_limit``: the number of messages to search, for a filter that few messages match.
     """
-    store = administrable(deployment, "list messages")
+    store = require_administrable(deployment, "list messages")
     changes.check_limit(limit)
-    messages = await first_of(store, where, limit + 1, after, among)
-    limited = set(await limits_of(store) if isinstance(store, LimitingStore) else ())
-    shown = messages[:limit]
+    messages = await list_matching(store, pending_filter, limit + 1, after, search_limit)
+    limited_queues = set(await load_limits_in_force(store) if isinstance(store, LimitingStore) else ())
+    page = messages[:limit]
     more = len(messages) > limit
-    return MessageList([_line(message, now, limited) for message in shown], more, shown[-1].cursor if more else None)
+    return MessageList(
+        [_line(message, now, limited_queues) for message in page], more, page[-1].cursor if more else None
+    )
 
 
-def _line(message: DelayedMessage, now: datetime, limited: Container[str]) -> MessageLine:
-    is_due, is_limited = message.due < now, message.destination in limited and not message.number_of_failures
+def _line(message: DelayedMessage, now: datetime, limited_queues: Container[str]) -> MessageLine:
+    is_due, is_limited = message.due < now, message.destination in limited_queues and not message.number_of_failures
     return MessageLine(
         message_id=message.message_id,
         due=message.due,
@@ -189,34 +199,34 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
 
     ``queued``: also search the queues, which reads their messages.
     """
-    standing = await standing_of(deployment, message_id)
-    places = [] if standing is None else [_waiting(standing)]
+    pending_state = await find_pending_state(deployment, message_id)
+    places = [] if pending_state is None else [_location_of_pending(pending_state)]
     places += [
-        _location("queue", each.queue, each.envelope, each.failures, each.held_by)
-        for each in (await in_queues(deployment, message_id) if queued else ())
+        _location("queue", each.queue, each.envelope, each.failures, each.received_by)
+        for each in (await find_in_queues(deployment, message_id) if queued else ())
     ]
-    history = events_of(await administrable(deployment, "show a message").history(message_id))
-    unreadable = await unreadable_of(deployment, message_id)
+    history = events_of(await require_administrable(deployment, "show a message").history(message_id))
+    unreadable = await find_unreadable(deployment, message_id)
     if not places and not history and not unreadable:
         raise MessageNotFound(
-            f"no message {message_id!r} waits in {deployment.settings.store.address.shown}, "
+            f"no message {message_id!r} waits in {deployment.settings.store.address.redacted_text}, "
             f"is in a queue, or was recorded; "
             f"list what waits with `postdate messages list`"
         )
     return MessageDetails(message_id, places, history, unreadable)
 
 
-def _waiting(standing: Standing) -> MessageLocation:
-    message, attempt_at = standing.message, standing.attempt_at
-    location = _location("waiting", message.destination, message, message.number_of_failures, standing.held_by)
-    return location if in_a_lane(attempt_at, message.due) else replace(location, next_attempt_at=attempt_at)
+def _location_of_pending(pending_state: PendingState) -> MessageLocation:
+    message, attempt_at = pending_state.message, pending_state.attempt_at
+    location = _location("waiting", message.destination, message, message.number_of_failures, pending_state.claimed_by)
+    return location if is_in_lane(attempt_at, message.due) else replace(location, next_attempt_at=attempt_at)
 
 
 def _location(
-    where: str, queue: str, message: DelayedMessage | Envelope, failures: int, held_by: int | None
+    kind: str, queue: str, message: DelayedMessage | Envelope, failures: int, held_by: int | None
 ) -> MessageLocation:
     return MessageLocation(
-        where=where,
+        where=kind,
         queue=queue,
         due=message.due,
         next_attempt_at=None,
@@ -239,7 +249,7 @@ class Change:
     due: datetime | None = None
 
 
-def _refuse_ids_of_the_store(*message_ids: str) -> None:
+def _check_not_own_ids(*message_ids: str) -> None:
     """Raise `InvalidMessage` if an id belongs to one of the store's own messages (ADR 41)."""
     for each in message_ids:
         if each.startswith(OWN_PREFIX):
@@ -251,12 +261,12 @@ async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: da
 
     Raises InvalidMessage if an id belongs to one of the store's own messages; nothing was done.
     """
-    store = administrable(deployment, "cancel a message")
-    _refuse_ids_of_the_store(*message_ids)
+    store = require_administrable(deployment, "cancel a message")
+    _check_not_own_ids(*message_ids)
     return [
         Change(each, done=True)
         if await store.cancel(each, now)
-        else Change(each, done=False, reason=await _why_not(deployment, each, now))
+        else Change(each, done=False, reason=await _explain_refusal(deployment, each, now))
         for each in message_ids
     ]
 
@@ -268,25 +278,25 @@ async def reschedule(
 
     ``wall_time``: the local time that ``due`` stands for; the message follows the rules of its zone from now on.
     """
-    _refuse_ids_of_the_store(message_id)
-    store = administrable(deployment, "reschedule a message")
-    header = await _keep_zone(deployment, wall_time, now)
+    _check_not_own_ids(message_id)
+    store = require_administrable(deployment, "reschedule a message")
+    header = await _store_zone(deployment, wall_time, now)
     if await store.reschedule(message_id, due, now, header):
         return Change(message_id, done=True, due=due)
-    return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))
+    return Change(message_id, done=False, reason=await _explain_refusal(deployment, message_id, now))
 
 
-async def _keep_zone(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> str | None:
+async def _store_zone(deployment: OpenDeployment, wall_time: WallTime | None, now: datetime) -> str | None:
     """Store the rules of the zone, and return the header of the wall time. Return ``None`` without a wall time."""
     if wall_time is None:
         return None
     assert deployment.store is not None  # The caller has checked that messages of the store can be changed.
-    await KeptZones(deployment.store).keep(wall_time.zone, now)
+    await ZoneMarkers(deployment.store).ensure_marker(wall_time.zone, now)
     return str(wall_time)
 
 
 @dataclass(frozen=True, slots=True)
-class ManyChanged:
+class ChangeCounts:
     """Result of changing all matching messages: the number of each answer. In a dry run, the expected numbers."""
 
     answers: Mapping[str, int]
@@ -294,15 +304,20 @@ class ManyChanged:
 
 
 async def cancel_all(
-    deployment: OpenDeployment, where: Pending, now: datetime, *, dry_run: bool, progress: Progress = unheard
-) -> ManyChanged:
+    deployment: OpenDeployment,
+    pending_filter: Pending,
+    now: datetime,
+    *,
+    dry_run: bool,
+    progress: Progress = ignore_progress,
+) -> ChangeCounts:
     """Remove all pending messages that match, permanently."""
-    store = administrable(deployment, "cancel messages")
-    return await _changed(
+    store = require_administrable(deployment, "cancel messages")
+    return await _change_all(
         store,
-        where,
+        pending_filter,
         lambda each: changes.cancel(store, each.message_id, now),
-        lambda each: changes.would_be(each, None),
+        lambda each: changes.preview_change(each, None),
         progress,
         dry_run=dry_run,
     )
@@ -310,51 +325,51 @@ async def cancel_all(
 
 async def reschedule_all(  # noqa: PLR0913 - which, when, and how
     deployment: OpenDeployment,
-    where: Pending,
+    pending_filter: Pending,
     due: Callable[[DelayedMessage, datetime], datetime],
     now: datetime,
     *,
     dry_run: bool,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
     wall_time: WallTime | None = None,
-) -> ManyChanged:
+) -> ChangeCounts:
     """Change the due time of all pending messages that match; ``due`` returns the new one of each message."""
-    store = administrable(deployment, "reschedule messages")
-    header = None if dry_run else await _keep_zone(deployment, wall_time, now)
+    store = require_administrable(deployment, "reschedule messages")
+    header = None if dry_run else await _store_zone(deployment, wall_time, now)
 
     async def change(message: DelayedMessage) -> Answer:
         return await changes.reschedule(store, message.message_id, due(message, now), now, header)
 
-    def expected(message: DelayedMessage) -> Answer:
-        return changes.would_be(message, due(message, now))
+    def preview_change(message: DelayedMessage) -> Answer:
+        return changes.preview_change(message, due(message, now))
 
-    return await _changed(store, where, change, expected, progress, dry_run=dry_run)
+    return await _change_all(store, pending_filter, change, preview_change, progress, dry_run=dry_run)
 
 
-async def _changed(
+async def _change_all(
     store: AdministrableStore,
-    where: Pending,
+    pending_filter: Pending,
     change: Callable[[DelayedMessage], Awaitable[Answer]],
-    expected: changes.Expected,
+    preview_change: changes.Preview,
     progress: Progress,
     *,
     dry_run: bool,
-) -> ManyChanged:
-    where.check_says_something()
+) -> ChangeCounts:
+    pending_filter.check_has_condition()
     if dry_run:
-        count = await changes.count_of(store, where, expected)
-        return ManyChanged({answer.value: number for answer, number in count.items()}, dry_run)
-    messages, so_far = await first_of(store, where, None), itertools.count(1)
+        count = await changes.count_answers(store, pending_filter, preview_change)
+        return ChangeCounts({answer.value: number for answer, number in count.items()}, dry_run)
+    messages, counter = await list_matching(store, pending_filter, None), itertools.count(1)
 
-    async def counted(message: DelayedMessage) -> Answer:
+    async def change_and_report(message: DelayedMessage) -> Answer:
         try:
             return await change(message)
         finally:
-            progress(next(so_far))
+            progress(next(counter))
 
-    answers = await changes.change_all(messages, counted)
-    return ManyChanged({answer.value: count for answer, count in answers.items()}, dry_run)
+    answers = await changes.change_all(messages, change_and_report)
+    return ChangeCounts({answer.value: count for answer, count in answers.items()}, dry_run)
 
 
-async def _why_not(deployment: OpenDeployment, message_id: str, now: datetime) -> str:
+async def _explain_refusal(deployment: OpenDeployment, message_id: str, now: datetime) -> str:
     return (await explain(deployment, message_id, now)).headline

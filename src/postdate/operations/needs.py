@@ -13,30 +13,30 @@ from postdate.ports import (
     AdministrableStore,
     ForeignIntake,
     Observer,
+    PendingState,
     Process,
-    Queued,
-    Standing,
+    QueuedMessage,
     TransactionMode,
     Transport,
 )
 from postdate.ports.limits import LimitingStore
-from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, placing_errors
+from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, locate_errors
 
 
-def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
+def require_administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
     """Return the store if an operator can list and change its messages. Otherwise raise NotSupported.
 
     ``purpose`` completes "cannot", such as ``list messages``.
     """
-    store = deployment.kept
+    store = deployment.required_store
     if isinstance(store, AdministrableStore):
         return store
     address = deployment.settings.store.address
     raise NotSupported(f"cannot {purpose}: the store {address!r} does not show what is in it, nor lets it be changed")
 
 
-def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
-    """Return the observer of the queues. Raise NotSupported without one; see :func:`administrable`."""
+def require_queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
+    """Return the observer of the queues. Raise NotSupported without one; see :func:`require_administrable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
     raise NotSupported(
@@ -45,7 +45,7 @@ def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
     )
 
 
-async def present(deployment: OpenDeployment) -> datetime:
+async def read_present(deployment: OpenDeployment) -> datetime:
     """Return the UTC time by which services judge due times: the clock of the store, if it has one that is used."""
     store = deployment.store
     if store is not None and store.capabilities.has_clock and deployment.settings.delayed_delivery.use_store_clock:
@@ -58,7 +58,7 @@ async def present(deployment: OpenDeployment) -> datetime:
 # --- what is asked where it can be ---------------------------------------------------------------------------------
 
 
-async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[str, int] | None:
+async def read_queue_lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[str, int] | None:
     """Return the lengths of existing queues: of all if they can be listed, else of those in ``names``.
 
     Return ``None`` if a transport cannot even say which queues exist.
@@ -68,7 +68,7 @@ async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[s
     return await deployment.transport.lengths_of(list(dict.fromkeys(names)))
 
 
-def sources(settings: Settings, transport: Transport) -> list[str]:
+def all_intake_queues(settings: Settings, transport: Transport) -> list[str]:
     """Return the queues from which the service receives messages to delay, including those of an exchange."""
     queues, exchange = intake_queues(settings, transport.capabilities), delay_exchange(settings, transport)
     if exchange is not None and isinstance(transport, ForeignIntake):
@@ -76,36 +76,36 @@ def sources(settings: Settings, transport: Transport) -> list[str]:
     return queues
 
 
-async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
+async def has_queue(deployment: OpenDeployment, queue: str) -> bool | None:
     """Return whether the queue exists; ``None`` if that cannot be known. No other queue is counted."""
     if deployment.queue_view is not None:
         with suppress(QueueNotFound):
             await deployment.queue_view.browse(queue, 1)
             return True
         return False
-    queue_lengths = await lengths(deployment, [queue])
+    queue_lengths = await read_queue_lengths(deployment, [queue])
     return None if queue_lengths is None else queue in queue_lengths
 
 
-async def users_of_store(deployment: OpenDeployment) -> Sequence[Process] | None:
+async def list_store_processes(deployment: OpenDeployment) -> Sequence[Process] | None:
     """Return the processes that use the store; ``None`` if they cannot be known."""
     return None if deployment.store_view is None else await deployment.store_view.processes()
 
 
-async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing | None:
+async def find_pending_state(deployment: OpenDeployment, message_id: str) -> PendingState | None:
     """Return a pending message with as much as the store knows of it; ``None`` if the message is not pending."""
     if deployment.store_view is not None:
-        return await deployment.store_view.standing(message_id)
-    message = await administrable(deployment, "find a message").get(message_id)
-    return None if message is None else Standing(message, message.due)
+        return await deployment.store_view.pending_state_of(message_id)
+    message = await require_administrable(deployment, "find a message").get(message_id)
+    return None if message is None else PendingState(message, message.due)
 
 
-async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[Standing]:
+async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[PendingState]:
     """Return the pending delayed retries of a message; empty if they cannot be known."""
     return () if deployment.store_view is None else await deployment.store_view.retries_of(message_id)
 
 
-async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Queued]:
+async def find_in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[QueuedMessage]:
     """Return the places of the message in queues; empty if queues cannot be browsed."""
     return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)
 
@@ -127,7 +127,7 @@ async def check_readable(deployment: OpenDeployment) -> None:
             raise
 
 
-async def check_set_up(deployment: OpenDeployment) -> None:
+async def check_setup(deployment: OpenDeployment) -> None:
     """Raise StoreNotSetUp if tables or queues are missing. Without an error, a service can start and create nothing.
 
     The store need not be initialized.
@@ -137,16 +137,16 @@ async def check_set_up(deployment: OpenDeployment) -> None:
         await deployment.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         await deployment.store.next_attempt()
         if isinstance(deployment.store, LimitingStore):
-            await deployment.store.kept_limits()
+            await deployment.store.load_limits()
     now = SystemClock().now()
-    with placing_errors(settings, "timeout_manager.address"):
+    with locate_errors(settings, "timeout_manager.address"):
         for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.next_chunk(now, now, 1)
     dispatching = dispatcher_queues(settings, deployment.transport.capabilities)
-    needed = [*sources(settings, deployment.transport), *dispatching, settings.endpoint.error_queue]
-    there = await lengths(deployment, needed)
-    missing = [name for name in needed if there is not None and name not in there]
+    needed_queues = [*all_intake_queues(settings, deployment.transport), *dispatching, settings.endpoint.error_queue]
+    existing_queues = await read_queue_lengths(deployment, needed_queues)
+    missing = [name for name in needed_queues if existing_queues is not None and name not in existing_queues]
     if missing:
         origin = settings.origin("transport.address")
         raise StoreNotSetUp(

@@ -15,25 +15,25 @@ from postdate.endpoint.message_types import JSON_CONTENT_TYPE
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
-from postdate.operations.doctor.servers import limits_on_server
-from postdate.operations.needs import exists, lengths, users_of_store
-from postdate.operations.plain import delivering
+from postdate.operations.doctor.servers import diagnose_queue_limits
+from postdate.operations.needs import has_queue, list_store_processes, read_queue_lengths
+from postdate.operations.plain import running_services
 from postdate.ports import ForeignIntake
 from postdate.wiring import (
     OpenDeployment,
+    address_of_section,
     build_endpoint,
     delay_exchange,
     is_enabled,
+    locate_errors,
     open_outbox,
     open_saga_store,
     own_queues,
-    place_of,
-    placing_errors,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class SetUp:
+class SetupResult:
     """Everything that exists after setup.
 
     Args:
@@ -58,7 +58,7 @@ class SetUp:
 
 async def set_up(
     deployment: OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
-) -> SetUp:
+) -> SetupResult:
     """Create the tables and queues that do not exist. ``queues`` names additional queues.
 
     ``sagas`` and ``outbox`` create their table even if no section of the settings names a place for it: the table is
@@ -68,41 +68,41 @@ async def set_up(
     all_queues = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
     if deployment.store is not None:
         await deployment.store.setup()
-    before: Mapping[str, int] | None = {}
+    existing_queues: Mapping[str, int] | None = {}
     with suppress(StoreNotSetUp):  # The tables of the queues are created together with the first queue.
-        before = await lengths(deployment, all_queues)
+        existing_queues = await read_queue_lengths(deployment, all_queues)
     await deployment.transport.create_queues(all_queues)
     exchange = delay_exchange(settings, deployment.transport)
     if exchange is not None and isinstance(deployment.transport, ForeignIntake):
         await deployment.transport.create_intake(exchange)
-    with placing_errors(settings, "timeout_manager.address"):
+    with locate_errors(settings, "timeout_manager.address"):
         for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.setup()
-    timeouts_at = settings.timeout_manager.address
-    return SetUp(
-        store=None if deployment.store is None else settings.store.address.shown,
-        transport=settings.transport.address.shown,
+    timeouts_address = settings.timeout_manager.address
+    return SetupResult(
+        store=None if deployment.store is None else settings.store.address.redacted_text,
+        transport=settings.transport.address.redacted_text,
         queues=all_queues,
-        created=None if before is None else [name for name in all_queues if name not in before],
+        created=None if existing_queues is None else [name for name in all_queues if name not in existing_queues],
         exchange=None if exchange is None else exchange.name,
-        timeouts=None if timeouts_at is None else timeouts_at.shown,
+        timeouts=None if timeouts_address is None else timeouts_address.redacted_text,
         sagas=await _set_up_part(settings, "sagas") if is_enabled(settings.sagas, sagas) else None,
         outbox=await _set_up_part(settings, "outbox") if is_enabled(settings.outbox, outbox) else None,
-        limits=[limit.found for limit in await limits_on_server(deployment.transport, all_queues)],
+        limits=[limit.found for limit in await diagnose_queue_limits(deployment.transport, all_queues)],
     )
 
 
 async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) -> str:
     """Create the tables of sagas or the outbox, and return their address."""
-    chosen = settings.sagas if section == "sagas" else settings.outbox
-    with placing_errors(settings, "store.address" if chosen.address is None else f"{section}.address"):
+    section_settings = settings.sagas if section == "sagas" else settings.outbox
+    with locate_errors(settings, "store.address" if section_settings.address is None else f"{section}.address"):
         part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
         try:
             await part.setup()
         finally:
             await part.close()
-    return place_of(chosen, settings).shown
+    return address_of_section(section_settings, settings).redacted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +139,15 @@ async def send(
     # A delay is added to the time of the clock that later judges the due time.
     if isinstance(endpoint.clock, FollowingClock):
         await endpoint.clock.read()
-    outgoing = endpoint.outgoing.make(body, options)
+    outgoing = endpoint.outgoing.create(body, options)
     await endpoint.outgoing.send([outgoing])
-    processes = await users_of_store(deployment)
+    processes = await list_store_processes(deployment)
     return SendReport(
         message_id=outgoing.message_id,
         destination=outgoing.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,
-        queue_exists=await exists(deployment, outgoing.destination),
-        services=None if processes is None else len(delivering(processes)),
+        queue_exists=await has_queue(deployment, outgoing.destination),
+        services=None if processes is None else len(running_services(processes)),
     )
 
 

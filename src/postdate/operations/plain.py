@@ -14,7 +14,7 @@ Progress = Callable[[int], None]
 """A callback that receives the number of items done so far."""
 
 
-def unheard(done: int) -> None:
+def ignore_progress(done: int) -> None:
     """Ignore progress: the default callback."""
 
 
@@ -51,17 +51,17 @@ def events_of(history: Sequence[Record]) -> tuple[Event, ...]:
     )
 
 
-def clean(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return ``text`` with control characters escaped, so that a message cannot control the terminal of its reader."""
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text)
 
 
-def shown_time(instant: datetime) -> str:
+def format_time(instant: datetime) -> str:
     """Return ISO 8601 in UTC, with microseconds only where they are not 0."""
     return instant.isoformat().replace("+00:00", "Z")
 
 
-def shown_span(span: timedelta) -> str:
+def format_span(span: timedelta) -> str:
     """Return a duration with one or two units, rounded down: ``3h12m``, ``45s``, ``12ms``."""
     seconds = abs(span).total_seconds()
     if seconds < 1:
@@ -72,10 +72,10 @@ def shown_span(span: timedelta) -> str:
     return "0s"
 
 
-def shown_count(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return ``1 message``, ``1,234 messages``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def delivering(processes: Sequence[Process]) -> list[Process]:
+def running_services(processes: Sequence[Process]) -> list[Process]:
     return [process for process in processes if process.alive and process.delivers]

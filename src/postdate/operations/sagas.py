@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decoded, name_of
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decode_details, name_of
 from postdate.errors import InvalidMessage, StoreNotSetUp
 from postdate.ports import SagaRecord, SagaStore
-from postdate.wiring import OpenDeployment, file_of, open_saga_store, place_of
+from postdate.wiring import OpenDeployment, address_of_section, file_of, open_saga_store
 
 T = TypeVar("T")
 
@@ -30,33 +30,33 @@ async def list_sagas(deployment: OpenDeployment, after: tuple[str, str], limit: 
     Raises:
         ConfigurationError: the settings name no database that can store sagas.
     """
-    records = await _asked(deployment, lambda store: store.page(after, limit))
-    return None if records is None else [_readable_saga(each) for each in records]
+    records = await _query_sagas(deployment, lambda store: store.read_page(after, limit))
+    return None if records is None else [_known_saga_of(each) for each in records]
 
 
 async def show_saga(deployment: OpenDeployment, saga_type: str, saga_id: str) -> KnownSaga | None:
     """Return an instance; ``None``: there is none, for example because it has completed."""
-    record = await _asked(deployment, lambda store: store.load(saga_type, saga_id))
-    return None if record is None else _readable_saga(record)
+    record = await _query_sagas(deployment, lambda store: store.load(saga_type, saga_id))
+    return None if record is None else _known_saga_of(record)
 
 
-async def _asked(deployment: OpenDeployment, question: Callable[[SagaStore], Awaitable[T]]) -> T | None:
-    file = file_of(place_of(deployment.settings.sagas, deployment.settings))
+async def _query_sagas(deployment: OpenDeployment, query: Callable[[SagaStore], Awaitable[T]]) -> T | None:
+    file = file_of(address_of_section(deployment.settings.sagas, deployment.settings))
     if file is not None and not file.expanduser().exists():  # To open a missing file would create it.
         return None
     store = open_saga_store(deployment.settings, deployment.databases)
     try:
-        return await question(store)
+        return await query(store)
     except StoreNotSetUp:
         return None
     finally:
         await store.close()
 
 
-def _readable_saga(record: SagaRecord) -> KnownSaga:
+def _known_saga_of(record: SagaRecord) -> KnownSaga:
     details, problem = SagaDetails(), ""
     try:
-        details = decoded(record.details, name_of(record))
+        details = decode_details(record.details, name_of(record))
     except InvalidMessage as error:
         problem = str(error)
     timeouts = sorted(details.timeouts.values(), key=lambda each: each.due)

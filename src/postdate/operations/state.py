@@ -11,19 +11,19 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from postdate.clock import later
-from postdate.core.limits import limits_of
+from postdate.core.limits import load_limits_in_force
 from postdate.messages import OF_THE_STORE
 from postdate.operations.messages import Statistics, statistics
-from postdate.operations.needs import administrable, users_of_store
-from postdate.ports import Delivered, MessageFilter, Process, counted_between
+from postdate.operations.needs import list_store_processes, require_administrable
+from postdate.ports import DeliveredMessage, MessageFilter, Process, counts_between
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment
 
 LOOK_AHEAD: Final = 10_000
-_LOOKED_THROUGH: Final = 500
+_SEARCHED: Final = 500
 """Number of due messages to search for an overdue one that no limit holds."""
 
-_HERD_IS: Final = 10
+_HERD_FACTOR: Final = 10
 """A herd has this many times the messages of the ordinary interval."""
 
 _LEAST_HERD: Final = 1_000
@@ -70,19 +70,19 @@ class RecentLateness:
     early: int
 
     @classmethod
-    def of(cls, deliveries: Sequence[Delivered]) -> RecentLateness:
+    def of(cls, deliveries: Sequence[DeliveredMessage]) -> RecentLateness:
         """Compute the lateness of deliveries, which are given with the newest first."""
-        spans, none = [(each.at, each.at - each.due) for each in deliveries if each.due is not None], timedelta(0)
-        late = sorted(max(span, none) for _, span in spans)
+        spans, zero = [(each.at, each.at - each.due) for each in deliveries if each.due is not None], timedelta(0)
+        late = sorted(max(span, zero) for _, span in spans)
         spread = Counter(next(name for name, most in _LATE.items() if each.total_seconds() <= most) for each in late)
         return cls(
             last=deliveries[0].at if deliveries else None,
             since=spans[-1][0] if spans else None,
             count=len(late),
-            median=late[(len(late) - 1) // 2] if late else none,
-            most=late[math.ceil(0.99 * len(late)) - 1] if late else none,
+            median=late[(len(late) - 1) // 2] if late else zero,
+            most=late[math.ceil(0.99 * len(late)) - 1] if late else zero,
             spread={name: spread[name] for name in _LATE},
-            early=sum(span < none for _, span in spans),
+            early=sum(span < zero for _, span in spans),
         )
 
 
@@ -129,49 +129,52 @@ async def overview(deployment: OpenDeployment, now: datetime, look_ahead: int = 
         NotSupported: the store answers no questions at all.
         StoreUnavailable: the store does not answer. Queues that do not answer are not counted.
     """
-    counted, view, store = await statistics(deployment, now, at_a_glance=True), deployment.store_view, deployment.store
+    totals, view, store = await statistics(deployment, now, at_a_glance=True), deployment.store_view, deployment.store
     first = now.replace(second=0, microsecond=0)
     minutes, hours = _edges(first, first, _MINUTE, 60), _edges(first, first.replace(minute=0), _HOUR, 24)
     days = _edges(first, first.replace(hour=0, minute=0), _DAY, 30)
     # Each edge of hours and days is also an edge of the list: each message is counted once and added up three times.
     edges = sorted({*minutes, *hours, *days})
-    counts = await administrable(deployment, "count messages").due_counts(edges)
+    counts = await require_administrable(deployment, "count messages").due_counts(edges)
     dues = list(zip(edges, counts, strict=False))
-    following = None if view is None or not look_ahead else await view.next_destinations(look_ahead)
+    next_destinations = None if view is None or not look_ahead else await view.next_destinations(look_ahead)
     return Overview(
-        statistics=counted,
-        hour=intervals(minutes, counted_between(minutes, dues)),
-        day=intervals(hours, counted_between(hours, dues)),
-        month=intervals(days, counted_between(days, dues)),
-        destinations=following and {name: count for name, count in following.items() if name not in OF_THE_STORE},
-        processes=await users_of_store(deployment),
+        statistics=totals,
+        hour=intervals(minutes, counts_between(minutes, dues)),
+        day=intervals(hours, counts_between(hours, dues)),
+        month=intervals(days, counts_between(days, dues)),
+        destinations=next_destinations
+        and {name: count for name, count in next_destinations.items() if name not in OF_THE_STORE},
+        processes=await list_store_processes(deployment),
         clocks=await store.reported_clocks() if store and view and look_ahead and store.capabilities.has_clock else {},
-        errors=(counted.queues or {}).get(deployment.settings.endpoint.error_queue),
-        overdue_since=await _overdue_since(deployment, counted),
-        overdue=await _by_age(deployment, counted),
-        lateness=None if view is None or not look_ahead else RecentLateness.of(await view.last_delivered(_LATEST)),
+        errors=(totals.queues or {}).get(deployment.settings.endpoint.error_queue),
+        overdue_since=await _find_overdue_since(deployment, totals),
+        overdue=await _count_by_age(deployment, totals),
+        lateness=None if view is None or not look_ahead else RecentLateness.of(await view.latest_deliveries(_LATEST)),
     )
 
 
-async def _overdue_since(deployment: OpenDeployment, counted: Statistics) -> datetime | None:
-    store = administrable(deployment, "list messages")
-    limited = set(await limits_of(store)) if counted.overdue and isinstance(store, LimitingStore) else set[str]()
+async def _find_overdue_since(deployment: OpenDeployment, totals: Statistics) -> datetime | None:
+    store = require_administrable(deployment, "list messages")
+    limited = (
+        set(await load_limits_in_force(store)) if totals.overdue and isinstance(store, LimitingStore) else set[str]()
+    )
     if not limited:
-        return counted.next_due if counted.overdue else None
-    due = await store.list_pending(MessageFilter(due_to=counted.at), _LOOKED_THROUGH)
+        return totals.next_due if totals.overdue else None
+    due = await store.list_pending(MessageFilter(due_to=totals.at), _SEARCHED)
     return next((each.due for each in due if each.destination not in limited), None)
 
 
-async def _by_age(deployment: OpenDeployment, counted: Statistics) -> Sequence[Interval]:
-    if not counted.overdue or counted.next_due is None:
+async def _count_by_age(deployment: OpenDeployment, totals: Statistics) -> Sequence[Interval]:
+    if not totals.overdue or totals.next_due is None:
         return ()
-    at = counted.at.replace(microsecond=0)
-    oldest = min(counted.next_due.replace(microsecond=0), at - 2 * _DAY)
+    at = totals.at.replace(microsecond=0)
+    oldest = min(totals.next_due.replace(microsecond=0), at - 2 * _DAY)
     edges = [oldest, at - _DAY, at - _HOUR, at - _MINUTE]
-    old = await administrable(deployment, "count messages").due_counts(edges)
+    old = await require_administrable(deployment, "count messages").due_counts(edges)
     # The rest is overdue for less than a minute. Messages due within this second do not count as overdue.
-    counts = [*old, max(counted.overdue - sum(old), 0)]
-    ages = zip(edges, [*edges[1:], counted.at], counts, strict=True)
+    counts = [*old, max(totals.overdue - sum(old), 0)]
+    ages = zip(edges, [*edges[1:], totals.at], counts, strict=True)
     return [Interval(begin, end, count, herd=False) for begin, end, count in ages][::-1]
 
 
@@ -186,5 +189,5 @@ def _edges(first: datetime, begin: datetime, step: timedelta, count: int) -> lis
 def intervals(edges: Sequence[datetime], counts: Sequence[int]) -> list[Interval]:
     """Return intervals with their counts, and mark the herds among them."""
     usual = mathematics.median([each for each in counts if each] or [0])
-    least = max(_HERD_IS * usual, _LEAST_HERD)
+    least = max(_HERD_FACTOR * usual, _LEAST_HERD)
     return [Interval(*each, herd=each[2] >= least) for each in zip(edges, edges[1:], counts, strict=False)]

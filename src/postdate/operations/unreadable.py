@@ -52,7 +52,7 @@ class UnreadableDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
+class DiscardResult:
     """Result of discarding one row. ``remark`` says why the row was not discarded."""
 
     name: str
@@ -71,11 +71,11 @@ async def count_unreadable(deployment: OpenDeployment) -> int:
 
 
 async def list_unreadable(deployment: OpenDeployment, limit: int) -> UnreadableList:
-    rows = await _rows(deployment, limit)
+    rows = await _list_rows(deployment, limit)
     return UnreadableList(await count_unreadable(deployment), [_line(name, row) for name, row in rows[:limit]])
 
 
-async def _rows(deployment: OpenDeployment, limit: int) -> list[tuple[str, UnreadableRow]]:
+async def _list_rows(deployment: OpenDeployment, limit: int) -> list[tuple[str, UnreadableRow]]:
     return [
         (f"{letter}{row.number}", row)
         for letter, source in _sources(deployment).items()
@@ -91,38 +91,38 @@ def _details(name: str, row: UnreadableRow) -> UnreadableDetails:
     return UnreadableDetails(_line(name, row), {column: value.hex() for column, value in row.raw.items()})
 
 
-async def unreadable_of(deployment: OpenDeployment, message_id: str) -> list[UnreadableDetails]:
+async def find_unreadable(deployment: OpenDeployment, message_id: str) -> list[UnreadableDetails]:
     """Return the unreadable rows of a message, with the row that was met last at the end."""
-    rows = [(name, row) for name, row in await _rows(deployment, _SEARCHED) if row.message_id == message_id]
+    rows = [(name, row) for name, row in await _list_rows(deployment, _SEARCHED) if row.message_id == message_id]
     return [_details(name, row) for name, row in sorted(rows, key=lambda each: each[1].at)]
 
 
 async def show_unreadable(deployment: OpenDeployment, name: str) -> UnreadableDetails:
     """Return one row with its content. Raise MessageNotFound if no row has that name."""
-    _source(deployment, name)
-    for row_name, row in await _rows(deployment, _SEARCHED):
+    _find_source(deployment, name)
+    for row_name, row in await _list_rows(deployment, _SEARCHED):
         if row_name == name:
             return _details(name, row)
-    raise _no_such(name)
+    raise _not_found_error(name)
 
 
-async def discard_unreadable(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Discarded]:
+async def discard_unreadable(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[DiscardResult]:
     """Delete rows permanently, each in a transaction. The deletion is recorded as discarded if the id can be read."""
-    results = list[Discarded]()
+    results = list[DiscardResult]()
     for name in names:
         try:
-            source, number = _source(deployment, name)
+            source, number = _find_source(deployment, name)
             await source.discard_unreadable(number, now)
         except PostdateError as error:
             if error.transient:
                 raise
-            results.append(Discarded(name, done=False, remark=str(error)))
+            results.append(DiscardResult(name, done=False, remark=str(error)))
         else:
-            results.append(Discarded(name, done=True))
+            results.append(DiscardResult(name, done=True))
     return results
 
 
-def _source(deployment: OpenDeployment, name: str) -> tuple[UnreadableRows, int]:
+def _find_source(deployment: OpenDeployment, name: str) -> tuple[UnreadableRows, int]:
     """Return the store or transport of a name, and the number of the row.
 
     Raise MessageNotFound if the name is malformed.
@@ -130,11 +130,11 @@ def _source(deployment: OpenDeployment, name: str) -> tuple[UnreadableRows, int]
     match = _NAME.fullmatch(name)
     source = None if match is None else _sources(deployment).get(match["where"])
     if match is None or source is None:
-        raise _no_such(name)
+        raise _not_found_error(name)
     return source, int(match["number"])
 
 
-def _no_such(name: str) -> MessageNotFound:
+def _not_found_error(name: str) -> MessageNotFound:
     return MessageNotFound(
         f"no unreadable row has the name {name!r}; names are like {_STORE}12 or {_QUEUES}3: see "
         f"`postdate messages list --unreadable`"

@@ -1,7 +1,7 @@
 """Bulk work on Spark: schedule, sweep, audit …, and the ``postdate`` data source. Only this package imports PySpark.
 
-For your own jobs, :func:`end_of_use`, :func:`lapsed` and :func:`malformed_end_of_use` read the expiry of messages from
-a column of headers.
+For your own jobs, :func:`expiry_of`, :func:`is_expired` and :func:`has_malformed_expiry` read the expiry of messages
+from a column of headers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from postdate.pipeline.lapsing import end_of_use, lapsed, malformed_end_of_use
+    from postdate.pipeline.lapsing import expiry_of, has_malformed_expiry, is_expired
 
-__all__ = ["end_of_use", "lapsed", "malformed_end_of_use"]
+__all__ = ["expiry_of", "has_malformed_expiry", "is_expired"]
 
 
 # Imported at first use: executors, and commands before they start Spark, need modules of this package without PySpark.

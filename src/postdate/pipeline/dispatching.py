@@ -34,8 +34,8 @@ from postdate.endpoint.service import RECEIVE_BREAKER, run_timers
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import LEDGER_ARROW, Batches
-from postdate.pipeline.stores import StoreSpec, absolute
-from postdate.ports import Moved, RecordKind, TransactionMode, Transport, Wake
+from postdate.pipeline.stores import StoreSpec, absolute_address_of
+from postdate.ports import MovedMessages, RecordKind, TransactionMode, Transport, Wake
 from postdate.runtime.reporting import CountedMetrics
 from postdate.wiring import open_transport, transport_settings
 
@@ -45,8 +45,8 @@ COUNTED: Final = pa.schema([(name, pa.int64()) for name in ("delivered", "expire
 _MOST_LINES: Final = 50_000
 """Number of lines of the ledger that Spark has not fetched yet. Above it, the dispatcher waits."""
 
-_HANDED_OVER_EVERY_SECONDS: Final = 0.25
-_LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
+_HANDOVER_SECONDS: Final = 0.25
+_STOP_CHECK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SweepSpec:
     patience: timedelta = RECEIVE_BREAKER
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transport", absolute(self.transport))
+        object.__setattr__(self, "transport", absolute_address_of(self.transport))
 
     def __repr__(self) -> str:
         return f"SweepSpec({self.store!r}, error_queue={self.error_queue!r})"
@@ -82,10 +82,10 @@ class SweepSpec:
         Raises:
             ConfigurationError: this store or these queues do not have a setting.
         """
-        chosen = settings.transport
+        transport_section = settings.transport
         return cls(
             store=StoreSpec.of(settings),
-            transport=chosen.address.reference or str(chosen.address),
+            transport=transport_section.address.reference or str(transport_section.address),
             transport_settings=transport_settings(settings, create=False),
             error_queue=settings.endpoint.error_queue,
             number_of_retries=settings.delayed_delivery.number_of_retries,
@@ -113,12 +113,14 @@ class DispatchJournal:
 
     def __init__(self) -> None:
         # The condition guards every change: the dispatcher's thread appends, and Spark's thread takes and clears.
-        self._waiting: deque[pa.RecordBatch] = deque()
+        self._batches: deque[pa.RecordBatch] = deque()
         self._lines = 0
         self._complete = False
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
 
-    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
+    def record_events(
+        self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = ""
+    ) -> None:
         self._add(
             at,
             detail or None,
@@ -128,7 +130,7 @@ class DispatchJournal:
             destination=[message.destination for message in messages],
         )
 
-    def moved(self, moved: Moved, at: datetime) -> None:
+    def record_move(self, moved: MovedMessages, at: datetime) -> None:
         if moved.message_ids:
             kind = ["expired" if expired else "delivered" for expired in moved.expired]
             self._add(at, None, kind=kind, message_id=moved.message_ids, due=moved.dues, destination=moved.destinations)
@@ -136,28 +138,28 @@ class DispatchJournal:
     def _add(self, at: datetime, detail: str | None, **columns: Any) -> None:
         n = len(columns["message_id"])
         batch = pa.RecordBatch.from_pydict({**columns, "at": [at] * n, "detail": [detail] * n}, LEDGER_ARROW)
-        with self._changed:
-            self._waiting.append(batch)
+        with self._condition:
+            self._batches.append(batch)
             self._lines += n
             if self._lines > _MOST_LINES:  # Smaller journals are fetched at intervals, in larger batches.
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     @property
     def is_full(self) -> bool:
         return self._lines > _MOST_LINES
 
-    def complete(self) -> None:
+    def mark_complete(self) -> None:
         """Mark the journal as complete: no more lines follow."""
-        with self._changed:
+        with self._condition:
             self._complete = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def take(self, wait_seconds: float) -> Iterator[pa.RecordBatch]:
+    def drain(self, wait_seconds: float) -> Iterator[pa.RecordBatch]:
         """Yield the lines so far, after ``wait_seconds``, or sooner if the journal is full or complete."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.is_full or self._complete, wait_seconds)
-            batches, self._lines = list(self._waiting), 0
-            self._waiting.clear()
+        with self._condition:
+            self._condition.wait_for(lambda: self.is_full or self._complete, wait_seconds)
+            batches, self._lines = list(self._batches), 0
+            self._batches.clear()
         if batches:
             yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
 
@@ -165,7 +167,7 @@ class DispatchJournal:
 # --- one dispatcher ---------------------------------------------------------------------------------------------------
 
 
-class _Sending(RepeatedFailures):
+class _SendBreaker(RepeatedFailures):
     """A circuit breaker that trips only at a failure, not for lack of successes.
 
     A dispatcher without messages has no successes, and does not fail.
@@ -174,81 +176,81 @@ class _Sending(RepeatedFailures):
     failed_at: float | None = None
 
     @override
-    def failure(self, error: BaseException, seconds: float) -> timedelta:
+    def report_failure(self, error: BaseException, seconds: float) -> timedelta:
         self.failed_at = seconds
-        return super().failure(error, seconds)
+        return super().report_failure(error, seconds)
 
-    def fails_still(self, seconds: float) -> bool:
+    def is_failing(self, seconds: float) -> bool:
         """Return whether the last failure was so recent that its retry may still follow."""
         patience = 2 * LONGEST_OUTAGE_DELAY.total_seconds()
-        recently = self.failed_at is not None and seconds - self.failed_at < patience
-        return self.state is not BreakerState.DISARMED and recently
+        is_recent = self.failed_at is not None and seconds - self.failed_at < patience
+        return self.state is not BreakerState.DISARMED and is_recent
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Due work and its circuit breakers. ``trouble`` has the errors for which a breaker tripped."""
+    """Due work and its circuit breakers. ``trip_errors`` has the errors for which a breaker tripped."""
 
     work: DueWork
     clock: Clock
     fetching: RepeatedFailures
-    sending: _Sending
+    sending: _SendBreaker
     rate: FailureRate
-    trouble: list[BaseException]
+    trip_errors: list[BaseException]
 
     @property
-    def fails(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether polling or sending fails at the moment."""
-        return self.fetching.state is BreakerState.ARMED or self.sending.fails_still(SystemClock().monotonic())
+        return self.fetching.state is BreakerState.ARMED or self.sending.is_failing(SystemClock().monotonic())
 
 
-class _HeldBackWork:
+class _LedgerLimitedWork:
     """Due work that waits while the ledger is full, so that no message is dispatched that Spark cannot record."""
 
     def __init__(self, work: DueWork, ledger: DispatchJournal) -> None:
         self._work, self._ledger = work, ledger
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._work.running()
+    def overlap_batches(self) -> AbstractAsyncContextManager[None]:
+        return self._work.overlap_batches()
 
-    async def take(self, now: datetime) -> PollResult:
+    async def deliver_due(self, now: datetime) -> PollResult:
         if self._ledger.is_full:
-            await anyio.sleep(_HANDED_OVER_EVERY_SECONDS / 10)
-            return PollResult(0, more=True)
-        return await self._work.take(now)
+            await anyio.sleep(_HANDOVER_SECONDS / 10)
+            return PollResult(0, has_more=True)
+        return await self._work.deliver_due(now)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         return await self._work.listen(wake)
 
 
 @asynccontextmanager
-async def _machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) -> AsyncGenerator[_Machine]:
-    trouble, endpoint = list[BaseException](), spec.store.endpoint
+async def _open_machine(spec: SweepSpec, counts: CountedMetrics, journal: Journal) -> AsyncGenerator[_Machine]:
+    trip_errors, endpoint = list[BaseException](), spec.store.endpoint
 
-    def give_up(_text: str, error: BaseException) -> None:
-        trouble.append(error)
+    def add_trip_error(_text: str, error: BaseException) -> None:
+        trip_errors.append(error)
 
     async with AsyncExitStack() as stack:
         store = spec.store.open(create=False)
-        stack.push_async_callback(_whole, store.close)
+        stack.push_async_callback(_close_shielded, store.close)
         transport = spec.open_transport()
-        stack.push_async_callback(_whole, transport.close)
+        stack.push_async_callback(_close_shielded, transport.close)
         await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
-        following = clock_of_store(SystemClock(), store)
-        clock: Clock = following or SystemClock()
-        if following is not None:  # Measure before any claim: a message might not be due by the clock of the store.
-            await following.measure()
-        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, give_up)
-        sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, give_up)
-        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, give_up)
+        store_clock = clock_of_store(SystemClock(), store)
+        clock: Clock = store_clock or SystemClock()
+        if store_clock is not None:  # Measure before any claim: a message might not be due by the clock of the store.
+            await store_clock.measure()
+        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, add_trip_error)
+        sending = _SendBreaker("SweepDispatch", "cannot send due messages", spec.patience, add_trip_error)
+        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, add_trip_error)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work = due_work(store, transport, dispatcher, clock, counts, journal)
-        work_of_machine = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
-        yield _Machine(work_of_machine, clock, fetching, sending, rate, trouble)
+        work_of_machine = _LedgerLimitedWork(work, journal) if isinstance(journal, DispatchJournal) else work
+        yield _Machine(work_of_machine, clock, fetching, sending, rate, trip_errors)
 
 
-async def _whole(close: Callable[[], Awaitable[None]]) -> None:
+async def _close_shielded(close: Callable[[], Awaitable[None]]) -> None:
     """Close even if the task is being cancelled, because Python's worker continues with the next task."""
     with anyio.CancelScope(shield=True):
         await close()
@@ -257,8 +259,8 @@ async def _whole(close: Callable[[], Awaitable[None]]) -> None:
 async def _drain(machine: _Machine) -> None:
     """Dispatch until no due message is left that this process could claim."""
     while True:
-        async with machine.work.running():  # The end of this block waits for messages in flight.
-            count, next_attempt, error = await _round(machine)
+        async with machine.work.overlap_batches():  # The end of this block waits for messages in flight.
+            count, next_attempt, error = await _drain_once(machine)
         if error is not None:  # The error is raised only here: a task group would wrap it in an exception group.
             raise error
         soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
@@ -269,56 +271,56 @@ async def _drain(machine: _Machine) -> None:
         await anyio.sleep(1)
 
 
-async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException | None]:
+async def _drain_once(machine: _Machine) -> tuple[int, datetime | None, BaseException | None]:
     """Claim and dispatch until nothing is left, or until sending fails: further claims would only be released again.
 
     Returns the number of claimed messages, the time of the next attempt, and the error of a tripped breaker.
     """
     clock, count = SystemClock(), 0
-    while not machine.trouble:
+    while not machine.trip_errors:
         try:
-            result = await machine.work.take(machine.clock.now())
+            result = await machine.work.deliver_due(machine.clock.now())
         except PostdateError as error:
             if not error.transient:
                 return count, None, error
-            pause = machine.fetching.failure(error, clock.monotonic())
-            machine.fetching.check(clock.monotonic() + pause.total_seconds())
-            if not machine.trouble:
+            pause = machine.fetching.report_failure(error, clock.monotonic())
+            machine.fetching.update_state(clock.monotonic() + pause.total_seconds())
+            if not machine.trip_errors:
                 await anyio.sleep(pause.total_seconds())
             continue
-        machine.fetching.success()
+        machine.fetching.report_success()
         count += result.count
-        if not result.more or machine.sending.state is not BreakerState.DISARMED:
+        if not result.has_more or machine.sending.state is not BreakerState.DISARMED:
             return count, result.next_attempt, None
-    return count, None, machine.trouble[-1]
+    return count, None, machine.trip_errors[-1]
 
 
-async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
+async def _poll_for(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
     """Poll for some seconds.
 
     Continue while polling or sending fails, so that patience does not restart in each task.
     """
     clock = SystemClock()
     poller = Poller(machine.work, machine.clock, machine.fetching)
-    until = clock.monotonic() + seconds
+    deadline = clock.monotonic() + seconds
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
-        async with anyio.create_task_group() as beside:
-            beside.start_soon(run_timers, [machine.fetching, machine.rate], machine.clock)
-            while not stop() and not machine.trouble and (clock.monotonic() < until or machine.fails):
-                remaining = max(until - clock.monotonic(), 0.001)
-                await anyio.sleep(min(remaining, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
+        async with anyio.create_task_group() as timer_tasks:
+            timer_tasks.start_soon(run_timers, [machine.fetching, machine.rate], machine.clock)
+            while not stop() and not machine.trip_errors and (clock.monotonic() < deadline or machine.is_failing):
+                remaining = max(deadline - clock.monotonic(), 0.001)
+                await anyio.sleep(min(remaining, _STOP_CHECK_SECONDS))
             poller.stop()
-            beside.cancel_scope.cancel()
-    if machine.trouble:
-        raise machine.trouble[-1]
+            timer_tasks.cancel_scope.cancel()
+    if machine.trip_errors:
+        raise machine.trip_errors[-1]
 
 
 async def _run(
     spec: SweepSpec, counts: CountedMetrics, journal: Journal, seconds: float | None, stop: Callable[[], bool]
 ) -> None:
-    async with _machine(spec, counts, journal) as machine:
-        await (_drain(machine) if seconds is None else _reside(machine, seconds, stop))
+    async with _open_machine(spec, counts, journal) as machine:
+        await (_drain(machine) if seconds is None else _poll_for(machine, seconds, stop))
 
 
 def drain_due(spec: SweepSpec) -> Counter[str]:
@@ -328,10 +330,10 @@ def drain_due(spec: SweepSpec) -> Counter[str]:
     """
     tally = CountedMetrics()
     anyio.run(_run, spec, tally, NO_JOURNAL, None, lambda: False)
-    return Counter({_RECORDED[what]: count for what, count in tally.counts.items() if what in _RECORDED})
+    return Counter({_RECORDED[name]: count for name, count in tally.counts.items() if name in _RECORDED})
 
 
-def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None) -> Generator[pa.RecordBatch]:
+def sweep_in_thread(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None) -> Generator[pa.RecordBatch]:
     """Dispatch in another thread, and yield its ledger meanwhile. ``None`` seconds: until nothing is due.
 
     The sweep ends early when ``stop_file`` exists. After the whole ledger, it raises the errors of :func:`drain_due`.
@@ -342,13 +344,13 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
         return abandoned.is_set() or (stop_file is not None and stop_file.exists())
 
     with start_blocking_portal() as portal:
-        running = portal.start_task_soon(_run, spec, CountedMetrics(), ledger, seconds, stop)
-        running.add_done_callback(lambda _: ledger.complete())
+        sweep_future = portal.start_task_soon(_run, spec, CountedMetrics(), ledger, seconds, stop)
+        sweep_future.add_done_callback(lambda _: ledger.mark_complete())
         try:
-            while not running.done():
-                yield from ledger.take(_HANDED_OVER_EVERY_SECONDS)
-            yield from ledger.take(0)
-            running.result()
+            while not sweep_future.done():
+                yield from ledger.drain(_HANDOVER_SECONDS)
+            yield from ledger.drain(0)
+            sweep_future.result()
         finally:
             # Spark may close this generator early, for example at the end of a task: a resident dispatcher must stop.
             abandoned.set()
@@ -360,11 +362,11 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
 def count_slots(spec: SweepSpec, slots: Batches) -> Batches:
     for slot in slots:
         for _ in range(slot.num_rows):
-            done = drain_due(spec)
-            yield pa.RecordBatch.from_pylist([{name: done[name] for name in COUNTED.names}], COUNTED)
+            counts = drain_due(spec)
+            yield pa.RecordBatch.from_pylist([{name: counts[name] for name in COUNTED.names}], COUNTED)
 
 
 def sweep_slots(spec: SweepSpec, seconds: float | None, stop_file: Path | None, slots: Batches) -> Batches:
     for slot in slots:
         for _ in range(slot.num_rows):
-            yield from swept(spec, seconds, stop_file)
+            yield from sweep_in_thread(spec, seconds, stop_file)

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.clock import steady_seconds
-from postdate.config import without_secrets
+from postdate.config import redact_secrets
 from postdate.errors import PipelineError
 
 _SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
@@ -32,17 +32,17 @@ class _Reason:
     parts: tuple[re.Pattern[str], ...]
     sentence: str
 
-    def last_in(self, text: str) -> str | None:
+    def find_last_sentence(self, text: str) -> str | None:
         """Return the sentence for the last place where all patterns occur; ``None``: there is no such place."""
-        sentence, place = None, 0
+        sentence, position = None, 0
         while True:
             groups = list[str]()
             for part in self.parts:
-                match = part.search(text, place)
+                match = part.search(text, position)
                 if match is None:
                     return sentence
                 groups += match.groups()
-                place = match.end()
+                position = match.end()
             sentence = self.sentence.format(*groups)
 
 
@@ -86,52 +86,56 @@ _REASONS: Final = (
 )
 """Reasons in order of preference: the best come first."""
 
-_LOOKS_EVERY_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z_.]+\] ")
 _SQL_STATE: Final = re.compile(r"SQLSTATE: \w+")
 
 
-def cause(error: BaseException) -> str:
+def failure_cause(error: BaseException) -> str:
     """Return why a job failed, without tracebacks and without passwords."""
-    texts, link = [str(error)], error
+    texts, linked_error = [str(error)], error
     # Spark keeps Java's causes in this attribute. The text of a query names only the first cause.
-    while link := getattr(link, "_cause", None):
-        texts.append(str(link))
+    while linked_error := getattr(linked_error, "_cause", None):
+        texts.append(str(linked_error))
     text = "\n".join(texts)
     for reason in _REASONS:
-        if (sentence := reason.last_in(text)) is not None:
-            return without_secrets(sentence)
+        if (sentence := reason.find_last_sentence(text)) is not None:
+            return redact_secrets(sentence)
     condition = _CONDITION.search(text)
     state = condition and _SQL_STATE.search(text, condition.end())
     if condition and state:
-        return without_secrets(" ".join(text[condition.start() : state.end()].split()))
-    return without_secrets(text.strip().partition("\n")[0])
+        return redact_secrets(" ".join(text[condition.start() : state.end()].split()))
+    return redact_secrets(text.strip().partition("\n")[0])
 
 
-def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
+def wait_and_stop(query: StreamingQuery, subject: str, stop: threading.Event) -> None:
     """Wait until a query ends or ``stop`` is set, and stop the query. Raise PipelineError if it has failed."""
-    wait_for(query, reached=stop.is_set)
+    wait_for_query(query, is_reached=stop.is_set)
     query.stop()
-    check_query(query, what)
+    check_query(query, subject)
 
 
-def wait_for(query: StreamingQuery, seconds: float | None = None, reached: Callable[[], bool] = lambda: False) -> None:
-    """Wait until a query has ended, ``reached`` is true, or the time is up."""
+def wait_for_query(
+    query: StreamingQuery, seconds: float | None = None, is_reached: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until a query has ended, ``is_reached`` is true, or the time is up."""
     deadline = math.inf if seconds is None else steady_seconds() + seconds
-    look_again = threading.Event()
-    while query.isActive and not reached() and steady_seconds() < deadline:
-        look_again.wait(_LOOKS_EVERY_SECONDS)
+    pause = threading.Event()
+    while query.isActive and not is_reached() and steady_seconds() < deadline:
+        pause.wait(_POLL_SECONDS)
 
 
-def check_query(query: StreamingQuery, what: str) -> None:
+def check_query(query: StreamingQuery, subject: str) -> None:
     error = query.exception()
     if error is not None:
-        raise PipelineError(f"{what} has failed: {cause(error)}") from error
+        raise PipelineError(f"{subject} has failed: {failure_cause(error)}") from error
 
 
 @contextmanager
-def one_line_errors(what: str) -> Generator[None]:
-    """Raise PipelineError for errors of Spark in the block. ``what`` begins its text, as in ``the sweep has failed``.
+def shorten_errors(description: str) -> Generator[None]:
+    """Raise PipelineError for errors of Spark in the block.
+
+    ``description`` begins its text, as in ``the sweep has failed``.
 
     This includes errors of the bridge to Java, which has one type for most errors of Java.
     """
@@ -140,4 +144,4 @@ def one_line_errors(what: str) -> Generator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        raise PipelineError(f"{what}: {cause(error)}") from error
+        raise PipelineError(f"{description}: {failure_cause(error)}") from error

@@ -24,8 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import one_line_errors
-from postdate.pipeline.rows import Batches, quoted
+from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.rows import Batches, quote_name
 from postdate.pipeline.texts import CsvFile, Encoding, Row, header_names, json_object, read_header, to_table
 
 MALFORMED: Final = "_corrupt_record"
@@ -64,15 +64,15 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None, 
     name = "json" if name in _JSON_LINES else name
     if name not in _FORMATS:
         raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
-    chosen = _checked(Encoding(encoding), name)
-    with one_line_errors(f"cannot read {path!r}"):
+    checked_encoding = _check_encoding(Encoding(encoding), name)
+    with shorten_errors(f"cannot read {path!r}"):
         match name:
             case "csv":
-                return _csv_rows(spark, _csv_records(spark.read, path, chosen), path, chosen)
+                return _csv_rows(spark, _csv_records(spark.read, path, checked_encoding), path, checked_encoding)
             case "json":
-                return _json_rows(spark, _lines(spark.read, path), path, chosen)
+                return _json_rows(spark, _lines(spark.read, path), path, checked_encoding)
             case _:
-                return _parquet(spark, path)
+                return _read_parquet(spark, path)
 
 
 def read_directory(
@@ -105,29 +105,29 @@ def read_directory(
         raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    chosen = _checked(Encoding(encoding), format)
+    checked_encoding = _check_encoding(Encoding(encoding), format)
     with ExitStack() as stack:
-        stack.enter_context(one_line_errors(f"cannot read {path!r} with the schema {schema!r}"))
+        stack.enter_context(shorten_errors(f"cannot read {path!r} with the schema {schema!r}"))
         if format == "parquet" and _NANOSECONDS.search(schema):
-            spark = stack.enter_context(_knowing_nanoseconds(spark))
+            spark = stack.enter_context(_nanosecond_session(spark))
         reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE)
         if format == "parquet":
             # A malformed value must not become a null, which would look like a row without a due time.
-            return _in_microseconds(reader.options(mode="FAILFAST").schema(schema).format(format).load(path))
+            return _convert_to_microseconds(reader.options(mode="FAILFAST").schema(schema).format(format).load(path))
         columns: StructType = spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).schema[0].dataType  # type: ignore[assignment]
         if format == "csv":
-            texts = _csv_records(reader, path, chosen).mapInArrow(
-                partial(_csv_texts, columns.fieldNames(), chosen), "text string"
+            texts = _csv_records(reader, path, checked_encoding).mapInArrow(
+                partial(_csv_texts, columns.fieldNames(), checked_encoding), "text string"
             )
             row = F.from_csv("text", schema, {"mode": "FAILFAST", "escape": '"', "multiLine": "true"})
         else:
-            texts = _lines(reader, path).mapInArrow(partial(_json_texts, chosen), "text string")
+            texts = _lines(reader, path).mapInArrow(partial(_json_texts, checked_encoding), "text string")
             row = F.from_json("text", schema, {"mode": "FAILFAST"})
         return texts.select(row.alias("row")).select("row.*")
 
 
-def _checked(encoding: Encoding, name: str) -> Encoding:
-    if name == "json" and not encoding.keeps_ascii:
+def _check_encoding(encoding: Encoding, name: str) -> Encoding:
+    if name == "json" and not encoding.is_ascii_compatible:
         raise PipelineError(f"JSON is not read in {encoding.name}; convert it to UTF-8")
     return encoding
 
@@ -151,14 +151,14 @@ def _csv_records(reader: Any, path: str, encoding: Encoding) -> DataFrame:
     """Return the records of files unchanged, without empty lines, and the columns from the names of folders."""
     rows = (
         reader.format("csv")
-        .options(multiLine=True, escape='"', unescapedQuoteHandling="RAISE_ERROR", encoding=encoding.of_spark)
+        .options(multiLine=True, escape='"', unescapedQuoteHandling="RAISE_ERROR", encoding=encoding.spark_encoding)
         .options(maxColumns=_MOST_CELLS, columnNameOfCorruptRecord="record", mode="PERMISSIVE")
         .schema(_RECORD)
         .load(path)
     )
     folders = [name for name in rows.columns if name not in set(_RECORD.fieldNames())]
     # Spark does not return a malformed record alone.
-    return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quoted, folders))
+    return rows.select(F.col("_metadata.file_path").alias("_file"), "record", "c0", *map(quote_name, folders))
 
 
 def _csv_rows(spark: SparkSession, files: DataFrame, path: str, encoding: Encoding) -> DataFrame:
@@ -194,11 +194,11 @@ def _csv_texts(names: list[str], encoding: Encoding, batches: Batches) -> Batche
                 raise PipelineError(
                     f"a record has other cells than the header line, or is no {encoding.name}: {malformed[:200]!r}"
                 )
-        texts = [",".join(map(_in_csv, cells)) for cells, _ in rows]
+        texts = [",".join(map(_quote_cell, cells)) for cells, _ in rows]
         yield pa.record_batch([pa.array(texts, pa.string())], names=["text"])
 
 
-def _in_csv(cell: str | None) -> str:
+def _quote_cell(cell: str | None) -> str:
     return "" if cell is None else '"' + cell.replace('"', '""') + '"'
 
 
@@ -231,15 +231,17 @@ def _column(batch: pa.RecordBatch, number: int) -> list[Any]:
 def _lines(reader: Any, path: str) -> DataFrame:
     rows = reader.format("text").load(path)
     folders = [name for name in rows.columns if name != "value"]
-    return rows.select(F.col("value").cast("binary").alias("line"), *map(quoted, folders))
+    return rows.select(F.col("value").cast("binary").alias("line"), *map(quote_name, folders))
 
 
 def _json_rows(spark: SparkSession, lines: DataFrame, path: str, encoding: Encoding) -> DataFrame:
     case_sensitive = _is_case_sensitive(spark)
-    as_written = partial(json_object, encoding=encoding, case_sensitive=True)
-    seen = lines.select("line").mapInArrow(partial(_json_names, as_written), "name string").distinct().collect()
+    parse_as_written = partial(json_object, encoding=encoding, case_sensitive=True)
+    name_rows = (
+        lines.select("line").mapInArrow(partial(_json_names, parse_as_written), "name string").distinct().collect()
+    )
     columns = dict[str, str]()  # Names are compared in lower case, unless names that differ only in case are different.
-    for name in sorted((row["name"] for row in seen), key=str.swapcase):
+    for name in sorted((row["name"] for row in name_rows), key=str.swapcase):
         columns.setdefault(name if case_sensitive else name.lower(), name)
     if MALFORMED in columns:
         raise PipelineError(f"{path!r} has the name {MALFORMED!r} in it; rename it")
@@ -289,18 +291,18 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 # --- Parquet, and nanoseconds, which pandas writes by default ---------------------------------------------------------
 
 
-def _parquet(spark: SparkSession, path: str) -> DataFrame:
+def _read_parquet(spark: SparkSession, path: str) -> DataFrame:
     try:
-        return _in_microseconds(spark.read.options(mergeSchema=True).parquet(path))
+        return _convert_to_microseconds(spark.read.options(mergeSchema=True).parquet(path))
     except Exception as error:
         if "nanos" not in str(error).lower():  # The error names the setting, or the type.
             raise
-        with _knowing_nanoseconds(spark) as session:
-            return _in_microseconds(session.read.options(mergeSchema=True).parquet(path))
+        with _nanosecond_session(spark) as session:
+            return _convert_to_microseconds(session.read.options(mergeSchema=True).parquet(path))
 
 
 @contextmanager
-def _knowing_nanoseconds(spark: SparkSession) -> Generator[SparkSession]:
+def _nanosecond_session(spark: SparkSession) -> Generator[SparkSession]:
     """Yield a session with the settings of another one, and with a preview of Spark 4.3 that supports nanoseconds.
 
     Its frames need the preview setting whenever they are planned, but the setting would change how other frames are
@@ -314,35 +316,37 @@ def _knowing_nanoseconds(spark: SparkSession) -> Generator[SparkSession]:
     session.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
     java: Any = session
     sessions = java._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001 - only Java knows the active one
-    before = sessions.getActiveSession()
+    session_before = sessions.getActiveSession()
     sessions.setActiveSession(java._jsparkSession)  # noqa: SLF001
     try:
         yield session
     finally:
-        if before.isDefined():
-            sessions.setActiveSession(before.get())
+        if session_before.isDefined():
+            sessions.setActiveSession(session_before.get())
         else:
             sessions.clearActiveSession()
 
 
-def _in_microseconds(rows: DataFrame) -> DataFrame:
+def _convert_to_microseconds(rows: DataFrame) -> DataFrame:
     """Return rows with times in microseconds, which Python supports.
 
     Times are rounded up, so that no message is early.
     """
-    described = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
-    types = {row["col_name"]: row["data_type"] for row in described}
+    description_rows = rows.sparkSession.sql("DESCRIBE QUERY SELECT * FROM {rows}", rows=rows).collect()
+    types = {row["col_name"]: row["data_type"] for row in description_rows}
     if not any(map(_NANOSECONDS.search, types.values())):
         return rows
-    return rows.selectExpr(*(f"{_rounded_up(quoted(name), kind)} AS {quoted(name)}" for name, kind in types.items()))
+    return rows.selectExpr(
+        *(f"{_round_up_sql(quote_name(name), kind)} AS {quote_name(name)}" for name, kind in types.items())
+    )
 
 
-def _rounded_up(column: str, kind: str) -> str:
+def _round_up_sql(column: str, kind: str) -> str:
     """Return a column as SQL text. It is parsed by the settings of its frame's session, not of the user's session."""
     if not _NANOSECONDS.search(kind):
         return column
-    rounded_down = _NANOSECONDS.sub(r"\1", kind)
-    microseconds = f"CAST({column} AS {rounded_down})"
+    microsecond_type = _NANOSECONDS.sub(r"\1", kind)
+    microseconds = f"CAST({column} AS {microsecond_type})"
     if not _NANOSECONDS.fullmatch(kind):  # A time inside another type does not belong to a message.
         return microseconds
     later = f"{microseconds} + INTERVAL '0.000001' SECOND"

@@ -32,9 +32,9 @@ from postdate.pipeline.forecast_result import (
     LoadInterval,
     NeededRate,
 )
-from postdate.pipeline.frames import STORAGE, persisted, scan_frame, scan_parts
-from postdate.pipeline.rows import CALENDAR, quoted
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.frames import STORAGE, persist_frame, scan_frame, scan_parts
+from postdate.pipeline.rows import CALENDAR, quote_name
+from postdate.pipeline.session import check_utc
 from postdate.pipeline.stores import StoreSpec
 
 MOST_INTERVALS = 400
@@ -44,7 +44,7 @@ MOST_STEPS = 4_000_000
 """Maximum number of due times that come to the driver. Beyond it, ten seconds or more are counted as one."""
 
 _STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
-_MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
+_MOST_DESTINATIONS, _SEPARATE_DESTINATIONS = 400, 8
 _MOST_HERDS, _DESTINATIONS_OF_A_HERD = 100, 5
 _TOLERANCES_SECONDS = (10.0, 60.0)
 
@@ -70,9 +70,9 @@ def forecast(
     if partitions < 1:
         raise PipelineError(f"{partitions} tasks read nothing; give at least 1")
     started, as_of = time.perf_counter(), aware_utc(now, "now")
-    require_utc(spark)
+    check_utc(spark)
     pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
-    return _forecast(pending, as_of, options or ForecastOptions(), store.shown, started)
+    return _forecast(pending, as_of, options or ForecastOptions(), store.redacted_address, started)
 
 
 def forecast_frame(
@@ -99,9 +99,9 @@ def forecast_frame(
         PipelineError: a column is missing or of another type, or the session is not in UTC.
     """
     started, as_of = time.perf_counter(), aware_utc(now, "now")
-    require_utc(messages.sparkSession)
-    named = {"due": (due, TimestampType()), "destination": (destination, StringType())}
-    for name, expected in named.values():
+    check_utc(messages.sparkSession)
+    columns_by_name = {"due": (due, TimestampType()), "destination": (destination, StringType())}
+    for name, expected in columns_by_name.values():
         if name not in messages.columns:
             raise PipelineError(f"there is no column {name!r}; there are {', '.join(messages.columns)}")
         actual = messages.schema[name].dataType
@@ -110,7 +110,7 @@ def forecast_frame(
                 f"the column {name!r} is {actual.simpleString()}, and a forecast needs {expected.simpleString()}; "
                 f"cast it before"
             )
-    columns = [messages[quoted(column)].alias(name) for name, (column, _) in named.items()]
+    columns = [messages[quote_name(column)].alias(name) for name, (column, _) in columns_by_name.items()]
     return _forecast(messages.select(columns), as_of, options or ForecastOptions(), "a table", started)
 
 
@@ -118,7 +118,7 @@ def _forecast(
     messages: DataFrame, as_of: datetime, options: ForecastOptions, source: str, started: float
 ) -> ForecastResult:
     with ExitStack() as stack:
-        counts = persisted(stack, _counted(messages, as_of))
+        counts = persist_frame(stack, _count_by_second(messages, as_of))
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
@@ -147,7 +147,7 @@ def _forecast(
             beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
             herds=_herds(counts, spans[:_MOST_HERDS], step),
             herds_found=len(spans),
-            needed=_needed(upcoming, as_of, total["overdue"], options.tolerance),
+            needed=_needed_rates(upcoming, as_of, total["overdue"], options.tolerance),
             load_width_seconds=load_width,
             load=_load(counts, load_width),  # This is the last step of Spark, because the table stays in its memory.
             took_seconds=time.perf_counter() - started,
@@ -157,13 +157,13 @@ def _forecast(
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
+def _count_by_second(messages: DataFrame, as_of: datetime) -> DataFrame:
     """Count by second and destination. Rows without a due time have no second."""
     due = F.unix_micros("due")
     has_due = due.between(*CALENDAR)
     second = F.when(has_due, F.unix_seconds("due")).alias("second")
-    timed = messages.select("destination", F.when(has_due, due).alias("due"), second)
-    return timed.groupBy("second", "destination").agg(
+    timed_messages = messages.select("destination", F.when(has_due, due).alias("due"), second)
+    return timed_messages.groupBy("second", "destination").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("due") < to_microseconds(as_of)).alias("overdue"),
         F.min("due").alias("first"),
@@ -171,21 +171,21 @@ def _counted(messages: DataFrame, as_of: datetime) -> DataFrame:
     )
 
 
-def _floored(seconds: Column, width: int) -> Column:
+def _floor_seconds(seconds: Column, width: int) -> Column:
     return F.floor(seconds / width) * width  # The division is exact: a double can represent this many seconds.
 
 
 def _total(counts: DataFrame) -> Row:
-    timed = F.col("second").isNotNull()
+    has_time = F.col("second").isNotNull()
 
-    def added(column: str, which: Column) -> Column:
-        return F.coalesce(F.sum(F.when(which, F.col(column))), F.lit(0))
+    def sum_where(column: str, condition: Column) -> Column:
+        return F.coalesce(F.sum(F.when(condition, F.col(column))), F.lit(0))
 
     return counts.agg(
         F.count("second").alias("groups"),
-        added("messages", timed).alias("messages"),
-        added("overdue", timed).alias("overdue"),
-        added("messages", ~timed).alias("without_due"),
+        sum_where("messages", has_time).alias("messages"),
+        sum_where("overdue", has_time).alias("overdue"),
+        sum_where("messages", ~has_time).alias("without_due"),
         F.min("first").alias("first"),
         F.max("last").alias("last"),
     ).collect()[0]
@@ -195,18 +195,18 @@ def _step(counts: DataFrame, groups: int) -> int:
     """Return the smallest step in seconds with which at most ``MOST_STEPS`` steps come to the driver."""
     if groups <= MOST_STEPS:
         return 1
-    few_enough = (
+    fitting_steps = (
         step
         for step in _STEPS_SECONDS
-        if counts.select(_floored(F.col("second"), step)).distinct().count() <= MOST_STEPS
+        if counts.select(_floor_seconds(F.col("second"), step)).distinct().count() <= MOST_STEPS
     )
-    return next(few_enough, _STEPS_SECONDS[-1])
+    return next(fitting_steps, _STEPS_SECONDS[-1])
 
 
 def _upcoming(counts: DataFrame, step: int) -> Load:
     """Return the load by step, without overdue messages."""
     by_step = counts.where("messages > overdue").where("second IS NOT NULL")
-    by_step = by_step.groupBy(_floored(F.col("second"), step).alias("step"))
+    by_step = by_step.groupBy(_floor_seconds(F.col("second"), step).alias("step"))
     table = by_step.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).toArrow()
     seconds, messages = (np.asarray(table[name], np.int64) for name in ("step", "messages"))
     order = np.argsort(seconds)
@@ -242,16 +242,16 @@ def _span(load: Load) -> int:
     return horizon(load) - int(load.seconds[0]) + load.step if len(load) else 0
 
 
-def _load_width(load: Load, asked: str) -> int:
-    if asked != AUTO:
-        return FRAME_WIDTHS[asked]
+def _load_width(load: Load, width_name: str) -> int:
+    if width_name != AUTO:
+        return FRAME_WIDTHS[width_name]
     span = _span(load)
     return next((width for width in FRAME_WIDTHS.values() if span < MOST_INTERVALS * width), FRAME_WIDTHS["day"])
 
 
 def _load(counts: DataFrame, width: int) -> DataFrame:
     """Return the table, computed and persisted, so that the counts are no longer needed."""
-    start = F.timestamp_seconds(_floored(F.col("second"), width)).alias("start")
+    start = F.timestamp_seconds(_floor_seconds(F.col("second"), width)).alias("start")
     load = (
         counts.where("second IS NOT NULL")
         .groupBy(start, "destination")
@@ -265,14 +265,17 @@ def _load(counts: DataFrame, width: int) -> DataFrame:
 def _intervals(
     counts: DataFrame, width: int, end: int, destinations: Sequence[DestinationLoad]
 ) -> tuple[LoadInterval, ...]:
-    apart = [each.destination for each in destinations[:_DESTINATIONS_APART]]
+    separate_names = [each.destination for each in destinations[:_SEPARATE_DESTINATIONS]]
     name = F.col("destination")
-    place = F.coalesce(
-        *(F.when(name.isNull() if each is None else name == each, number) for number, each in enumerate(apart)),
-        F.lit(len(apart)),
+    index = F.coalesce(
+        *(
+            F.when(name.isNull() if each is None else name == each, number)
+            for number, each in enumerate(separate_names)
+        ),
+        F.lit(len(separate_names)),
     )
     upcoming = counts.where("messages > overdue").where(F.col("second") < end)
-    by_start = upcoming.groupBy(_floored(F.col("second"), width).alias("start"), place.alias("place"))
+    by_start = upcoming.groupBy(_floor_seconds(F.col("second"), width).alias("start"), index.alias("place"))
     rows = by_start.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).collect()
     counts_by_start: dict[int, dict[int, int]] = {}
     for row in rows:
@@ -282,9 +285,11 @@ def _intervals(
             start=from_microseconds(start * 1_000_000),
             messages=sum(by_place.values()),
             destinations=tuple(
-                DestinationShare(each, by_place[number]) for number, each in enumerate(apart) if number in by_place
+                DestinationShare(each, by_place[number])
+                for number, each in enumerate(separate_names)
+                if number in by_place
             ),
-            others=by_place.get(len(apart), 0),
+            others=by_place.get(len(separate_names), 0),
         )
         for start, by_place in sorted(counts_by_start.items())
     )
@@ -297,8 +302,8 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
     rows = [(number, span.start, span.start + span.seconds - step) for number, span in enumerate(spans)]
     herds = counts.sparkSession.createDataFrame(rows, "herd int, start long, last long")
     steps = F.explode(F.sequence("start", "last", F.lit(step).cast("long"))).alias("step")
-    upcoming = counts.where("messages > overdue").withColumn("step", _floored(F.col("second"), step))
-    shares = (
+    upcoming = counts.where("messages > overdue").withColumn("step", _floor_seconds(F.col("second"), step))
+    herd_shares = (
         upcoming.join(F.broadcast(herds.select("herd", steps)), "step")
         .groupBy("herd", "destination")
         # The number is negative, so that the largest comes first.
@@ -306,9 +311,9 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
         .groupBy("herd")
         .agg(F.slice(F.sort_array(F.collect_list(F.struct("fewer", "destination"))), 1, _DESTINATIONS_OF_A_HERD))
     )
-    biggest = {
+    top_shares = {
         row[0]: tuple(DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
-        for row in shares.collect()
+        for row in herd_shares.collect()
     }
     return tuple(
         Herd(
@@ -317,7 +322,7 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
             messages=span.messages,
             most_in_a_second=span.peak,
             usual_in_a_second=span.usual,
-            destinations=biggest[number],
+            destinations=top_shares[number],
         )
         for number, span in enumerate(spans)
     )
@@ -326,9 +331,9 @@ def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Her
 # --- the rate that is needed ------------------------------------------------------------------------------------------
 
 
-def _needed(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
+def _needed_rates(load: Load, as_of: datetime, overdue: int, tolerance: timedelta) -> tuple[NeededRate, ...]:
     """Return the needed rates. No tolerance can be shorter than a step."""
-    upcoming, with_overdue = (load.after(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
+    upcoming, with_overdue = (load.starting_at(to_microseconds(as_of) // 1_000_000, each) for each in (0, overdue))
     tolerances = (tolerance.total_seconds(), *_TOLERANCES_SECONDS)
     return tuple(
         NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(with_overdue, seconds))

@@ -45,16 +45,16 @@ class Load:
     def total(self) -> int:
         return int(self.counts.sum())
 
-    def after(self, second: int, overdue: int) -> Load:
+    def starting_at(self, second: int, overdue: int) -> Load:
         """Return the load of a dispatcher that begins at ``second`` (since 1970) with ``overdue`` additional messages.
 
         Messages that are due before ``second`` count as due then.
         """
         seconds = np.concatenate([np.array([second], np.int64), np.maximum(self.seconds, second)])
         counts = np.concatenate([np.array([overdue], np.int64), self.counts])
-        distinct, where = np.unique(seconds, return_inverse=True)
+        distinct, inverse = np.unique(seconds, return_inverse=True)
         merged = np.zeros(len(distinct), np.int64)
-        np.add.at(merged, where, counts)
+        np.add.at(merged, inverse, counts)
         return Load(distinct[merged > 0], merged[merged > 0], self.step)
 
 
@@ -73,15 +73,17 @@ def needed_rate(load: Load, tolerance_seconds: float) -> float:
     """
     if not len(load):
         return 0.0
-    until = np.cumsum(load.counts)
-    before = until - load.counts
+    cumulative = np.cumsum(load.counts)
+    cumulative_before = cumulative - load.counts
     rate = int(load.counts.max()) / tolerance_seconds
     while True:
-        demand = before - rate * _times(load, rate)
+        demand = cumulative_before - rate * _times(load, rate)
         excess = demand + load.counts - np.minimum.accumulate(demand)
         end = int(np.argmax(excess))
         start = int(np.argmin(demand[: end + 1]))
-        better = int(until[end] - before[start]) / (int(load.seconds[end] - load.seconds[start]) + tolerance_seconds)
+        better = int(cumulative[end] - cumulative_before[start]) / (
+            int(load.seconds[end] - load.seconds[start]) + tolerance_seconds
+        )
         if better <= rate:
             return rate
         rate = better
@@ -147,15 +149,15 @@ def _usual(load: Load) -> Integers:
     """Return the usual load around each step; see :func:`find_herds`."""
     hours = load.seconds // HOUR_SECONDS
     by_size = load.counts[np.lexsort((-load.counts, hours))]
-    distinct, first, where, steps = np.unique(hours, return_index=True, return_inverse=True, return_counts=True)
+    distinct, first, inverse, steps = np.unique(hours, return_index=True, return_inverse=True, return_counts=True)
     exceptional = EXCEPTIONAL_SECONDS // load.step
-    place = np.minimum(first + exceptional, len(load) - 1)
-    usual = np.where(steps > exceptional, by_size[place], 0)
-    beside = np.diff(distinct) == 1
-    around = usual.copy()
-    around[1:] = np.maximum(around[1:], np.where(beside, usual[:-1], 0))
-    around[:-1] = np.maximum(around[:-1], np.where(beside, usual[1:], 0))
-    return around[where]
+    index = np.minimum(first + exceptional, len(load) - 1)
+    usual = np.where(steps > exceptional, by_size[index], 0)
+    is_adjacent = np.diff(distinct) == 1
+    highest = usual.copy()
+    highest[1:] = np.maximum(highest[1:], np.where(is_adjacent, usual[:-1], 0))
+    highest[:-1] = np.maximum(highest[:-1], np.where(is_adjacent, usual[1:], 0))
+    return highest[inverse]
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
@@ -169,12 +171,12 @@ def horizon(load: Load) -> int:
     The load must have a message.
     """
     spare = max(load.total // 100, min(10, load.total // 10))
-    until = np.cumsum(load.counts)
+    cumulative = np.cumsum(load.counts)
     first, last = int(load.seconds[0]), int(load.seconds[-1])
-    reach = int(load.seconds[int(np.searchsorted(until, load.total - spare))]) - first + load.step
-    if last - first <= 10 * reach:
+    reach_seconds = int(load.seconds[int(np.searchsorted(cumulative, load.total - spare))]) - first + load.step
+    if last - first <= 10 * reach_seconds:
         return last
-    return int(load.seconds[int(np.searchsorted(load.seconds, first + 2 * reach, side="right")) - 1])
+    return int(load.seconds[int(np.searchsorted(load.seconds, first + 2 * reach_seconds, side="right")) - 1])
 
 
 def round_width(span_seconds: int, most: int, at_least: int = 1) -> int:

@@ -16,12 +16,12 @@ from postdate.pipeline.forecast_result import (
     DestinationShare,
     ForecastResult,
     Herd,
+    format_destination,
+    format_instant,
+    format_rate,
     headlines,
-    shown_destination,
-    shown_instant,
-    shown_rate,
 )
-from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
+from postdate.pipeline.page import count_axis, format_seconds, render_page, svg_axes, time_axis
 
 _MOST_ROWS = 100
 """Maximum number of destinations shown: a longer table is hard to read, and the JSON has more."""
@@ -29,15 +29,15 @@ _MOST_ROWS = 100
 
 def render_forecast(result: ForecastResult, title: str = "What falls due") -> str:
     """Return a forecast as a complete HTML page; ``title`` is its heading."""
-    return rendered(
+    return render_page(
         "forecast",
         title,
         {"load_chart": load_chart(result) if result.intervals else None},
-        {"instant": shown_instant, "rate": shown_rate, "destination": shown_destination},
+        {"instant": format_instant, "rate": format_rate, "destination": format_destination},
         result=result,
         mood="worry" if result.overdue or result.herds else "plain",
         headlines=headlines(result),
-        worth_showing=_worth_showing,
+        worth_showing=_visible_shares,
         legend=stacked_colours(result),
         others=any(interval.others for interval in result.intervals),
         destinations=result.destinations[:_MOST_ROWS],
@@ -48,7 +48,7 @@ def write_forecast(result: ForecastResult, path: Path, title: str = "What falls 
     path.write_text(render_forecast(result, title), encoding="utf-8")
 
 
-def _worth_showing(herd: Herd) -> list[DestinationShare]:
+def _visible_shares(herd: Herd) -> list[DestinationShare]:
     """Return the destinations without those that would be shown as 0 %."""
     return [share for share in herd.destinations if 200 * share.messages >= herd.messages]
 
@@ -72,14 +72,14 @@ _LAST_DAY = to_microseconds(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)) / _D
 
 def stacked_colours(result: ForecastResult) -> list[tuple[str | None, str]]:
     """Return the destinations that the load chart shows separately, with their CSS colours; most messages first."""
-    apart = {share.destination for interval in result.intervals for share in interval.destinations}
-    names = [each.destination for each in result.destinations if each.destination in apart]
+    separate_names = {share.destination for interval in result.intervals for share in interval.destinations}
+    names = [each.destination for each in result.destinations if each.destination in separate_names]
     return [(name, _CSS_COLOURS[colour]) for name, colour in zip(names, _STACKED, strict=False)]
 
 
 def load_chart(result: ForecastResult) -> str:
     """Return the load over time, stacked by destination, with the biggest herds marked, as one SVG element."""
-    with svg_axes("load", _CSS_COLOURS) as (axes, done):
+    with svg_axes("load", _CSS_COLOURS) as (axes, svg_texts):
         starts = [to_microseconds(interval.start) / _DAY_MICROSECONDS for interval in result.intervals]
         names = [name for name, _ in stacked_colours(result)]
         days = result.interval_seconds / 86_400  # Matplotlib counts time in days.
@@ -92,8 +92,8 @@ def load_chart(result: ForecastResult) -> str:
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         _mark_herds(axes, result.herds, dict(zip(starts, bottom, strict=True)), result.interval_seconds)
         _set_limits(axes, starts[0], starts[-1] + days)
-        count_axis(axes, f"messages in {duration(result.interval_seconds)}")
-    return done[0]
+        count_axis(axes, f"messages in {format_seconds(result.interval_seconds)}")
+    return svg_texts[0]
 
 
 def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], width_seconds: int) -> None:
@@ -105,13 +105,15 @@ def _mark_herds(axes: Axes, herds: Sequence[Herd], tops: Mapping[float, int], wi
         if start in tops:  # A herd that is not in this dictionary is far away, and not in the picture.
             numbers.setdefault(start, []).append(str(number))
     for start, marks in numbers.items():
-        place = (start + width / _DAY_MICROSECONDS / 2, tops[start])
-        axes.annotate(f"herd {', '.join(marks)}", place, (0, 4), textcoords="offset points", ha="center", color=_MARK)
+        position = (start + width / _DAY_MICROSECONDS / 2, tops[start])
+        axes.annotate(
+            f"herd {', '.join(marks)}", position, (0, 4), textcoords="offset points", ha="center", color=_MARK
+        )
 
 
 def _set_limits(axes: Axes, first: float, last: float) -> None:
     """Leave some space at the sides and above. Time ends with the year 9999, for Matplotlib too."""
     time_axis(axes)
-    room = max((last - first) / 100, _SECOND)
-    axes.set_xlim(max(first - room, _FIRST_DAY), min(last + room, _LAST_DAY))
+    margin = max((last - first) / 100, _SECOND)
+    axes.set_xlim(max(first - margin, _FIRST_DAY), min(last + margin, _LAST_DAY))
     axes.margins(y=0.12)

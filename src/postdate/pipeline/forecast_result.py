@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from postdate.errors import PipelineError
-from postdate.operations.plain import shown_span
-from postdate.pipeline.plain import plain
+from postdate.operations.plain import format_span
+from postdate.pipeline.plain import to_plain
 
 FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Lengths of the intervals of the table, in seconds."""
@@ -201,8 +201,8 @@ class ForecastResult:
         return self.messages - self.overdue
 
     def to_json(self) -> dict[str, Any]:
-        shown = [each.name for each in fields(self) if each.name not in {"load", "options"}]
-        return {name: plain(getattr(self, name)) for name in [*shown, "options"]}
+        field_names = [each.name for each in fields(self) if each.name not in {"load", "options"}]
+        return {name: to_plain(getattr(self, name)) for name in [*field_names, "options"]}
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""
@@ -210,13 +210,13 @@ class ForecastResult:
             ("messages", f"{self.messages:,}"),
             ("overdue", f"{self.overdue:,}"),
             ("without due time", f"{self.without_due:,}"),
-            ("first due", shown_instant(self.first_due)),
-            ("last due", shown_instant(self.last_due)),
+            ("first due", format_instant(self.first_due)),
+            ("last due", format_instant(self.last_due)),
             ("destinations", f"{self.destinations_found:,}"),
             ("herds", f"{self.herds_found:,}"),
         ]
         return lines + [
-            (f"needed for {each.tolerance_seconds:g} s", f"{shown_rate(each.per_second)} messages/s")
+            (f"needed for {each.tolerance_seconds:g} s", f"{format_rate(each.per_second)} messages/s")
             for each in self.needed
         ]
 
@@ -234,50 +234,53 @@ class ForecastResult:
             raise PipelineError(f"the table is written as {' or '.join(_LOAD_FORMATS)}, not {load_format!r}")
         if path.exists():
             raise PipelineError(f"{path} is there already; name a new directory for the table")
-        ordered = self.load.orderBy("start", "destination")
-        ordered.write.format(load_format).option("header", value=True).save(str(path.absolute()))
+        sorted_load = self.load.orderBy("start", "destination")
+        sorted_load.write.format(load_format).option("header", value=True).save(str(path.absolute()))
 
 
 def headlines(result: ForecastResult) -> list[str]:
     """Return the most important results for an operator, in sentences."""
     if not result.messages:
         return ["Nothing waits: there is nothing to forecast."]
-    waiting = f"{result.messages:,} messages wait, due from {shown_instant(result.first_due)}"
-    sentences = [f"{waiting} to {shown_instant(result.last_due)}."]
+    waiting = f"{result.messages:,} messages wait, due from {format_instant(result.first_due)}"
+    sentences = [f"{waiting} to {format_instant(result.last_due)}."]
     if result.overdue:
         sentences.append(f"{result.overdue:,} of them are overdue.")
     if result.herds:
-        sentences.append(_herd_words(result.herds[0], result.herds_found))
+        sentences.append(_herd_sentence(result.herds[0], result.herds_found))
     if result.upcoming:
-        rates = (f"{_span(each.tolerance_seconds)} it takes {shown_rate(each.per_second)}/s" for each in result.needed)
+        rates = (
+            f"{_format_span(each.tolerance_seconds)} it takes {format_rate(each.per_second)}/s"
+            for each in result.needed
+        )
         sentences.append(f"For nothing to be later than {', than '.join(rates)}.")
     return sentences
 
 
-def _herd_words(herd: Herd, herds: int) -> str:
-    most = herd.destinations[0]
-    lasting = "at once" if herd.seconds == 1 else f"within {_span(herd.seconds)}"
-    share = f"{most.messages / herd.messages:.0%} of them for {shown_destination(most.destination)}"
+def _herd_sentence(herd: Herd, herds: int) -> str:
+    top_share = herd.destinations[0]
+    length_text = "at once" if herd.seconds == 1 else f"within {_format_span(herd.seconds)}"
+    share = f"{top_share.messages / herd.messages:.0%} of them for {format_destination(top_share.destination)}"
     remark = "" if herds == 1 else f"; it is one of {herds:,}"
-    return f"The biggest herd: {herd.messages:,} {lasting} at {shown_instant(herd.start)}, {share}{remark}."
+    return f"The biggest herd: {herd.messages:,} {length_text} at {format_instant(herd.start)}, {share}{remark}."
 
 
-def _span(seconds: float) -> str:
+def _format_span(seconds: float) -> str:
     """Return a length of time in one or two units, rounded up."""
     exact = min(seconds, _LONGEST_SECONDS)
     unit = next((unit for least, unit in ((86_400, 3_600), (3_600, 60)) if exact >= least), 1)
-    return shown_span(timedelta(seconds=math.ceil(exact / unit) * unit))
+    return format_span(timedelta(seconds=math.ceil(exact / unit) * unit))
 
 
-def shown_instant(instant: datetime | None) -> str:
+def format_instant(instant: datetime | None) -> str:
     """Return an instant to the second, for people. Return a dash for ``None``."""
     return "-" if instant is None else f"{instant.replace(tzinfo=None):%F %T} UTC"
 
 
-def shown_rate(per_second: float) -> str:
+def format_rate(per_second: float) -> str:
     """Return a rate for people, rounded up, so that a needed rate is never shown as less than it is."""
     return f"{math.ceil(per_second):,}" if per_second > 10 else f"{math.ceil(per_second * 1_000) / 1_000:g}"
 
 
-def shown_destination(destination: str | None) -> str:
+def format_destination(destination: str | None) -> str:
     return "(unknown)" if destination is None else destination

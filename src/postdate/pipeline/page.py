@@ -57,16 +57,16 @@ _STYLE: dict[Any, Any] = {
 @contextmanager
 def svg_axes(name: str, colours: Mapping[str, str]) -> Generator[tuple[Axes, list[str]]]:
     """Yield axes, and a list that has the SVG element after the block. ``name`` must be unique."""
-    done: list[str] = []
+    svg_texts: list[str] = []
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(9.6, 3.4), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
-        yield axes, done
-        written = io.StringIO()
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    done.append(_for_page(written.getvalue(), name, {**_CSS_COLOURS, **colours}))
+        yield axes, svg_texts
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg_texts.append(_adapt_svg(buffer.getvalue(), name, {**_CSS_COLOURS, **colours}))
 
 
 def time_axis(axes: Axes) -> None:
@@ -84,7 +84,7 @@ def count_axis(axes: Axes, label: str) -> None:
     axes.set_ylabel(label)
 
 
-def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:
+def _adapt_svg(svg: str, name: str, colours: Mapping[str, str]) -> str:
     """Return an SVG document as an element: no prologue, the page's colours, and ids unique on the page."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
@@ -100,21 +100,21 @@ def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def rendered(
+def render_page(
     kind: str, title: str, charts: Mapping[str, str | None], filters: Mapping[str, Callable[..., str]], **values: object
 ) -> str:
     """Return a complete HTML page from the template ``kind``. Charts are SVG elements; ``None``: there is no chart."""
     environment = Environment(
         loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"duration": duration, **filters}
+    environment.filters |= {"duration": format_seconds, **filters}
     # Everything is escaped except the charts, which are made here from numbers and times alone.
-    drawn = {name: None if chart is None else Markup(chart) for name, chart in charts.items()}  # noqa: S704
-    look = Markup((files("postdate") / "web" / "static" / "look.css").read_text("utf-8"))  # noqa: S704 - ours, too
-    return environment.get_template(f"{kind}.html").render(kind=kind, title=title, look=look, **drawn, **values)
+    chart_markup = {name: None if chart is None else Markup(chart) for name, chart in charts.items()}  # noqa: S704
+    style = Markup((files("postdate") / "web" / "static" / "look.css").read_text("utf-8"))  # noqa: S704 - ours, too
+    return environment.get_template(f"{kind}.html").render(kind=kind, title=title, look=style, **chart_markup, **values)
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return a length of time in a suitable unit: ``250 ms``, ``1.5 s``, ``2 min``, ``3 h``."""
     for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= size:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, cast
 
 
-def plain(value: object) -> Any:
+def to_plain(value: object) -> Any:
     """Return a dictionary for a dataclass, recursively: instants in ISO 8601, durations in seconds, enums by name.
 
     ``msgspec.to_builtins`` is not used, because it writes UTC as ``Z`` and durations as ``PT1S``. Readers of the JSON
@@ -18,11 +18,11 @@ def plain(value: object) -> Any:
     match value:
         case Mapping():
             entries = cast("Mapping[object, object]", value)
-            return {_leaf(key): plain(each) for key, each in entries.items()}
+            return {_leaf(key): to_plain(each) for key, each in entries.items()}
         case Sequence() if not isinstance(value, str):
-            return [plain(each) for each in cast("Sequence[object]", value)]
+            return [to_plain(each) for each in cast("Sequence[object]", value)]
         case _ if is_dataclass(value):
-            return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+            return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
         case _:
             return _leaf(value)
 

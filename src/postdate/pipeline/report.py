@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, CurvePoint, Finding, Lateness, LatenessBin
-from postdate.pipeline.page import count_axis, duration, rendered, svg_axes, time_axis
+from postdate.pipeline.page import count_axis, format_seconds, render_page, svg_axes, time_axis
 
 _MOST_HOURS = 400
 """Maximum number of hours in the table: a longer table is hard to read, and the JSON has all hours."""
@@ -54,7 +54,7 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         "curve": curve_chart(result.curve, result.curve_seconds) if result.curve else None,
         "bins": lateness_chart(result.lateness_bins, result.lateness) if result.lateness_bins else None,
     }
-    return rendered(
+    return render_page(
         "audit",
         title,
         charts,
@@ -111,24 +111,24 @@ _CSS_COLOURS = {_DUE: "var(--due)", _DELIVERED: "var(--delivered)", _MARK: "var(
 
 def curve_chart(points: Sequence[CurvePoint], width_seconds: int) -> str:
     """Return due (area) and delivered (line) messages over time, as one SVG element."""
-    with svg_axes("curve", _CSS_COLOURS) as (axes, done):
+    with svg_axes("curve", _CSS_COLOURS) as (axes, svg_texts):
         edges, due, delivered = zip(*_steps(points, timedelta(seconds=width_seconds)), strict=True)
         axes.fill_between(edges, due, step="post", color=_DUE, alpha=0.35, linewidth=0, label="due")
         axes.step(edges, delivered, where="post", color=_DELIVERED, linewidth=1.6, label="delivered")
         time_axis(axes)
         axes.margins(x=0)
-        count_axis(axes, f"messages in {duration(width_seconds)}")
+        count_axis(axes, f"messages in {format_seconds(width_seconds)}")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    return done[0]
+    return svg_texts[0]
 
 
 def _duration_label(seconds: float, _position: float | None) -> str:
-    return duration(seconds)
+    return format_seconds(seconds)
 
 
 def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
     """Return the distribution of lateness on a logarithmic scale, with percentiles, as one SVG element."""
-    with svg_axes("lateness", _CSS_COLOURS) as (axes, done):
+    with svg_axes("lateness", _CSS_COLOURS) as (axes, svg_texts):
         starts = [each.from_seconds for each in bins]
         widths = [each.to_seconds - each.from_seconds for each in bins]
         axes.bar(starts, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
@@ -138,7 +138,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
         axes.set_xlabel("late by")
         _mark_percentiles(axes, lateness)
         count_axis(axes, "messages")
-    return done[0]
+    return svg_texts[0]
 
 
 def _steps(points: Sequence[CurvePoint], width: timedelta) -> list[tuple[Any, int, int]]:
@@ -157,5 +157,5 @@ def _mark_percentiles(axes: Axes, lateness: Lateness) -> None:
     for name, value in marks.items():
         if value is not None and value > 0:
             axes.axvline(value, color=_MARK, linewidth=1.2, linestyle=(0, (4, 3)))
-            label = f"{name} {duration(value)}"
+            label = f"{name} {format_seconds(value)}"
             axes.text(value, next(above), label, transform=axes.get_xaxis_transform(), ha="center", color=_MARK)

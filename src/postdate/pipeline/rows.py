@@ -44,7 +44,7 @@ from postdate.messages import (
 )
 from postdate.pipeline.texts import json_pairs
 from postdate.ports import RecordKind
-from postdate.ports.scanning import SCANNED, TIMES, WRITTEN, check_scanned
+from postdate.ports.scanning import SCANNED_COLUMNS, TIME_COLUMNS, WRITTEN_COLUMNS, check_scan
 
 pc: Any = pyarrow.compute  # The stubs do not declare how its functions treat plain values.
 
@@ -59,7 +59,7 @@ _HEADERS = pa.map_(pa.string(), pa.string())
 
 _ARROW_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
-        **dict.fromkeys(TIMES, INSTANT),
+        **dict.fromkeys(TIME_COLUMNS, INSTANT),
         "headers": _HEADERS,
         "body": pa.binary(),
         "number": pa.int64(),
@@ -85,13 +85,13 @@ _KINDS = pa.array([_KIND_NAMES.get(number) for number in range(max(_KIND_NAMES) 
 _DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
-def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
+def arrow_schema(table: str, columns: Sequence[str] = ()) -> pa.Schema:
     """Return the given columns, or all, of ``pending``, ``records`` or ``queued``. Refuse unknown names."""
-    check_scanned(what, columns)
-    return pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in columns or SCANNED[what]])
+    check_scan(table, columns)
+    return pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in columns or SCANNED_COLUMNS[table]])
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a column's name quoted for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -104,10 +104,10 @@ def spark_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{name} {spark_type}" for name, spark_type in spark_types(schema).items())
 
 
-MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN))
+MESSAGE_SCHEMA = spark_schema(arrow_schema("pending", WRITTEN_COLUMNS))
 """Columns that are written to a store, as a Spark schema."""
 
-LEDGER_ARROW = arrow_schema("records", SCANNED["records"][1:])
+LEDGER_ARROW = arrow_schema("records", SCANNED_COLUMNS["records"][1:])
 """A record in the ledger of a sweep. Stores and archives also have the number of a record."""
 
 
@@ -123,26 +123,26 @@ def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
 
 def from_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of :class:`postdate.ports.ScannableStore` with Spark's types."""
-    return pa.record_batch([_seen(field, batch.column(field.name)) for field in schema], schema=schema)
+    return pa.record_batch([_convert_column(field, batch.column(field.name)) for field in schema], schema=schema)
 
 
-def _seen(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
+def _convert_column(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
     if field.type == _HEADERS:
-        return _maps(column)
+        return _parse_headers(column)
     if field.name == "kind":
         return pa.DictionaryArray.from_arrays(column.cast(pa.int32()), _KINDS).cast(pa.string())
     return column.cast(field.type)
 
 
-def _maps(texts: pa.Array[Any]) -> pa.Array[Any]:
+def _parse_headers(texts: pa.Array[Any]) -> pa.Array[Any]:
     """Return JSON objects as maps, parsed as one list, which creates no tuple for each pair."""
-    return _map_array(_decoded(texts))
+    return _map_array(_decode_all_headers(texts))
 
 
-def _decoded(texts: pa.Array[Any]) -> list[dict[str, str]]:
-    whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
+def _decode_all_headers(texts: pa.Array[Any]) -> list[dict[str, str]]:
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
     try:
-        return _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
+        return _DECODE_ALL(b"[" + joined.as_buffer().to_pybytes() + b"]")
     # Here not even the number of objects is known. One of the calls below raises the error of the bad object.
     except (msgspec.MsgspecError, ValueError):
         return [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
@@ -175,7 +175,10 @@ _Mask = Any
 """An Arrow array of boolean values, one for each row."""
 
 MESSAGE_COLUMNS: Final = pa.schema(
-    [field.with_type(pa.string()) if field.name == "headers" else field for field in arrow_schema("pending", WRITTEN)]
+    [
+        field.with_type(pa.string()) if field.name == "headers" else field
+        for field in arrow_schema("pending", WRITTEN_COLUMNS)
+    ]
 )
 """Columns of :meth:`postdate.ports.ScannableStore.store_columns`."""
 
@@ -201,10 +204,10 @@ class BadRow:
     detail: str
 
 
-def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
-    """Return the messages of a batch with :data:`MESSAGE_COLUMNS` from :func:`checked`."""
+def messages_of(batch: pa.RecordBatch) -> list[DelayedMessage]:
+    """Return the messages of a batch with :data:`MESSAGE_COLUMNS` from :func:`split_columns`."""
     return [
-        DelayedMessage.restored(
+        DelayedMessage.from_store(
             message_id,
             from_microseconds(due),
             destination,
@@ -217,23 +220,25 @@ def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
     ]
 
 
-def checked(
-    batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
+def split_columns(
+    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_store_messages: bool = False
 ) -> tuple[pa.RecordBatch, list[BadRow]]:
-    """Return the messages of a batch as columns, and the rows that are not messages, as :func:`sort_out` finds them.
+    """Return the messages of a batch as columns, and the rows that are not messages, as :func:`split_rows` finds them.
 
-    Headers are text. ``of_a_store``: the rows come from a store, which also has its own messages among them.
+    Headers are text. ``allows_store_messages``: the rows come from a store, which also has its own messages among them.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
-    not_utf8 = pa.array([bool(names) for names in texts_not_utf8(batch)], pa.bool_())
-    doubt = pc.or_(_doubt(columns, largest_message_bytes), not_utf8)
-    doubt = pc.or_(doubt, _names_twice(columns.column("headers"), doubt))
-    if not pc.any(doubt).as_py():
+    not_utf8 = pa.array([bool(names) for names in find_invalid_texts(batch)], pa.bool_())
+    doubtful = pc.or_(_doubt_mask(columns, largest_message_bytes), not_utf8)
+    doubtful = pc.or_(doubtful, _repeated_name_mask(columns.column("headers"), doubtful))
+    if not pc.any(doubtful).as_py():
         return columns, []
-    positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
-    messages, bad = sort_out(batch.filter(doubt), largest_message_bytes, of_a_store=of_a_store)
-    good = concat_batches([columns.filter(pc.invert(doubt)), to_columns(messages)])
-    return good, [BadRow(positions[row.position], row.code, row.detail) for row in bad]
+    positions = cast("list[int]", pc.indices_nonzero(doubtful).to_pylist())
+    messages, bad_rows = split_rows(
+        batch.filter(doubtful), largest_message_bytes, allows_store_messages=allows_store_messages
+    )
+    good_columns = concat_batches([columns.filter(pc.invert(doubtful)), to_columns(messages)])
+    return good_columns, [BadRow(positions[row.position], row.code, row.detail) for row in bad_rows]
 
 
 def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
@@ -253,29 +258,29 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
     )
 
 
-def sort_out(
-    batch: pa.RecordBatch, largest_message_bytes: int, *, of_a_store: bool = False
+def split_rows(
+    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_store_messages: bool = False
 ) -> tuple[list[DelayedMessage], list[BadRow]]:
     """Return the messages of a batch, and the rows that are not messages. Each row is checked alone."""
-    messages, bad = list[DelayedMessage](), list[BadRow]()
-    not_utf8 = texts_not_utf8(batch)
+    messages, bad_rows = list[DelayedMessage](), list[BadRow]()
+    not_utf8 = find_invalid_texts(batch)
     for position, row in enumerate(_rows(batch)):
         if names := not_utf8[position]:
-            bad.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
+            bad_rows.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
             continue
         try:
-            message = _message(row, of_a_store=of_a_store)
+            message = _message(row, allows_store_messages=allows_store_messages)
         except PostdateError as error:
-            bad.append(BadRow(position, error.code, str(error)))
+            bad_rows.append(BadRow(position, error.code, str(error)))
             continue
         size = _size(message, largest_message_bytes)
         if size > largest_message_bytes:
-            bad.append(
+            bad_rows.append(
                 BadRow(position, "message_too_large", f"{size:,} bytes; the store takes {largest_message_bytes:,}")
             )
         else:
             messages.append(message)
-    return messages, bad
+    return messages, bad_rows
 
 
 def _size(message: DelayedMessage, limit: int) -> int:
@@ -286,7 +291,7 @@ def _size(message: DelayedMessage, limit: int) -> int:
     return at_most if at_most <= limit else size_in_bytes(encode_headers(headers), message.body)
 
 
-def texts_not_utf8(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
+def find_invalid_texts(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
     """Return for each row the names of its columns whose texts are not UTF-8.
 
     Spark does not check the bytes of a text.
@@ -295,26 +300,26 @@ def texts_not_utf8(batch: pa.RecordBatch) -> list[tuple[str, ...]]:
     for name in _TEXT_COLUMNS:
         position = batch.schema.get_field_index(name)
         if position >= 0 and _is_text(batch.column(position).type) and not _is_valid(batch.column(position)):
-            for row, content in enumerate(_as_bytes(batch.column(position)).to_pylist()):
+            for row, content in enumerate(_cast_to_bytes(batch.column(position)).to_pylist()):
                 if content is not None and not _is_utf8(content):
                     names[row] = (*names[row], name)
     return names
 
 
-def in_texts(batch: pa.RecordBatch) -> list[dict[str, str | None]]:
+def texts_of(batch: pa.RecordBatch) -> list[dict[str, str | None]]:
     r"""Return the message columns of a batch as texts, to set rows aside.
 
     Bytes that are not UTF-8 become ``\xff``; times become ISO 8601.
     """
-    names = [name for name in WRITTEN if name in batch.schema.names]
-    columns = [map(_in_text, _values(batch, name), [name] * batch.num_rows) for name in names]
+    names = [name for name in WRITTEN_COLUMNS if name in batch.schema.names]
+    columns = [map(_text_of, _values(batch, name), [name] * batch.num_rows) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _in_text(value: Any, name: str) -> str | None:
+def _text_of(value: Any, name: str) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
-    if value is None or name not in TIMES:
+    if value is None or name not in TIME_COLUMNS:
         return value
     try:
         return from_microseconds(value).isoformat()
@@ -342,7 +347,7 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
-def _as_bytes(column: pa.Array[Any]) -> pa.Array[Any]:
+def _cast_to_bytes(column: pa.Array[Any]) -> pa.Array[Any]:
     return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
 
 
@@ -356,47 +361,47 @@ def _column(batch: pa.RecordBatch, field: pa.Field[Any]) -> pa.Array[Any]:
     return column if empty is None else pc.fill_null(column, empty)
 
 
-def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
+def _doubt_mask(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
     """Return a mask of rows that may not be messages. All other rows certainly are."""
     due, expires_at = columns.column("due").cast(pa.int64()), columns.column("expires_at").cast(pa.int64())
     headers, body = columns.column("headers"), columns.column("body")
     size = pc.add(pc.cast(pc.binary_length(headers), pa.int64()), pc.cast(pc.binary_length(body), pa.int64()))
     doubts = [
-        _text_doubt(columns.column("message_id"), MESSAGE_ID_LIMIT),
+        _text_doubt_mask(columns.column("message_id"), MESSAGE_ID_LIMIT),
         pc.fill_null(pc.starts_with(columns.column("message_id"), OWN_PREFIX), fill_value=True),
-        _text_doubt(columns.column("destination"), DESTINATION_LIMIT),
+        _text_doubt_mask(columns.column("destination"), DESTINATION_LIMIT),
         pc.is_in(columns.column("destination"), value_set=_OF_THE_STORE),
-        pc.fill_null(_outside(due), fill_value=True),
-        pc.fill_null(pc.or_(_outside(expires_at), pc.less(expires_at, due)), fill_value=False),
+        pc.fill_null(_outside_mask(due), fill_value=True),
+        pc.fill_null(pc.or_(_outside_mask(expires_at), pc.less(expires_at, due)), fill_value=False),
         pc.invert(pc.match_substring_regex(headers, _HEADERS_WRITTEN)),
         pc.greater(size, largest_message_bytes),
     ]
     return reduce(pc.or_, doubts)
 
 
-def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
+def _text_doubt_mask(texts: pa.Array[Any], limit: int) -> _Mask:
     too_long = pc.greater(pc.utf8_length(texts), limit)
     blank = pc.invert(pc.match_substring_regex(texts, _BEYOND_DOUBT_NOT_BLANK))
     return pc.fill_null(pc.or_(pc.or_(too_long, blank), pc.match_substring_regex(texts, _NUL)), fill_value=True)
 
 
-def _names_twice(headers: pa.Array[Any], doubt: _Mask) -> _Mask:
+def _repeated_name_mask(headers: pa.Array[Any], doubtful: _Mask) -> _Mask:
     """Return a mask of headers that may have a name twice. Headers that are doubtful already are left out.
 
     The text ``":"`` stands between each name and its value. Inside a text it can stand only if its quotes enclose a
     text that is a colon. So it occurs as often as there are pairs, or more often.
     """
     separators = pc.count_substring(headers, '":"')
-    several = pc.and_(pc.greater(separators, 1), pc.invert(doubt))
-    positions = cast("list[int]", pc.indices_nonzero(several).to_pylist())
+    has_several = pc.and_(pc.greater(separators, 1), pc.invert(doubtful))
+    positions = cast("list[int]", pc.indices_nonzero(has_several).to_pylist())
     if not positions:
-        return several
-    names = [len(each) for each in _decoded(headers.filter(several))]
-    twice = pc.not_equal(pa.array(names, pa.int64()), pc.cast(separators.filter(several), pa.int64()))
-    return pc.replace_with_mask(several, several, twice)
+        return has_several
+    names = [len(each) for each in _decode_all_headers(headers.filter(has_several))]
+    is_repeated = pc.not_equal(pa.array(names, pa.int64()), pc.cast(separators.filter(has_several), pa.int64()))
+    return pc.replace_with_mask(has_several, has_several, is_repeated)
 
 
-def _outside(microseconds: pa.Array[Any]) -> _Mask:
+def _outside_mask(microseconds: pa.Array[Any]) -> _Mask:
     return pc.or_(pc.less(microseconds, CALENDAR[0]), pc.greater(microseconds, CALENDAR[1]))
 
 
@@ -404,7 +409,7 @@ def _outside(microseconds: pa.Array[Any]) -> _Mask:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
-    return cast("Iterator[_Row]", zip(*(_values(batch, name) for name in WRITTEN), strict=True))
+    return cast("Iterator[_Row]", zip(*(_values(batch, name) for name in WRITTEN_COLUMNS), strict=True))
 
 
 def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
@@ -414,16 +419,16 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
         return [None] * batch.num_rows
     column = batch.column(position)
     if name == "body" and _is_text(column.type):
-        return _as_bytes(column).to_pylist()
+        return _cast_to_bytes(column).to_pylist()
     if _is_text(column.type) and not _is_valid(column):  # Rows with such texts are refused before their texts are read.
-        texts = _as_bytes(column).to_pylist()
+        texts = _cast_to_bytes(column).to_pylist()
         return [None if text is None else text.decode("utf-8", "backslashreplace") for text in texts]
-    return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIMES else column).to_pylist()
+    return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIME_COLUMNS else column).to_pylist()
 
 
-def _message(row: _Row, *, of_a_store: bool) -> DelayedMessage:
+def _message(row: _Row, *, allows_store_messages: bool) -> DelayedMessage:
     message_id, destination, due, expires_at, headers, body = row
-    if not (of_a_store and destination in OF_THE_STORE):
+    if not (allows_store_messages and destination in OF_THE_STORE):
         check_id(message_id)
         check_destination(destination)
     return DelayedMessage(

@@ -33,27 +33,27 @@ from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, Struct
 from postdate.errors import PipelineError
 from postdate.messages import Headers
 from postdate.pipeline.files import MALFORMED
-from postdate.pipeline.frames import persisted
-from postdate.pipeline.lapsing import end_of_time_to_be_received
+from postdate.pipeline.frames import persist_frame
+from postdate.pipeline.lapsing import relative_expiry_of
 from postdate.pipeline.local_time import LocalTimes, read_time
-from postdate.pipeline.plain import plain
+from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import (
     MESSAGE_COLUMNS,
     NOT_UTF8,
     BadRow,
     Batches,
-    checked,
-    in_texts,
     pc,
-    quoted,
+    quote_name,
     spark_schema,
+    split_columns,
+    texts_of,
 )
-from postdate.pipeline.session import require_utc
-from postdate.pipeline.stores import OpenStore, StoreSpec, opened
-from postdate.ports.scanning import WRITTEN
+from postdate.pipeline.session import check_utc
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
+from postdate.ports.scanning import WRITTEN_COLUMNS
 
-_SHOWN = (*WRITTEN, "row")
-_TEXTS = ("reason", "detail", *_SHOWN)
+_SHOWN_COLUMNS = (*WRITTEN_COLUMNS, "row")
+_TEXTS = ("reason", "detail", *_SHOWN_COLUMNS)
 _BYTES: pa.DataType = pa.map_(pa.string(), pa.binary())
 _OUTCOME_ARROW = pa.schema(
     [
@@ -91,29 +91,30 @@ class ColumnMapping:
     expires_at: str | None = "expires_at"
 
     @classmethod
-    def found_in(
-        cls, columns: Sequence[str], unused: Collection[str] = (), *, case_sensitive: bool = False, **named: Any
+    def match_columns(
+        cls, columns: Sequence[str], unused: Collection[str] = (), *, case_sensitive: bool = False, **given_names: Any
     ) -> ColumnMapping:
-        """Return ``named`` and the default names of other columns, without the optional columns that are missing.
+        """Return ``given_names`` and the default names of other columns, without the optional columns that are missing.
 
         Args:
             columns: names of the input's columns.
             unused: columns that resemble an optional column, but do not stand for it.
             case_sensitive: whether names that differ only in case are different, as ``spark.sql.caseSensitive`` says.
-            named: columns by field, instead of the default names.
+            given_names: columns by field, instead of the default names.
 
         Raises:
             PipelineError: an optional column is missing, and another column has nearly its name: its content would be
                 dropped.
         """
-        mapping = cls(**named)
-        for name in sorted(_OPTIONAL - named.keys()):
-            if _resolved(name, columns, case_sensitive=case_sensitive):
+        mapping = cls(**given_names)
+        for name in sorted(_OPTIONAL - given_names.keys()):
+            if _matching_columns(name, columns, case_sensitive=case_sensitive):
                 continue
-            near = [column for column in columns if column not in {*unused, *asdict(mapping).values()}]
-            if close := _nearest(name, near):
+            candidates = [column for column in columns if column not in {*unused, *asdict(mapping).values()}]
+            if similar := _find_nearest(name, candidates):
                 raise PipelineError(
-                    f"the input has no column {name!r}, but {close!r}: rename it, or name it as {name}, or name it as "
+                    f"the input has no column {name!r}, but {similar!r}: rename it, or name it as {name}, or name it "
+                    f"as "
                     f"unused if it is none of the message"
                 )
             mapping = replace(mapping, **{name: None})
@@ -171,7 +172,7 @@ class ScheduleResult:
         return self.read / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "rows_per_second": round(self.rows_per_second, 1)}
+        return {**to_plain(self), "rows_per_second": round(self.rows_per_second, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,20 +224,20 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
         StoreError: the store failed; messages stored by then stay, and the job can be run again.
     """
     started = time.perf_counter()
-    require_utc(messages.sparkSession)
-    messages, columns, unused = _with_columns(messages, job)
-    with opened(job.store, create=True) as store:
+    check_utc(messages.sparkSession)
+    messages, columns, unused = _resolve_columns(messages, job)
+    with open_spec(job.store, create=True) as store:
         store.setup()
         limit = store.largest_message_bytes
-    rows = _checked(messages, columns, job.local_times, limit)
+    rows = _select_messages(messages, columns, job.local_times, limit)
     with ExitStack() as stack:
-        checksums = persisted(stack, _checksums(messages, columns))
+        checksums = persist_frame(stack, _checksums(messages, columns))
         read = sum(row["rows"] for row in checksums.where("id_checksum IS NULL").collect())
         candidates = checksums.where("id_checksum IS NOT NULL").select("id_checksum")
         if candidates.count():
-            rows = _without_conflicts(rows, candidates, limit)
+            rows = _mark_conflicts(rows, candidates, limit)
         storing = partial(_store_all, job.store, job.now, job.batch)
-        outcomes = persisted(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
+        outcomes = persist_frame(stack, rows.mapInArrow(storing, spark_schema(_OUTCOME_ARROW)), StorageLevel.DISK_ONLY)
         result = replace(_result(outcomes, job, started), unused=unused)
     if result.read != read:
         raise PipelineError(
@@ -249,19 +250,21 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
 
 
-def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
+def _select_messages(
+    messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int
+) -> DataFrame:
     """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` the bytes of a bad row.
 
     Headers become text if they are a map. The content of a text is checked later, together with everything that Spark
     would alter. A body over ``limit`` bytes is removed here: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
-    due = read_time(F.col(quoted(columns.due)), types[columns.due], local_times)
-    not_utf8 = _not_utf8(messages, columns)
-    reasons = [F.when(not_utf8, F.lit(NOT_UTF8)), *_missing(columns), due.problem]
+    due = read_time(F.col(quote_name(columns.due)), types[columns.due], local_times)
+    not_utf8 = _has_invalid_text(messages, columns)
+    reasons = [F.when(not_utf8, F.lit(NOT_UTF8)), *_missing_reasons(columns), due.problem]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
-        expiry = read_time(F.col(quoted(columns.expires_at)), types[columns.expires_at], local_times)
+        expiry = read_time(F.col(quote_name(columns.expires_at)), types[columns.expires_at], local_times)
         expires_at = expiry.instant
         reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
     headers = _headers(messages, columns.headers)
@@ -269,10 +272,10 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     too_large = F.octet_length(body) > limit
     # The time to be received counts from the time sent, not from the due time: such a message would never be handled
     # (specification row 75). A message whose end is malformed is accepted, and fails at its receiver.
-    lapses = end_of_time_to_be_received(_expiring(headers)) < due.instant
+    expires_before_due = relative_expiry_of(_expiry_headers(headers)) < due.instant
     reasons += [
         F.when(too_large, F.lit("message_too_large")),
-        F.when(lapses, F.lit("lapses_before_due")),
+        F.when(expires_before_due, F.lit("lapses_before_due")),
     ]
     if MALFORMED in messages.columns:
         is_text = F.is_valid_utf8(F.col(MALFORMED).cast("string"))
@@ -281,14 +284,14 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     reason = F.coalesce(*reasons)
     good = reason.isNull()
     return messages.select(
-        F.when(good, F.col(quoted(columns.message_id)).cast("string")).alias("message_id"),
+        F.when(good, F.col(quote_name(columns.message_id)).cast("string")).alias("message_id"),
         F.when(good, _destination(columns.destination)).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
         F.when(good, headers).alias("headers"),
         F.when(good, body).alias("body"),
         reason.alias("reason"),
-        F.when(reason.isNotNull(), _shown(messages, columns, too_large)).alias("shown"),
+        F.when(reason.isNotNull(), _original_bytes(messages, columns, too_large)).alias("shown"),
     )
 
 
@@ -297,61 +300,61 @@ _NEAR = 0.75
 """Similarity at which two names count as one misspelt name: a letter changed in four, or two letters swapped."""
 
 
-def _with_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, ColumnMapping, tuple[str, ...]]:
+def _resolve_columns(messages: DataFrame, job: ScheduleJob) -> tuple[DataFrame, ColumnMapping, tuple[str, ...]]:
     """Return the input, the names of its columns, and the names of unused columns.
 
     Columns are resolved as Spark does it: without regard to case, unless the session says otherwise.
     """
     case_sensitive = messages.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     names = [name for name in messages.columns if name != MALFORMED]
-    columns = job.columns or ColumnMapping.found_in(names, job.unused, case_sensitive=case_sensitive)
-    resolved = dict[str, Any]()
+    columns = job.columns or ColumnMapping.match_columns(names, job.unused, case_sensitive=case_sensitive)
+    resolved_names = dict[str, Any]()
     for field_name, column in asdict(columns).items():
         if column is None or column.startswith("="):
-            resolved[field_name] = column
+            resolved_names[field_name] = column
             continue
-        matches = _resolved(column, names, case_sensitive=case_sensitive)
+        matches = _matching_columns(column, names, case_sensitive=case_sensitive)
         if not matches:
             raise PipelineError(f"the input has no column {column!r}; it has {', '.join(names)}")
         if len(matches) > 1:
             raise PipelineError(f"the input has several columns {column!r}: {', '.join(matches)}; rename one")
-        resolved[field_name] = matches[0]
-    unused = tuple(name for name in names if name not in resolved.values())
-    return messages, ColumnMapping(**resolved), unused
+        resolved_names[field_name] = matches[0]
+    unused = tuple(name for name in names if name not in resolved_names.values())
+    return messages, ColumnMapping(**resolved_names), unused
 
 
-def _resolved(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
+def _matching_columns(name: str, columns: Sequence[str], *, case_sensitive: bool) -> list[str]:
     """Return the columns that match a name."""
     return [each for each in columns if each == name or (not case_sensitive and each.lower() == name.lower())]
 
 
-def _nearest(name: str, columns: Sequence[str]) -> str | None:
+def _find_nearest(name: str, columns: Sequence[str]) -> str | None:
     """Return the column that differs from the name only by a slip: spaces, case, separators, or one letter."""
     plain_names = {re.sub(r"[\W_]", "", column).lower(): column for column in columns}
-    close = difflib.get_close_matches(name.replace("_", ""), plain_names, n=1, cutoff=_NEAR)
-    return plain_names[close[0]] if close else None
+    similar = difflib.get_close_matches(name.replace("_", ""), plain_names, n=1, cutoff=_NEAR)
+    return plain_names[similar[0]] if similar else None
 
 
 def _destination(name: str) -> Column:
-    return F.lit(name[1:]) if name.startswith("=") else F.col(quoted(name)).cast("string")
+    return F.lit(name[1:]) if name.startswith("=") else F.col(quote_name(name)).cast("string")
 
 
-def _missing(columns: ColumnMapping) -> list[Column]:
+def _missing_reasons(columns: ColumnMapping) -> list[Column]:
     required = {
-        "missing_id": F.col(quoted(columns.message_id)).cast("string"),
-        "missing_due": F.col(quoted(columns.due)).cast("string"),
+        "missing_id": F.col(quote_name(columns.message_id)).cast("string"),
+        "missing_due": F.col(quote_name(columns.due)).cast("string"),
         "missing_destination": _destination(columns.destination),
     }
     return [F.when(column.isNull() | (F.trim(column) == ""), F.lit(reason)) for reason, column in required.items()]
 
 
-def _not_utf8(messages: DataFrame, columns: ColumnMapping) -> Column:
+def _has_invalid_text(messages: DataFrame, columns: ColumnMapping) -> Column:
     """Return whether a text of a row is not UTF-8. Spark's own functions would alter such a text."""
     not_utf8 = F.lit(False)
     for name in asdict(columns).values():
         if name is None or name.startswith("="):
             continue
-        column, data_type = F.col(quoted(name)), messages.schema[name].dataType
+        column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
         if isinstance(data_type, StringType):
             not_utf8 |= F.coalesce(~F.is_valid_utf8(column), F.lit(False))
         elif isinstance(data_type, MapType):
@@ -370,7 +373,7 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
     """Return the headers as a text that is a JSON object."""
     if name is None:
         return F.lit(None).cast("string")
-    column, data_type = F.col(quoted(name)), messages.schema[name].dataType
+    column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
     if isinstance(data_type, StringType):
         return F.when(F.trim(column) != "", column)
     if not isinstance(data_type, MapType):
@@ -386,40 +389,40 @@ def _headers(messages: DataFrame, name: str | None) -> Column:
 _NESTED = (ArrayType, MapType, StructType)
 
 
-def _expiring(headers: Column) -> Column:
+def _expiry_headers(headers: Column) -> Column:
     """Return headers that may set an expiry as a map; null for all other headers, which are nearly all."""
-    may = headers.contains(Headers.TIME_TO_BE_RECEIVED) | headers.contains("\\u")
-    return F.when(may, F.from_json(headers, "map<string,string>"))
+    may_expire = headers.contains(Headers.TIME_TO_BE_RECEIVED) | headers.contains("\\u")
+    return F.when(may_expire, F.from_json(headers, "map<string,string>"))
 
 
 def _body(messages: DataFrame, name: str | None) -> Column:
     if name is None:
         return F.lit(None).cast("binary")
-    column, data_type = F.col(quoted(name)), messages.schema[name].dataType
+    column, data_type = F.col(quote_name(name)), messages.schema[name].dataType
     if isinstance(data_type, BinaryType | StringType):
         return column.cast("binary")
     raise PipelineError(f"a body must be binary or a text, not {data_type.simpleString()}")
 
 
-def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
+def _original_bytes(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
     """Return the original bytes of a row, to set it aside. Of a body that is too large, return only the beginning."""
-    named = {name: F.lit(None).cast("binary") for name in _SHOWN}
+    contents = {name: F.lit(None).cast("binary") for name in _SHOWN_COLUMNS}
     for name, column in asdict(columns).items():
         if column is not None and column.startswith("="):
-            named[name] = F.lit(column[1:]).cast("binary")
+            contents[name] = F.lit(column[1:]).cast("binary")
         elif column is not None:
-            data_type, value = messages.schema[column].dataType, F.col(quoted(column))
+            data_type, value = messages.schema[column].dataType, F.col(quote_name(column))
             # This also works for a map with bytes that are not UTF-8, which JSON cannot represent.
             text = value.cast("string")
             if isinstance(data_type, MapType):
                 text = F.when(F.is_valid_utf8(text), F.to_json(value)).otherwise(text)
-            named[name] = value if isinstance(data_type, BinaryType) else text.cast("binary")
+            contents[name] = value if isinstance(data_type, BinaryType) else text.cast("binary")
     if MALFORMED in messages.columns:
-        named["row"] = F.col(MALFORMED).cast("binary")
-    beginning = F.make_valid_utf8(F.substring(named["body"].cast("string"), 1, _BEGINNING_CHARACTERS))
-    cut = F.concat(beginning, F.lit("…")).cast("binary")
-    named["body"] = F.when(F.coalesce(too_large, F.lit(False)), cut).otherwise(named["body"])
-    return F.struct(*(named[name].alias(name) for name in _SHOWN))
+        contents["row"] = F.col(MALFORMED).cast("binary")
+    beginning = F.make_valid_utf8(F.substring(contents["body"].cast("string"), 1, _BEGINNING_CHARACTERS))
+    shortened = F.concat(beginning, F.lit("…")).cast("binary")
+    contents["body"] = F.when(F.coalesce(too_large, F.lit(False)), shortened).otherwise(contents["body"])
+    return F.struct(*(contents[name].alias(name) for name in _SHOWN_COLUMNS))
 
 
 def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
@@ -427,13 +430,13 @@ def _checksums(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
 
     There are nearly never such checksums. Only the column of ids is read, and eight bytes of each id are shuffled.
     """
-    id_ = F.col(quoted(columns.message_id)).cast("string")
+    id_ = F.col(quote_name(columns.message_id)).cast("string")
     checksum = F.coalesce(F.xxhash64(id_), F.lit(0)).alias("id_checksum")
-    counted = messages.select(checksum).rollup("id_checksum").agg(F.count("*").alias("rows"))
-    return counted.where("id_checksum IS NULL OR rows > 1")
+    checksum_counts = messages.select(checksum).rollup("id_checksum").agg(F.count("*").alias("rows"))
+    return checksum_counts.where("id_checksum IS NULL OR rows > 1")
 
 
-def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataFrame:
+def _mark_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> DataFrame:
     """Set the reason ``conflicting_rows`` for all rows whose id is in the input with different content.
 
     None of these rows can be preferred. Only good rows are compared, in the form in which they will be stored. Only ids
@@ -447,7 +450,7 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> Da
         .withColumn("id_checksum", F.xxhash64("message_id"))
         .join(candidates, "id_checksum", "left_semi")
         .select(*MESSAGE_COLUMNS.names)
-        .mapInArrow(partial(_good, limit), _CONTENT)
+        .mapInArrow(partial(_select_good, limit), _CONTENT)
         .select("message_id", content.alias("content"))
         .groupBy("message_id")
         .agg(F.min("content").alias("least"), F.max("content").alias("greatest"))
@@ -459,42 +462,42 @@ def _without_conflicts(rows: DataFrame, candidates: DataFrame, limit: int) -> Da
     )
 
 
-def _good(limit: int, batches: Batches) -> Batches:
+def _select_good(limit: int, batches: Batches) -> Batches:
     """Return the rows that are messages, with their headers in the one form in which they are stored."""
     for batch in batches:
-        yield checked(batch, limit)[0]
+        yield split_columns(batch, limit)[0]
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
 
 
-def _store_all(spec: StoreSpec, now: datetime, chosen: int | None, batches: Batches) -> Batches:
+def _store_all(spec: StoreSpec, now: datetime, batch_size: int | None, batches: Batches) -> Batches:
     """Store the rows of a task. The task receives the address of a store, never a connection."""
-    with opened(spec) as store:
-        size = chosen or store.good_batch
+    with open_spec(spec) as store:
+        rows_at_once = batch_size or store.rows_at_once
         for batch in batches:
-            for start in range(0, batch.num_rows, size):
-                yield _store(store, batch.slice(start, size), now)
+            for start in range(0, batch.num_rows, rows_at_once):
+                yield _store(store, batch.slice(start, rows_at_once), now)
 
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """Store one batch in one transaction. Return its counts in the first row, then the rows that were set aside."""
     is_good = pc.is_null(batch.column("reason"))
     good = batch.filter(is_good)
-    messages, bad = checked(good, store.largest_message_bytes)
+    messages, bad_rows = split_columns(good, store.largest_message_bytes)
     report = store.store_batch(messages, now)
-    counts = {"stored": report.stored, "already_there": len(report.already_there)}
-    rows = [counts, *_set_aside(batch.filter(pc.invert(is_good))), *_refused(good, bad)]
+    counts = {"stored": report.stored, "already_there": len(report.duplicate_ids)}
+    rows = [counts, *_rejected_rows(batch.filter(pc.invert(is_good))), *_refused_rows(good, bad_rows)]
     return pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
 
 
-def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows that have a reason from Spark SQL. Conflicting rows have no ``shown`` bytes."""
+def _rejected_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows that have a reason from Spark SQL. Conflicting rows have no ``row_bytes`` bytes."""
     rows = list[dict[str, Any]]()
     reasons = cast("list[str]", batch.column("reason").to_pylist())
     contents = cast("list[Any]", batch.column("shown").to_pylist())
-    for reason, shown, texts in zip(reasons, contents, in_texts(batch), strict=True):
-        row_contents: Mapping[str, bytes | None] = shown or {}
+    for reason, row_bytes, texts in zip(reasons, contents, texts_of(batch), strict=True):
+        row_contents: Mapping[str, bytes | None] = row_bytes or {}
         raw = {name: content for name, content in row_contents.items() if content is not None}
         decoded = {name: content.decode("utf-8", "backslashreplace") for name, content in raw.items()}
         row = {"reason": reason, "detail": _DETAILS.get(reason, ""), **texts, **decoded}
@@ -502,13 +505,15 @@ def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
+def _refused_rows(batch: pa.RecordBatch, bad_rows: list[BadRow]) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
-    for row in bad:
-        one = batch.slice(row.position, 1)
-        body = cast("bytes | None", one.column("body")[0].as_py())
+    for row in bad_rows:
+        row_batch = batch.slice(row.position, 1)
+        body = cast("bytes | None", row_batch.column("body")[0].as_py())
         contents: dict[str, bytes] = {} if body is None else {"body": body}
-        rows.append({"reason": row.code, "detail": row.detail, **in_texts(one)[0], "bytes": _not_utf8_bytes(contents)})
+        rows.append(
+            {"reason": row.code, "detail": row.detail, **texts_of(row_batch)[0], "bytes": _not_utf8_bytes(contents)}
+        )
     return rows
 
 
@@ -548,26 +553,26 @@ _DETAILS: Mapping[str, str] = {
 
 
 def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleResult:
-    counted = outcomes.groupBy("reason").agg(
+    reason_counts = outcomes.groupBy("reason").agg(
         F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
     )
-    rows = {row["reason"]: row for row in counted.collect()}
+    rows = {row["reason"]: row for row in reason_counts.collect()}
     seconds = time.perf_counter() - started
     stored = rows.pop(None, None)
     accepted, already_there = (stored["stored"], stored["already_there"]) if stored else (0, 0)
     set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
-    written, rejects = None, job.rejects
+    rejected_to, rejects = None, job.rejects
     if set_aside and rejects is not None:
         outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS, "bytes").write.format(rejects.format).save(
             str(rejects.path)
         )
-        written = str(rejects.path)
+        rejected_to = str(rejects.path)
     result = ScheduleResult(
         read=accepted + already_there + sum(set_aside.values()),
         accepted=accepted,
         already_there=already_there,
         set_aside=set_aside,
-        rejected_to=written,
+        rejected_to=rejected_to,
         seconds=seconds,
         reported_to=None if job.report is None else str(job.report),
     )

@@ -24,7 +24,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
 from postdate.pipeline.source import register
 
 _LOOPBACK = "127.0.0.1"
@@ -64,7 +64,7 @@ FOR_LONG_JOBS: Final = MappingProxyType({"spark.driver.extraJavaOptions": "-XX:T
 _ROWS_A_BATCH = 20_000
 _BYTES_A_BATCH = 64 * 1024 * 1024
 
-_starting = threading.Lock()
+_start_lock = threading.Lock()
 """Held while a session starts, because its environment variables apply to the whole process."""
 
 
@@ -100,7 +100,7 @@ def spark_session(
         raise PipelineError(f"cores={cores} is for a local Spark and at least 1; with master={master!r} leave it out")
     master = master or f"local[{cores or '*'}]"
     settings = _settings(master, conf or {})
-    with _starting:
+    with _start_lock:
         session = SparkSession.getActiveSession()
         if session is None:
             session = _start(app_name, master, settings, java_home)
@@ -113,7 +113,7 @@ def spark_session(
     return session
 
 
-def require_utc(spark: SparkSession) -> None:
+def check_utc(spark: SparkSession) -> None:
     """Raise PipelineError if a session shows or parses times in a zone other than UTC."""
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in {"UTC", "Etc/UTC", "Z", "+00:00"}:
@@ -154,8 +154,8 @@ def _local_settings(directory: Path, master: str) -> dict[str, str]:
     Python workers are reached over loopback with a secret. Unix domain sockets would also work, but then a worker that
     is stopped while it waits prints a broken pipe.
     """
-    named = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
-    cores = int(named[1]) if named else os.cpu_count() or 1
+    cores_match = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
+    cores = int(cores_match[1]) if cores_match else os.cpu_count() or 1
     return {
         "spark.sql.shuffle.partitions": str(max(cores, 2)),
         "spark.driver.host": _LOOPBACK,
@@ -166,57 +166,57 @@ def _local_settings(directory: Path, master: str) -> dict[str, str]:
 
 
 def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:
-    launched_with = {
-        "JAVA_HOME": str(runnable_java_home(find_java_home(java_home, os.environ), _private_directory())),
+    launch_environment = {
+        "JAVA_HOME": str(prepare_java_home(find_java_home(java_home, os.environ), _private_directory())),
         "SPARK_LAUNCHER_OPTS": " ".join(STARTUP_OPTIONS),
     }
     if master.startswith("local"):
-        launched_with |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+        launch_environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     else:
-        launched_with["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        launch_environment["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
     # Outside spark-submit, PySpark reads only the environment variable.
-    if named := settings.get("spark.pyspark.python"):
-        launched_with["PYSPARK_PYTHON"] = named
+    if worker_python := settings.get("spark.pyspark.python"):
+        launch_environment["PYSPARK_PYTHON"] = worker_python
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
     # The logger of py4j reports every connection, even while Python ends.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Spark's launcher and its JVM inherit the environment.
-    with set_meanwhile(launched_with, os.environ.get, os.environ.__setitem__, os.environ.pop):
+    with set_temporarily(launch_environment, os.environ.get, os.environ.__setitem__, os.environ.pop):
         return builder.getOrCreate()
 
 
 @contextlib.contextmanager
-def set_meanwhile(
+def set_temporarily(
     values: Mapping[str, str],
     get: Callable[[str], str | None],
-    put: Callable[[str, str], None],
-    drop: Callable[[str], object],
+    write: Callable[[str, str], None],
+    remove: Callable[[str], object],
 ) -> Generator[None]:
     """Set values under their names for the length of the block. Then restore or remove each of them."""
-    before = {name: get(name) for name in values}
+    values_before = {name: get(name) for name in values}
     for name, value in values.items():
-        put(name, value)
+        write(name, value)
     try:
         yield
     finally:
-        for name, was in before.items():
-            if was is None:
-                drop(name)
+        for name, value_before in values_before.items():
+            if value_before is None:
+                remove(name)
             else:
-                put(name, was)
+                write(name, value_before)
 
 
 @cache
 def _private_directory() -> Path:
     """Return a directory of this process alone. It is removed when the process ends, after Spark has ended."""
     directory = Path(tempfile.mkdtemp(prefix="postdate-spark-"))
-    atexit.register(_clean_up, directory, os.getpid())
+    atexit.register(_remove_directory, directory, os.getpid())
     return directory
 
 
-def _clean_up(directory: Path, owner: int) -> None:
+def _remove_directory(directory: Path, owner: int) -> None:
     if os.getpid() != owner:  # A forked child must not remove the directory of its parent.
         return
     session = SparkSession.getActiveSession()

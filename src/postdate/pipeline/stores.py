@@ -15,10 +15,10 @@ import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate.backends.registry import place_of
-from postdate.config import Address, Settings, resolved
+from postdate.config import Address, Settings, resolve_address
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.pipeline.rows import from_columns, restored, to_batch
+from postdate.pipeline.rows import from_columns, messages_of, to_batch
 from postdate.ports import (
     AdministrableStore,
     ClaimingStore,
@@ -38,13 +38,13 @@ _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
 """Number of rows fetched and turned into one Arrow batch at a time, for a store that does not return columns."""
 
-_OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
+_FIELD_SETTINGS: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
 """The settings of stores that are fields of :class:`StoreSpec`."""
 
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
 
 
-def absolute(address: str) -> str:
+def absolute_address_of(address: str) -> str:
     """Return an address with an absolute path if it names a file, because executors run in other directories."""
     relative = _RELATIVE_FILE.fullmatch(address)
     return relative[1] + str(Path(relative[2]).expanduser().resolve()) if relative else address
@@ -66,7 +66,7 @@ class StoreSpec:
         endpoint: the endpoint that the messages belong to.
         recording: how much is recorded for audits.
         largest_message_bytes: limit of headers and body together; ``None``: the default of the store.
-        others: settings that only some stores have, as pairs of name and value.
+        other_settings: settings that only some stores have, as pairs of name and value.
     """
 
     address: str
@@ -76,10 +76,10 @@ class StoreSpec:
     endpoint: str = "postdate"
     recording: str = Recording.ALL.value
     largest_message_bytes: int | None = None
-    others: tuple[tuple[str, Any], ...] = ()
+    other_settings: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "address", absolute(self.address))
+        object.__setattr__(self, "address", absolute_address_of(self.address))
         if place_of(Address(self.address).scheme) is Place.MEMORY:
             raise PipelineError(f"the store {self.address!r} lives in one process; executors need one that is shared")
 
@@ -90,23 +90,26 @@ class StoreSpec:
         Raises:
             ConfigurationError: this store does not have a setting.
         """
-        own = dict(settings.store.values)
-        address = own.pop("address")
-        own_fields = {name: own.pop(name) for name in _OF_MANY}
+        values = dict(settings.store.values)
+        address = values.pop("address")
+        own_fields = {name: values.pop(name) for name in _FIELD_SETTINGS}
         own_fields["recording"] = own_fields["recording"].value
         names = store_settings(settings)
-        more_settings = tuple((name, value) for name, value in own.items() if name in names)
+        more_settings = tuple((name, value) for name, value in values.items() if name in names)
         return cls(
-            address.reference or str(address), endpoint=settings.endpoint.name, others=more_settings, **own_fields
+            address.reference or str(address),
+            endpoint=settings.endpoint.name,
+            other_settings=more_settings,
+            **own_fields,
         )
 
     def __repr__(self) -> str:
-        return f"StoreSpec({self.shown!r}, synchronous={self.synchronous!r})"
+        return f"StoreSpec({self.redacted_address!r}, synchronous={self.synchronous!r})"
 
     @property
-    def shown(self) -> str:
+    def redacted_address(self) -> str:
         """The address without its password: for logs and reports."""
-        return Address(self.address).shown
+        return Address(self.address).redacted_text
 
     def open(self, *, create: bool) -> ClaimingStore:
         """Return the store. It connects at first use.
@@ -114,9 +117,13 @@ class StoreSpec:
         Raises:
             ConfigurationError: a reference cannot be followed on this machine, or the driver is not installed here.
         """
-        place = resolved(self.address, os.environ)
-        arguments = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
-        return open_store(place, **settings_of_store(place, arguments))
+        resolved_address = resolve_address(self.address, os.environ)
+        arguments = {
+            **dict(self.other_settings),
+            **{name: getattr(self, name) for name in _FIELD_SETTINGS},
+            "create": create,
+        }
+        return open_store(resolved_address, **settings_of_store(resolved_address, arguments))
 
 
 class OpenStore:
@@ -126,28 +133,28 @@ class OpenStore:
     """
 
     def __init__(self, store: ClaimingStore, portal: BlockingPortal) -> None:
-        self.itself, self.portal = store, portal
-        self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
+        self.store, self.portal = store, portal
+        self._columnar = store if isinstance(store, ScannableStore) and store.has_columns else None
 
-    def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
-        """Call ``question`` with the store, in the event loop of the store, and return the answer."""
-        return self.portal.call(question, self.itself)
+    def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
+        """Call ``function`` with the store, in the event loop of the store, and return the answer."""
+        return self.portal.call(function, self.store)
 
     @property
     def largest_message_bytes(self) -> int:
         """Limit of headers and body together; see :class:`postdate.ports.StoreCapabilities`."""
-        return self.itself.capabilities.largest_message_bytes
+        return self.store.capabilities.largest_message_bytes
 
     @property
-    def good_batch(self) -> int:
+    def rows_at_once(self) -> int:
         """Number of messages in one transaction: fast for the store, and other clients do not wait long."""
         return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
-        self.portal.call(self.itself.setup)
+        self.portal.call(self.store.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return self.portal.call(self.itself.store_many, messages, now)
+        return self.portal.call(self.store.store_many, messages, now)
 
     def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
         """Store valid messages in one transaction, idempotent by message id.
@@ -156,7 +163,7 @@ class OpenStore:
         """
         if self._columnar is not None:
             return self._columnar.store_columns(batch, now)
-        return self.store_many(restored(batch), now)
+        return self.store_many(messages_of(batch), now)
 
     def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the columns of ``schema`` in one part, from one snapshot. Columns are used if the store returns them."""
@@ -164,23 +171,23 @@ class OpenStore:
             for batch in self._columnar.scan_columns(scan, part):
                 yield from_columns(batch, schema)
             return
-        for page in self.scannable().scan(scan, part, PAGE_ROWS):
+        for page in self.require_scannable().scan(scan, part, PAGE_ROWS):
             yield to_batch(page, schema)
 
-    def overdue(self, as_of: datetime) -> int:
+    def count_overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are not claimed."""
-        store = self.itself
+        store = self.store
         return self.portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
-    def scannable(self) -> ScannableStore:
+    def require_scannable(self) -> ScannableStore:
         """Return the store for bulk reading, with blocking calls. Raise PipelineError if it cannot be read in bulk."""
-        if not isinstance(self.itself, ScannableStore):
-            raise PipelineError(f"{type(self.itself).__name__} cannot be read in bulk")
-        return self.itself
+        if not isinstance(self.store, ScannableStore):
+            raise PipelineError(f"{type(self.store).__name__} cannot be read in bulk")
+        return self.store
 
 
 @contextlib.contextmanager
-def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
+def open_spec(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
     """Open the store for the length of the block.
 
     This runs once in each task, and on the driver for setup and planning. With ``create``, a missing store is created;

@@ -33,11 +33,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import COUNTED, SweepSpec, count_slots, sweep_slots
-from postdate.pipeline.failures import check_query, one_line_errors, wait_for
-from postdate.pipeline.plain import plain
+from postdate.pipeline.failures import check_query, shorten_errors, wait_for_query
+from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema
-from postdate.pipeline.session import require_utc, set_meanwhile
-from postdate.pipeline.stores import opened
+from postdate.pipeline.session import check_utc, set_temporarily
+from postdate.pipeline.stores import open_spec
 
 RESIDENCY: Final = timedelta(seconds=30)
 """How long a task of a continuous sweep dispatches before the next task replaces it.
@@ -47,7 +47,7 @@ this gap; but the ledger shows the deliveries of a task only when the task ends.
 """
 
 _LINES_SCHEMA: Final = spark_schema(LEDGER_ARROW)
-_STOP_PATIENCE_SECONDS: Final = 60.0
+_STOP_TIMEOUT_SECONDS: Final = 60.0
 _QUICK_CHECKPOINTS: Final = MappingProxyType(
     {
         "spark.sql.streaming.checkpointFileManagerClass": (
@@ -87,12 +87,12 @@ class SweepResult:
         return self.delivered / self.seconds if self.seconds else 0.0
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every due message has been delivered or has expired."""
         return not (self.failed or self.left)
 
     def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "per_second": round(self.per_second, 1), "complete": self.complete}
+        return {**to_plain(self), "per_second": round(self.per_second, 1), "complete": self.is_complete}
 
 
 def check_sweep(spec: SweepSpec) -> None:
@@ -100,17 +100,17 @@ def check_sweep(spec: SweepSpec) -> None:
 
     Raises StoreNotSetUp, StoreUnavailable, TransportUnavailable or ConfigurationError; the text says what to do.
     """
-    with opened(spec.store) as store:
-        store.overdue(SystemClock().now())
+    with open_spec(spec.store) as store:
+        store.count_overdue(SystemClock().now())
 
-    async def look() -> None:
+    async def check_transport() -> None:
         transport = spec.open_transport()
         try:
             await transport.server_facts()
         finally:
             await transport.close()
 
-    anyio.run(look)
+    anyio.run(check_transport)
 
 
 def sweep(
@@ -128,18 +128,18 @@ def sweep(
         StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: raised before any task starts.
         PipelineError: ``slots`` is less than one, or a task failed; messages delivered by then stay delivered.
     """
-    require_utc(spark)
+    check_utc(spark)
     check_sweep(spec)
-    started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
+    started, as_of, n = time.perf_counter(), SystemClock().now(), _slot_count(spark, slots)
     tasks = spark.range(0, n, 1, n)
-    with one_line_errors("the sweep has failed"):
+    with shorten_errors("the sweep has failed"):
         if ledger is None:
             rows = tasks.mapInArrow(partial(count_slots, spec), spark_schema(COUNTED)).collect()
             counts = {name: sum(row[name] for row in rows) for name in COUNTED.names}
         else:
-            counts = _written(tasks.mapInArrow(partial(sweep_slots, spec, None, None), _LINES_SCHEMA), str(ledger))
-    with opened(spec.store) as store:
-        overdue = store.overdue(as_of)
+            counts = _write_lines(tasks.mapInArrow(partial(sweep_slots, spec, None, None), _LINES_SCHEMA), str(ledger))
+    with open_spec(spec.store) as store:
+        overdue = store.count_overdue(as_of)
     return SweepResult(
         **{name: counts.get(name, 0) for name in COUNTED.names},
         left=overdue,
@@ -148,18 +148,18 @@ def sweep(
     )
 
 
-def _slots(spark: SparkSession, slots: int | None) -> int:
+def _slot_count(spark: SparkSession, slots: int | None) -> int:
     if slots is not None and slots < 1:
         raise PipelineError(f"a sweep needs at least one dispatcher, not slots={slots}")
     return slots or spark.sparkContext.defaultParallelism
 
 
-def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
+def _write_lines(lines: DataFrame, ledger: str) -> dict[str, int]:
     """Write the lines and count them while they are written. To read the frame a second time would sweep again."""
-    seen = Observation()
-    counted = [F.count_if(F.col("kind") == name).alias(name) for name in COUNTED.names]
-    lines.observe(seen, *counted).write.mode("append").parquet(ledger)
-    return seen.get
+    observation = Observation()
+    kind_counts = [F.count_if(F.col("kind") == name).alias(name) for name in COUNTED.names]
+    lines.observe(observation, *kind_counts).write.mode("append").parquet(ledger)
+    return observation.get
 
 
 # --- continuously -----------------------------------------------------------------------------------------------------
@@ -181,12 +181,12 @@ class SweepQuery(AbstractContextManager["SweepQuery"]):
         Raises:
             PipelineError: the sweep has failed. Nothing is lost; start it again, and it continues.
         """
-        wait_for(self.query, seconds)
+        wait_for_query(self.query, seconds)
         check_query(self.query, "the sweep")
         return not self.query.isActive
 
     @property
-    def _batches(self) -> int:
+    def _last_batch(self) -> int:
         last = self.query.lastProgress
         return -1 if last is None else int(last["batchId"])
 
@@ -198,11 +198,11 @@ class SweepQuery(AbstractContextManager["SweepQuery"]):
         Raises:
             PipelineError: the sweep had failed before.
         """
-        in_hand = self._batches + 1
+        next_batch = self._last_batch + 1
         if self._stop_file.parent.is_dir():
             self._stop_file.touch()
         # The next micro-batch does nothing, because its tasks look for the stop file before they poll.
-        wait_for(self.query, self._residency + _STOP_PATIENCE_SECONDS, lambda: self._batches >= in_hand)
+        wait_for_query(self.query, self._residency + _STOP_TIMEOUT_SECONDS, lambda: self._last_batch >= next_batch)
         self.query.stop()
         shutil.rmtree(self._stop_file.parent, ignore_errors=True)
         check_query(self.query, "the sweep")
@@ -233,14 +233,14 @@ def sweep_continuously(
         StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: raised before the query starts.
         PipelineError: ``slots`` is less than one, or ``residency`` is not above zero.
     """
-    require_utc(spark)
+    check_utc(spark)
     seconds = residency.total_seconds()
     if not (math.isfinite(seconds) and seconds > 0):
         raise PipelineError(f"residency must be above zero, not {residency}")
-    n = _slots(spark, slots)
+    n = _slot_count(spark, slots)
     check_sweep(spec)
-    job = {"job": "sweep", "store": spec.store.shown, "endpoint": spec.store.endpoint, "slots": n}
-    claim_checkpoint(spark, str(checkpoint), job)
+    job = {"job": "sweep", "store": spec.store.redacted_address, "endpoint": spec.store.endpoint, "slots": n}
+    bind_checkpoint(spark, str(checkpoint), job)
     stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
     # Spark's rate source makes a row for each slot in each micro-batch. The next micro-batch begins when the last one
     # ends.
@@ -249,7 +249,7 @@ def sweep_continuously(
     writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
     sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
     # The checkpoint is written in the fastest way, because its loss costs nothing.
-    with set_meanwhile(_QUICK_CHECKPOINTS, lambda name: spark.conf.get(name, None), spark.conf.set, spark.conf.unset):
+    with set_temporarily(_QUICK_CHECKPOINTS, lambda name: spark.conf.get(name, None), spark.conf.set, spark.conf.unset):
         return SweepQuery(sink.start(), stop_file, seconds)
 
 
@@ -257,33 +257,33 @@ def sweep_continuously(
 
 
 _MARK = "postdate"
-_OF_ANY_QUERY = "metadata"
+_QUERY_METADATA = "metadata"
 
 
-def claim_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str | int]) -> None:
+def bind_checkpoint(spark: SparkSession, checkpoint: str, job: Mapping[str, str | int]) -> None:
     """Note in a checkpoint which job it belongs to. Raise PipelineError if it belongs to another job.
 
     ``job`` has the values that must be equal at every start of the query with this checkpoint. It contains no secrets.
     """
     path = f"{checkpoint}/{_MARK}"
-    text = _text(spark, path)
+    text = _read_text(spark, path)
     if text is not None:
         other_job: dict[str, str | int] = json.loads(text)
-        differs = [
+        differences = [
             f"{key} {other_job.get(key)!r}, not {value!r}" for key, value in job.items() if other_job.get(key) != value
         ]
-        if differs:
+        if differences:
             raise PipelineError(
-                f"the checkpoint {checkpoint} is that of another job: {', '.join(differs)}; name another folder, "
+                f"the checkpoint {checkpoint} is that of another job: {', '.join(differences)}; name another folder, "
                 f"or start the job as it was"
             )
         return
-    if _text(spark, f"{checkpoint}/{_OF_ANY_QUERY}") is not None:
+    if _read_text(spark, f"{checkpoint}/{_QUERY_METADATA}") is not None:
         raise PipelineError(f"the checkpoint {checkpoint} is that of another query; name another folder")
     spark.createDataFrame([(json.dumps(dict(job)),)], "value string").coalesce(1).write.mode("overwrite").text(path)
 
 
-def _text(spark: SparkSession, path: str) -> str | None:
+def _read_text(spark: SparkSession, path: str) -> str | None:
     """Return the first line of a file or folder; ``None`` when there is none."""
     try:
         rows = spark.read.text(path).take(1)

@@ -54,14 +54,14 @@ class Encoding:
             ) from error
 
     @property
-    def keeps_ascii(self) -> bool:
+    def is_ascii_compatible(self) -> bool:
         """Whether commas, quotes and line breaks are the bytes of ASCII, so that files can be split before decoding."""
         return '",{}\r\n'.encode(self.name) == b'",{}\r\n'
 
     @property
-    def of_spark(self) -> str:
+    def spark_encoding(self) -> str:
         """The encoding in which Spark reads: if Spark need not decode, one in which each byte is a character."""
-        return "ISO-8859-1" if self.keeps_ascii else self.name
+        return "ISO-8859-1" if self.is_ascii_compatible else self.name
 
     def decode(self, content: bytes) -> str | None:
         """Return the text, or ``None`` if the bytes are not valid in this encoding."""
@@ -148,26 +148,26 @@ class CsvFile:
         Raises:
             PipelineError: a quote is never closed, or the header line is different.
         """
-        content = record.encode("latin-1") if self.encoding.keeps_ascii else record.encode()
-        text = self.encoding.decode(content) if self.encoding.keeps_ascii else record
+        content = record.encode("latin-1") if self.encoding.is_ascii_compatible else record.encode()
+        text = self.encoding.decode(content) if self.encoding.is_ascii_compatible else record
         first_line, self.lines = self.lines + 1, self.lines + 1 + content.count(b"\n")
         # The positions of quotes and commas do not depend on the meaning of the other bytes.
-        shape = record if text is None or (_NOT_DECODED in text and not self.encoding.keeps_ascii) else text
+        parsable = record if text is None or (_NOT_DECODED in text and not self.encoding.is_ascii_compatible) else text
         try:
-            parsed = list(records(shape.removeprefix(_BOM) if first_line == 1 else shape))
+            parsed_records = list(records(parsable.removeprefix(_BOM) if first_line == 1 else parsable))
         except UnclosedQuoteError as error:
-            line = first_line + shape[: error.position].count("\n")
+            line = first_line + parsable[: error.position].count("\n")
             raise PipelineError(
                 f"{self.path} has a quote in line {line} (empty lines are not counted) that is never closed: all that "
                 f"follows it in the file would be one cell"
             ) from error
         if first_line == 1:
-            self._check_header(text, parsed[0])
-            parsed = parsed[1:]
-        if text is None or shape is not text:
+            self._check_header(text, parsed_records[0])
+            parsed_records = parsed_records[1:]
+        if text is None or parsable is not text:
             yield [None] * len(self.header), content
             return
-        for cells in parsed:
+        for cells in parsed_records:
             is_row = cells is not None and len(cells) == len(self.header)
             yield (cells or [], None) if is_row else ([None] * len(self.header), content)
 
@@ -176,14 +176,14 @@ class CsvFile:
             raise PipelineError(f"the first line of {self.path} is no {self.encoding.name}; say which encoding it has")
         if list(cells) != list(self.header):
             raise PipelineError(
-                f"{self.path} has the columns {_named(cells)}, and others are read as {_named(self.header)}: "
+                f"{self.path} has the columns {_join_names(cells)}, and others are read as {_join_names(self.header)}: "
                 f"{SAME_COLUMNS}"
                 if len(cells) == len(self.header)
                 else f"{self.path} has {len(cells)} columns, and others are read as {len(self.header)}: {SAME_COLUMNS}"
             )
 
 
-def _named(cells: Sequence[str | None]) -> str:
+def _join_names(cells: Sequence[str | None]) -> str:
     return ", ".join(cell or "" for cell in cells)
 
 
@@ -193,10 +193,10 @@ def read_header(path: str, record: str, encoding: Encoding) -> list[str | None]:
     Raises:
         PipelineError: the line is in another encoding, or a quote is never closed.
     """
-    if encoding.keeps_ascii and (record.startswith(("\xff\xfe", "\xfe\xff")) or "\0" in record):
+    if encoding.is_ascii_compatible and (record.startswith(("\xff\xfe", "\xfe\xff")) or "\0" in record):
         raise PipelineError(f"{path} looks like UTF-16 and is read as {encoding.name}: say encoding UTF-16")
-    content = record.encode("latin-1") if encoding.keeps_ascii else record.encode()
-    text = encoding.decode(content) if encoding.keeps_ascii else record
+    content = record.encode("latin-1") if encoding.is_ascii_compatible else record.encode()
+    text = encoding.decode(content) if encoding.is_ascii_compatible else record
     if text is None:
         raise PipelineError(f"the first line of {path} is no {encoding.name}; say which encoding it has")
     try:

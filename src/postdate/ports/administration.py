@@ -48,7 +48,8 @@ class MessageFilter:
     """Conditions on pending messages; a message must fulfil all of them. Due bounds: from inclusive, to exclusive.
 
     Args:
-        among: only the first so many messages within the due bounds, by due time, need to be searched; ``None``: all.
+        search_limit: only the first so many messages within the due bounds, by due time, need to be searched; ``None``:
+            all.
         after: only messages behind this place in the list of all pending messages: see :attr:`DelayedMessage.cursor`
             and :attr:`PendingPage.after`.
     """
@@ -56,7 +57,7 @@ class MessageFilter:
     destination: str | None = None
     due_from: datetime | None = None
     due_to: datetime | None = None
-    among: int | None = None
+    search_limit: int | None = None
     after: str | None = None
 
     def matches(self, message: DelayedMessage) -> bool:
@@ -87,37 +88,37 @@ class PendingPage:
         return cls(messages, messages[-1].cursor if messages and len(messages) >= limit else None)
 
 
-def place_text(due: int, number: int) -> str:
+def cursor_text(due: int, number: int) -> str:
     """Return the cursor of a message in a store that numbers them; ``due`` in microseconds since 1970 UTC."""
     return f"{due} {number}"
 
 
-def read_place(cursor: str) -> tuple[int, int]:
-    """Return due time and number from a cursor of :func:`place_text`. Raises `InvalidMessage`."""
-    match = _PLACE.fullmatch(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-    place = (0, 0) if match is None else (int(match[1]), int(match[2]))
-    if match is None or max(map(abs, place)) >= _END_OF_NUMBERS:
-        raise no_cursor(cursor)
-    return place
+def parse_cursor(cursor: str) -> tuple[int, int]:
+    """Return due time and number from a cursor of :func:`cursor_text`. Raises `InvalidMessage`."""
+    match = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    numbers = (0, 0) if match is None else (int(match[1]), int(match[2]))
+    if match is None or max(map(abs, numbers)) >= _NUMBER_LIMIT:
+        raise invalid_cursor_error(cursor)
+    return numbers
 
 
-_PLACE: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,19}) ([0-9]{1,19})", re.ASCII)
 
 
-_END_OF_NUMBERS: Final = 2**63
+_NUMBER_LIMIT: Final = 2**63
 """Databases store the due time and the number in signed 64-bit integers."""
 
 
-def no_cursor(cursor: object) -> InvalidMessage:
+def invalid_cursor_error(cursor: object) -> InvalidMessage:
     """Return the error for a text that is no cursor of the store."""
-    return InvalidMessage(f"{_shown(cursor)} is no cursor of a message, as a list of this store gave it")
+    return InvalidMessage(f"{_short_text(cursor)} is no cursor of a message, as a list of this store gave it")
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     return repr(value)[:80]
 
 
-def counted_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
+def counts_between(edges: Sequence[datetime], dues: Iterable[tuple[datetime, int]]) -> list[int]:
     """Return the number of messages in each interval of :meth:`AdministrableStore.due_counts`.
 
     Args:
@@ -193,14 +194,14 @@ class AdministrableStore(ABC):
         """
 
     @abstractmethod
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
         """Return a page of the list of pending messages, ordered by due time, then by order of storing.
 
-        The call reads the messages of the page. Where few messages match ``where``, it also reads those between them.
-        It never reads messages of earlier pages, however many are due at one instant.
+        The call reads the messages of the page. Where few messages match ``message_filter``, it also reads those
+        between them. It never reads messages of earlier pages, however many are due at one instant.
 
         Args:
-            where: conditions on the messages, and the place in the list behind which the page begins.
+            message_filter: conditions on the messages, and the place in the list behind which the page begins.
             limit: messages at most; at least 1.
 
         Raises:
@@ -212,16 +213,16 @@ class AdministrableStore(ABC):
             unreadable.unreadable_messages_do_not_end_a_list.
         """
 
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+    async def list_pending(self, message_filter: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """Return the first ``limit`` messages of the list, page by page.
 
         Guarantees:
             administration.pending_messages_are_listed.
         """
         messages = list[DelayedMessage]()
-        page = PendingPage((), where.after)
+        page = PendingPage((), message_filter.after)
         while limit > len(messages) and (page.after is not None or not messages):
-            page = await self.read_pending(replace(where, after=page.after), limit - len(messages))
+            page = await self.read_pending(replace(message_filter, after=page.after), limit - len(messages))
             messages += page.messages
             if page.after is None:
                 break

@@ -22,8 +22,8 @@ from postdate.runtime import forks
 
 log = logging.getLogger("postdate.backends")
 
-_announcing: Final = forks.lock()
-_announced: Final = set[str]()
+_warning_lock: Final = forks.lock()
+_warned_products: Final = set[str]()
 """Products whose backends were opened in this process."""
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -57,7 +57,8 @@ class Addresses:
         example: an address with the first scheme.
         aliases: other names of the first scheme.
         product: usual name of the product at the address; empty: the name of the backend.
-        found_by: address that ``bench`` measures when only the kind is named; it refers to an environment variable.
+        bench_address: address that ``bench`` measures when only the kind is named; it refers to an environment
+            variable.
 
     Raises:
         ConfigurationError: the schemes are no tuple of schemes.
@@ -67,7 +68,7 @@ class Addresses:
     example: str
     aliases: tuple[str, ...] = ()
     product: str = ""
-    found_by: str = ""
+    bench_address: str = ""
 
     def __post_init__(self) -> None:
         for each in (self.schemes, self.aliases):
@@ -108,23 +109,23 @@ class Adapter:
         if not _REFERENCE.fullmatch(self.reference):
             raise ConfigurationError(f"{self.reference!r} refers to nothing; write it as package.module:name")
         try:
-            own = self.own
+            own_settings = self.own_settings
         except (TypeError, NameError) as error:
             raise ConfigurationError(
                 f"{self.settings!r} is no dataclass of settings, see postdate.ports.settings: {error}"
             ) from error
-        if "address" in own:
+        if "address" in own_settings:
             raise ConfigurationError(f"{self.settings!r} has a setting 'address', which every section has by itself")
 
     @property
-    def own(self) -> Mapping[str, Setting]:
+    def own_settings(self) -> Mapping[str, Setting]:
         """The settings of the adapter's own section in the file, by name."""
         return {} if self.settings is None else settings_of(self.settings)
 
     @property
-    def takes(self) -> frozenset[str]:
+    def argument_names(self) -> frozenset[str]:
         """Names of all arguments that the adapter accepts; others are refused."""
-        return frozenset(self.own) | self.from_store | self.arguments
+        return frozenset(self.own_settings) | self.from_store | self.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Backend:
         oldest_version: oldest version of the server that can be used; empty: any version, or it is not known.
         awaits: for a backend that was tested against a stand-in only, the test that it still has to pass:
             ``its first production server``. Its adapters log this once in each process, when they first open
-            (:meth:`announce`).
+            (:meth:`warn_if_untested`).
         compares_loosely: filters of the server treat some different texts as equal, such as ``A`` and ``a``.
         database: one object for all of the following on one server, which its adapters accept instead of an address.
             It is made like an adapter, and has a method ``expect``, called with the number of messages that an endpoint
@@ -222,21 +223,21 @@ class Backend:
 
     def __post_init__(self) -> None:
         """Refuse values of wrong types: other packages make them, possibly without a type checker."""
-        wrong = [
+        wrong_names = [
             name
             for name, kind in (("place", Place), ("addresses", Addresses), ("queue_addresses", Addresses | None))
             if not isinstance(getattr(self, name), kind)
         ]
-        wrong += [name for name in ROLES if not isinstance(getattr(self, name), Adapter | None)]
-        if wrong:
-            named = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
-            raise ConfigurationError(f"the backend {self.product!r} has {named}")
+        wrong_names += [name for name in ROLES if not isinstance(getattr(self, name), Adapter | None)]
+        if wrong_names:
+            values = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong_names)
+            raise ConfigurationError(f"the backend {self.product!r} has {values}")
 
-    def announce(self) -> None:
+    def warn_if_untested(self) -> None:
         """Log a warning if the backend ``awaits`` something: once in a process, however often it is opened."""
-        with _announcing:
-            is_first = bool(self.awaits) and self.product not in _announced
-            _announced.add(self.product)
+        with _warning_lock:
+            is_first = bool(self.awaits) and self.product not in _warned_products
+            _warned_products.add(self.product)
         if is_first:
             log.warning(
                 "the backend for %s awaits %s: it was tested against a stand-in only. Try it beside what you have "
@@ -268,10 +269,10 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 # --- a database as one object, which makes an endpoint's adapters -----------------------------------------------------
 
 
-Made = ClaimingStore | Transport | SagaStore | OutboxStore | TimeoutPersister
+DatabaseAdapter = ClaimingStore | Transport | SagaStore | OutboxStore | TimeoutPersister
 """The adapters that an endpoint gets from a database object. The object closes them."""
 
-M = TypeVar("M", bound=Made)
+M = TypeVar("M", bound=DatabaseAdapter)
 
 
 class DatabaseObject:
@@ -281,41 +282,42 @@ class DatabaseObject:
     """Whether a store of this database serves one endpoint only, because each endpoint has a table of its own."""
 
     def __init__(self) -> None:
-        self._made: list[Made] = []
-        self._stores_for: str | None = None
+        self._adapters: list[DatabaseAdapter] = []
+        self._store_endpoint: str | None = None
 
-    def made(self, adapter: M) -> M:
+    def register_adapter(self, adapter: M) -> M:
         """Register an adapter, which is closed with this database; return the adapter."""
-        self._made.append(adapter)
+        self._adapters.append(adapter)
         return adapter
 
-    def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
+    def register_endpoint(self, endpoint: str, concurrency: int, *, uses_store: bool) -> None:
         """Register an endpoint that uses this database.
 
         Args:
             endpoint: its name.
             concurrency: number of messages that it handles at once.
-            stores: whether its delayed messages wait in the store of this object.
+            uses_store: whether its delayed messages wait in the store of this object.
 
         Raises:
             ConfigurationError: delayed messages of another endpoint wait in that store, and the store has a table for
                 each endpoint.
         """
-        if not stores or not self.has_a_table_for_each_endpoint:
+        if not uses_store or not self.has_a_table_for_each_endpoint:
             return
-        if self._stores_for not in {None, endpoint}:
+        if self._store_endpoint not in {None, endpoint}:
             name = type(self).__name__
             raise ConfigurationError(
-                f"the delayed messages of endpoint {self._stores_for!r} wait in the store of this {name}, and those "
+                f"the delayed messages of endpoint {self._store_endpoint!r} wait in the store of this {name}, and "
+                f"those "
                 f"of {endpoint!r} have another table: give each endpoint a {name} of its own, or say where they wait "
                 f"with delayed_delivery=DelayedDelivery(store)"
             )
-        self._stores_for = endpoint
+        self._store_endpoint = endpoint
 
     async def close(self) -> None:
         """Close the adapters in reverse order; the last one closes the database. A second call has no effect."""
-        made, self._made = self._made, []
-        for adapter in reversed(made):
+        adapters, self._adapters = self._adapters, []
+        for adapter in reversed(adapters):
             await adapter.close()
 
     async def __aenter__(self) -> Self:

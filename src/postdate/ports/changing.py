@@ -79,7 +79,7 @@ Steps: TypeAlias = Generator[tuple[Any, Mapping[str, Any]], Sequence[Sequence[An
 """A change as statements with their values. It receives the rows of each statement, and returns its result."""
 
 
-Making: TypeAlias = Callable[[str, datetime | None], DelayedMessage]
+CreateMessage: TypeAlias = Callable[[str, datetime | None], DelayedMessage]
 """Makes the message for a key from its id and from the time when the message that it replaces was stored, if any."""
 
 
@@ -99,17 +99,17 @@ class KeyedIds:
         """The last possible id."""
         return f"{self.key}~{_LAST_NUMBER:08d}"
 
-    def after(self, message_id: str, refused: int = 0) -> str:
+    def id_after(self, message_id: str, refusals: int = 0) -> str:
         """Return an id after ``message_id``; an empty ``message_id`` means that there is none yet.
 
-        ``refused`` is the number of ids after ``message_id`` that were tried in vain: they belong to other messages,
+        ``refusals`` is the number of ids after ``message_id`` that were tried in vain: they belong to other messages,
         which the application sent under these ids itself. Each step is twice as long as the one before, so a few
         attempts are enough, however many ids are in use.
 
         Raises:
             InvalidMessage: the numbers are used up.
         """
-        number = (int(message_id[-8:]) if message_id else 0) + 2**refused
+        number = (int(message_id[-8:]) if message_id else 0) + 2**refusals
         if number > _LAST_NUMBER:
             raise InvalidMessage(f"the numbers of the key {self.key!r} are used up: use another key")
         return f"{self.key}~{number:08d}"
@@ -128,8 +128,8 @@ class ReplacingStore(ABC):
     """A store that keeps one pending message for each key: a later message replaces the one before."""
 
     @abstractmethod
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
-        """Replace the message that waits under ``key`` with the message that ``make`` makes; return its id.
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
+        """Replace the message that waits under ``key`` with the message that ``create_message`` makes; return its id.
 
         A message that is being delivered, or was delivered, is not touched: the new one waits beside it, under another
         id. The same is true of a message that was stored without a key, whatever its id. The new message has all its
@@ -137,7 +137,7 @@ class ReplacingStore(ABC):
 
         Args:
             key: chosen by the application; the ids are made from it.
-            make: called in the task and context of the caller, and again if another caller was faster.
+            create_message: called in the task and context of the caller, and again if another caller was faster.
             now: recorded as the time of storing; aware.
 
         Raises:
@@ -151,7 +151,7 @@ class ReplacingStore(ABC):
         """
 
     @abstractmethod
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
         """Make messages, stored by a migration under their ids, wait under the keys that they had in their source.
 
         Guarantees:
@@ -206,7 +206,7 @@ class JoiningStore(ABC):
         """Give a pending message another due time. Raises `InvalidMessage` if it expires before ``due``."""
 
     @abstractmethod
-    def replacing_steps(self, key: str, make: Making, now: datetime) -> Steps[str]:
+    def replacing_steps(self, key: str, create_message: CreateMessage, now: datetime) -> Steps[str]:
         """Do what :meth:`ReplacingStore.replace` does."""
 
     @abstractmethod
@@ -214,7 +214,7 @@ class JoiningStore(ABC):
         """Return a pending message, or ``None``."""
 
     @abstractmethod
-    def reading_steps(self, where: MessageFilter, limit: int) -> Steps[PendingPage]:
+    def reading_steps(self, message_filter: MessageFilter, limit: int) -> Steps[PendingPage]:
         """Return a page as :meth:`AdministrableStore.read_pending` does."""
 
     async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
@@ -228,7 +228,7 @@ class JoiningStore(ABC):
         self.join_blocking(connection, self.storing_steps(messages, now))
 
 
-def no_transaction_of_yours(store: object) -> ConfigurationError:
+def cannot_join_error(store: object) -> ConfigurationError:
     """Return the error of a store that cannot be part of an application's own transaction."""
     return ConfigurationError(
         f"{type(store).__name__} cannot be part of a transaction of yours; keep messages in the database of your "

@@ -45,7 +45,10 @@ class RecordKind(enum.IntEnum):
     DISCARDED = 9
     RETURNED = 10
     PRUNED = 11
-    """About no single message: the number of records that were pruned; see :class:`postdate.ports.scanning.Pruned`."""
+    """About no single message: the number of records that were pruned.
+
+    See :class:`postdate.ports.scanning.PrunedCounts`.
+    """
 
 
 OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
@@ -100,29 +103,29 @@ class BatchedWork(Generic[C]):
     """A :data:`Work` that is done together with similar works, when one transaction contains those of several messages.
 
     Args:
-        do: does the items of many works, or raises; works with an equal ``do`` are done together.
+        run: does the items of many works, or raises; works with an equal ``run`` are done together.
         item: what this work adds to the batch.
     """
 
-    do: Callable[[NativeTransaction, Sequence[C]], object]
+    run: Callable[[NativeTransaction, Sequence[C]], object]
     item: C
 
     def __call__(self, transaction: NativeTransaction) -> None:
         """Do this work alone."""
-        self.do(transaction, [self.item])
+        self.run(transaction, [self.item])
 
 
-def do_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
+def run_works(transaction: NativeTransaction, works: Iterable[Work]) -> None:
     """Do works of one or several messages in a transaction. Batched works come last, with one call for each batch."""
-    together = dict[Callable[[NativeTransaction, Sequence[Any]], object], list[Any]]()
+    items_by_run = dict[Callable[[NativeTransaction, Sequence[Any]], object], list[Any]]()
     for work in works:
         if isinstance(work, BatchedWork):
-            batched = cast("BatchedWork[Any]", work)
-            together.setdefault(batched.do, []).append(batched.item)
+            batched_work = cast("BatchedWork[Any]", work)
+            items_by_run.setdefault(batched_work.run, []).append(batched_work.item)
         else:
             work(transaction)
-    for do, items in together.items():
-        do(transaction, items)
+    for run, items in items_by_run.items():
+        run(transaction, items)
 
 
 Wake = Callable[[], None]

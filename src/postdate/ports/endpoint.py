@@ -75,7 +75,7 @@ class SagaRecord:
     version: int = 0
 
 
-class SagaFate(enum.Enum):
+class SagaChangeKind(enum.Enum):
     """What a change does to an instance."""
 
     CREATED = "created"
@@ -89,14 +89,14 @@ class SagaChange:
     """The change that one message makes to one instance.
 
     Args:
-        fate: For ``CREATED``, neither this instance nor another one with its correlation may be in the store. For all
+        kind: For ``CREATED``, neither this instance nor another one with its correlation may be in the store. For all
             others, the instance must be there in the version of the record, and gets the next version. A completed one
             is removed. One that is set aside keeps its state and details, and its id becomes the property of its
             correlation: the value is free for another instance, and :meth:`SagaStore.load` still finds this one.
         record: the new record, with the version that was loaded.
     """
 
-    fate: SagaFate
+    kind: SagaChangeKind
     record: SagaRecord
 
 
@@ -141,7 +141,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
         """
 
     @abstractmethod
-    async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+    async def read_page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
         """Return up to ``limit`` instances after a type and an id, ordered by type and id; uses an index.
 
         Guarantees:
@@ -167,7 +167,7 @@ class SagaStore(Capable[SagaStoreCapabilities], ABC):
     async def close(self) -> None:
         """Release the connections; a second call has no effect."""
 
-    def applying(self, changes: Sequence[SagaChange]) -> Work:
+    def applying_work(self, changes: Sequence[SagaChange]) -> Work:
         """Return the work that applies ``changes``; the work raises :class:`~postdate.errors.SagaConflict`.
 
         The work may be done again when its transaction is repeated. Call this only for a store whose capabilities name
@@ -192,11 +192,11 @@ class OutboxRecord:
 
     Args:
         operations: the messages that its handlers sent, in order, with their ids; empty once they are dispatched.
-        dispatched: the operations were sent, so handling is complete.
+        is_dispatched: the operations were sent, so handling is complete.
     """
 
     operations: Sequence[Operation]
-    dispatched: bool
+    is_dispatched: bool
 
 
 class OutboxTransaction(ABC):
@@ -207,7 +207,7 @@ class OutboxTransaction(ABC):
 
     @property
     @abstractmethod
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether :meth:`begin` was called."""
 
     @abstractmethod
@@ -290,7 +290,7 @@ class OutboxStore(ABC):
         """Return :meth:`find` for several messages, in one query; ``None``: one call for each is as fast."""
         return None
 
-    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work | None:
+    def recording_work(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work | None:
         """Return work that records a message whose handlers sent nothing, and does ``work``; ``None``: not possible.
 
         The work is done in a transaction of queues in :attr:`database`. It raises

@@ -17,20 +17,20 @@ LANE_WIDTH: Final = timedelta(seconds=1_000)
 """The length of the interval of attempt times of one lane."""
 
 _FIRST_DUE: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST: Final = timedelta(days=365 * 500)
+_LANE_SPAN: Final = timedelta(days=365 * 500)
 """A due time that is later than 1970 plus this has its place at the end of the lane."""
 
-_PLACES: Final = 1_000_000
+_POSITIONS: Final = 1_000_000
 """In a lane: messages that are due within four hours of each other have one place, and wait in the order of storing."""
 
 
-def in_a_lane(attempt_at: datetime | None, due: datetime) -> bool:
+def is_in_lane(attempt_at: datetime | None, due: datetime) -> bool:
     """Return whether a message waits in a lane, to judge by its attempt time."""
     return attempt_at is not None and attempt_at > LANES > due
 
 
 @dataclass(frozen=True, slots=True)
-class KeptLimits:
+class StoredLimits:
     """The limits of one destination, as a store keeps them.
 
     Limited messages wait in a *lane*: an interval of attempt times for one destination, far later than all due times.
@@ -50,19 +50,19 @@ class KeptLimits:
     free_at: datetime
 
     @property
-    def begin(self) -> datetime:
+    def lane_start(self) -> datetime:
         """The first attempt time of the lane."""
         return LANES + self.lane * LANE_WIDTH
 
     @property
-    def end(self) -> datetime:
+    def lane_end(self) -> datetime:
         """The first attempt time after the lane."""
-        return self.begin + LANE_WIDTH
+        return self.lane_start + LANE_WIDTH
 
-    def place(self, due: datetime) -> datetime:
+    def attempt_time(self, due: datetime) -> datetime:
         """Return the attempt time with which a message waits in the lane."""
-        part = min(max((due - _FIRST_DUE) / _LONGEST, 0.0), 1.0)
-        return self.begin + int(part * (_PLACES - 1)) * (LANE_WIDTH / _PLACES)
+        fraction = min(max((due - _FIRST_DUE) / _LANE_SPAN, 0.0), 1.0)
+        return self.lane_start + int(fraction * (_POSITIONS - 1)) * (LANE_WIDTH / _POSITIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,15 @@ class LimitsInUse:
     """The facts about limits that a service needs, however many destinations have limits.
 
     Args:
-        any: limits are in force for at least one destination.
-        held: the limits, or lifted limits, of the destinations whose lanes have messages.
+        has_limits: limits are in force for at least one destination.
+        lanes: the limits, or lifted limits, of the destinations whose lanes have messages.
     """
 
-    any: bool
-    held: Sequence[KeptLimits] = ()
+    has_limits: bool
+    lanes: Sequence[StoredLimits] = ()
 
 
-NONE_IN_USE: Final = LimitsInUse(any=False)
+NONE_IN_USE: Final = LimitsInUse(has_limits=False)
 
 
 class LimitingStore(ABC):
@@ -89,7 +89,7 @@ class LimitingStore(ABC):
     """
 
     @abstractmethod
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
         """Return the limits of every destination that ever had any, by name.
 
         Args:
@@ -100,7 +100,7 @@ class LimitingStore(ABC):
         """
 
     @abstractmethod
-    async def limits_in_use(self) -> LimitsInUse:
+    async def load_limits_in_use(self) -> LimitsInUse:
         """Return whether limits are in force, and the limits of destinations whose lanes have messages.
 
         A claimed message may count or not. Services ask once a second. The cost grows with the lanes that have
@@ -111,7 +111,7 @@ class LimitingStore(ABC):
         """
 
     @abstractmethod
-    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
+    async def store_limits(self, destination: str, limits: str, free_at: datetime, previous_limits: str = "") -> bool:
         """Set the limits of a destination; an empty text lifts them.
 
         From now on, moves leave out messages for this destination. After limits were lifted, moves include them again.
@@ -119,12 +119,12 @@ class LimitingStore(ABC):
         Args:
             destination: queue.
             limits: the new limits.
-            free_at: see :class:`KeptLimits`.
-            before: the limits that the caller has read; empty: none. If the destination has other limits by now,
-                nothing is changed.
+            free_at: see :class:`StoredLimits`.
+            previous_limits: the limits that the caller has read; empty: none. If the destination has other limits by
+                now, nothing is changed.
 
         Returns:
-            ``False`` if the destination has other limits than ``before``.
+            ``False`` if the destination has other limits than ``previous_limits``.
 
         Guarantees:
             limiting.limits_are_kept, lifted_limits_are_kept_as_lifted, no_move_takes_what_is_limited,
@@ -132,7 +132,7 @@ class LimitingStore(ABC):
         """
 
     @abstractmethod
-    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
+    async def reserve_slots(self, stored_limits: StoredLimits, free_at: datetime) -> bool:
         """Set ``free_at``; ``False`` if the limits have changed, or another process has set ``free_at`` meanwhile.
 
         Guarantees:
@@ -140,7 +140,7 @@ class LimitingStore(ABC):
         """
 
     @abstractmethod
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
         """Claim up to ``limit`` messages that wait in a lane, as :meth:`postdate.ports.ClaimingStore.claim_due` does.
 
         ``now`` is the time in the record of an unreadable row.

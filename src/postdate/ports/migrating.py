@@ -14,7 +14,7 @@ from typing import Final
 MOVED_AWAY: Final = "moved to another store"
 """First words of the detail of the *cancelled* record of a message that has left its store for another one."""
 
-GIVEN_BACK: Final = "given back by migration "
+RETURNED_BY_MIGRATION: Final = "given back by migration "
 """First words of the detail of the *rescheduled* record of a message that came back; only older versions wrote it."""
 
 
@@ -47,7 +47,7 @@ class MigrationPreview:
     Args:
         endpoint: the endpoint that owns the timeouts.
         count: number of timeouts that a migration would move.
-        left: number of timeouts before the cut-off, which a migration would not move.
+        count_before_cutoff: number of timeouts before the cut-off, which a migration would not move.
         earliest: earliest due time that it would move, UTC; ``None`` when there is nothing to move.
         latest: latest due time that it would move; otherwise as ``earliest``.
         destinations: number of timeouts by destination.
@@ -58,7 +58,7 @@ class MigrationPreview:
 
     endpoint: str
     count: int
-    left: int
+    count_before_cutoff: int
     earliest: datetime | None
     latest: datetime | None
     destinations: Mapping[str, int] = field(default_factory=dict[str, int])

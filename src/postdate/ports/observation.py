@@ -22,36 +22,36 @@ from postdate.messages import DelayedMessage, Envelope
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PendingState:
     """The state of a pending message.
 
     Args:
         message: the pending message.
         attempt_at: instant after which the next attempt may be made, UTC; ``None`` while a process has a claim on it.
-        held_by: the operating system's number of the process with the claim.
+        claimed_by: the operating system's number of the process with the claim.
     """
 
     message: DelayedMessage
     attempt_at: datetime | None
-    held_by: int | None = None
+    claimed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueuedMessage:
     """A message that was read from a queue and left there.
 
     Args:
         queue: the queue.
         envelope: the message.
         failures: how often handling the message failed in this queue.
-        held_by: the operating system's number of the process that handles the message at the moment.
+        received_by: the operating system's number of the process that handles the message at the moment.
         number: position in the queue: of two messages, the older one has the smaller number.
     """
 
     queue: str
     envelope: Envelope
     failures: int
-    held_by: int | None = None
+    received_by: int | None = None
     number: int = 0
 
 
@@ -75,14 +75,14 @@ class Process:
     delivers: bool
     receives: tuple[str, ...]
 
-    def joined(self, other: Process) -> Process:
+    def merge(self, other: Process) -> Process:
         """Return this and ``other`` as one process: one part is about its store, the other about its queues."""
         receives, delivers = tuple(sorted({*self.receives, *other.receives})), self.delivers or other.delivers
         return Process(self.pid, self.host, min(self.started_at, other.started_at), self.alive, delivers, receives)
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredMessage:
     """The delivery of a message: when it was delivered, and its due time, both UTC.
 
     ``due`` is ``None`` where the store does not keep the due time.
@@ -102,18 +102,18 @@ class Observer(ABC):
     async def processes(self) -> Sequence[Process]:
         """Return every other process that uses the store or queues, including dead ones that were not noticed yet."""
 
-    async def standing(self, message_id: str) -> Standing | None:
+    async def pending_state_of(self, message_id: str) -> PendingState | None:
         """Return the state of a pending message, or ``None`` when it is not pending here."""
         return None
 
-    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
         """Return pending messages that carry ``message_id`` as their header, but have another id of their own.
 
         These are delayed retries of the message. The call reads every pending message.
         """
         return ()
 
-    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
+    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
         """Return up to ``limit`` of the latest deliveries, newest first, from the latest 100,000 records.
 
         Guarantees:
@@ -132,7 +132,7 @@ class Observer(ABC):
         """Return the number of messages in each queue, by name, including messages that are being handled."""
         return {}
 
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
         """Return up to ``limit`` messages of a queue whose number is greater than ``after``, oldest first.
 
         An empty result means that there are no more messages. Unreadable messages are left out.
@@ -152,7 +152,7 @@ class Observer(ABC):
         """
         raise QueueNotFound(queue)
 
-    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
         """Find a message by its own id or by its ``NServiceBus.MessageId`` header; reads every queue."""
         return ()
 

@@ -50,27 +50,28 @@ class Scan:
     """The rows and columns to read.
 
     Args:
-        what: ``pending``, ``records`` or ``queued``.
-        columns: of :data:`SCANNED`, in the order in which the caller wants them. Without columns, rows are counted.
-        where: conditions on the rows.
+        row_kind: ``pending``, ``records`` or ``queued``.
+        columns: of :data:`SCANNED_COLUMNS`, in the order in which the caller wants them. Without columns, rows are
+            counted.
+        row_filter: conditions on the rows.
         snapshot: from :meth:`ScannableStore.snapshot`; ``None``: each part is a snapshot of its own.
     """
 
-    what: str
+    row_kind: str
     columns: tuple[str, ...]
-    where: ScanFilter = field(default_factory=ScanFilter)
+    row_filter: ScanFilter = field(default_factory=ScanFilter)
     snapshot: str | None = None
 
 
-WRITTEN: Final = ("message_id", "destination", "due", "expires_at", "headers", "body")
+WRITTEN_COLUMNS: Final = ("message_id", "destination", "due", "expires_at", "headers", "body")
 """Columns of messages that are written to a store."""
 
-TIMES: Final = frozenset({"at", "due", "expires_at"})
+TIME_COLUMNS: Final = frozenset({"at", "due", "expires_at"})
 """Columns that are instants."""
 
-SCANNED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+SCANNED_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "pending": (*WRITTEN, "number_of_failures"),
+        "pending": (*WRITTEN_COLUMNS, "number_of_failures"),
         "records": ("number", "kind", "message_id", "at", "due", "destination", "detail"),
         "queued": ("message_id", "queue", "due"),
     }
@@ -82,22 +83,22 @@ SCANNED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """
 
 
-def check_scanned(what: str, columns: Sequence[str] = ()) -> None:
-    """Raise `PipelineError` unless ``what``, and these columns of it, are in :data:`SCANNED`."""
-    if what not in SCANNED:
-        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(SCANNED)}")
-    if unknown := [column for column in columns if column not in SCANNED[what]]:
-        raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(SCANNED[what])}")
+def check_scan(row_kind: str, columns: Sequence[str] = ()) -> None:
+    """Raise `PipelineError` unless ``row_kind``, and these columns of it, are in :data:`SCANNED_COLUMNS`."""
+    if row_kind not in SCANNED_COLUMNS:
+        raise PipelineError(f"there is nothing called {row_kind!r} to scan; choose one of {', '.join(SCANNED_COLUMNS)}")
+    if unknown := [column for column in columns if column not in SCANNED_COLUMNS[row_kind]]:
+        raise PipelineError(f"{row_kind} has no column {unknown[0]!r}; it has {', '.join(SCANNED_COLUMNS[row_kind])}")
 
 
-def shares(first: int, end: int, parts: int) -> list[ScanPart]:
+def split_into_shares(first: int, end: int, parts: int) -> list[ScanPart]:
     """Split the places from ``first`` to below ``end`` into at most ``parts`` shares of about equal width."""
     step = max(-(-(end - first) // max(parts, 1)), 1)
     return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 
 
 class ScannableStore(ABC):
-    """A store whose rows (:data:`SCANNED`) several processes can read, page by page, in shares."""
+    """A store whose rows (:data:`SCANNED_COLUMNS`) several processes can read, page by page, in shares."""
 
     def snapshot(self) -> AbstractContextManager[str | None]:
         """Hold a snapshot of the store during the block; the value of the block is a name for other processes.
@@ -113,7 +114,7 @@ class ScannableStore(ABC):
         return nullcontext()
 
     @abstractmethod
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
         """Split the rows that exist now into at most ``parts`` shares, of about equal size.
 
         Guarantees:
@@ -132,36 +133,36 @@ class ScannableStore(ABC):
         """
 
     @property
-    def gives_columns(self) -> bool:
+    def has_columns(self) -> bool:
         """Whether the store reads and writes whole Arrow batches; constant.
 
-        Then no row becomes a Python object on the way. Columns are those of :data:`SCANNED`. Times are
+        Then no row becomes a Python object on the way. Columns are those of :data:`SCANNED_COLUMNS`. Times are
         ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and ``number_of_failures`` whole numbers of any width.
         """
         return False
 
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """Yield the rows of :meth:`scan` as Arrow batches; only where :attr:`gives_columns`.
+        """Yield the rows of :meth:`scan` as Arrow batches; only where :attr:`has_columns`.
 
         Guarantees:
             scanning.columns_hold_what_rows_hold.
         """
-        raise _no_columns(self)
+        raise _no_columns_error(self)
 
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
         """Store a batch as :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by id.
 
         Args:
-            batch: has the columns :data:`WRITTEN`. Its messages are valid: the caller has checked them.
+            batch: has the columns :data:`WRITTEN_COLUMNS`. Its messages are valid: the caller has checked them.
             now: recorded as the time of scheduling.
 
         Guarantees:
             storing.columns_are_stored_as_messages_are.
         """
-        raise _no_columns(self)
+        raise _no_columns_error(self)
 
 
-def _no_columns(store: object) -> NotSupported:
+def _no_columns_error(store: object) -> NotSupported:
     return NotSupported(f"{type(store).__name__} gives rows, not columns: gives_columns says so")
 
 
@@ -199,7 +200,7 @@ PRUNED_ID: Final = "postdate~pruned"
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PrunedCounts:
     """The number of records that :meth:`ArchivableStore.prune_before` has removed from a store so far. Source: ADR 32.
 
     Args:
@@ -221,7 +222,7 @@ class Pruned:
                 counts.update({RecordKind[kind.upper()]: int(count) for kind, count in json.loads(detail).items()})
         return cls(before, counts)
 
-    def and_now(self, before: datetime, kinds: Iterable[int]) -> Self:
+    def plus(self, before: datetime, kinds: Iterable[int]) -> Self:
         """Return these counts plus the records of ``kinds``, which the caller is removing."""
         counts = Counter(self.counts) + Counter(map(RecordKind, kinds))
         return type(self)(before if self.before is None else max(before, self.before), counts)
@@ -233,7 +234,7 @@ class Pruned:
 
 
 def pruned_details(history: Iterable[Record]) -> list[tuple[datetime | None, str]]:
-    """Return due time and detail of the *pruned* records in ``history``, for :meth:`Pruned.of`."""
+    """Return due time and detail of the *pruned* records in ``history``, for :meth:`PrunedCounts.of`."""
     return [(each.due, each.detail) for each in history if each.kind is RecordKind.PRUNED]
 
 
@@ -265,7 +266,7 @@ class ArchivableStore(ScannableStore):
 
     @property
     @abstractmethod
-    def pruned_at_once(self) -> int:
+    def prune_share_width(self) -> int:
         """Width of a share whose records one transaction can prune without making others wait; constant."""
 
     @abstractmethod
@@ -300,11 +301,11 @@ class ArchivableStore(ScannableStore):
 
         These records stay: those of messages that are pending, that may be returned from the error queue, or that moved
         to another store; those of messages whose due time is or once was ``before`` or later; and *scheduled* records
-        that are marked as archived or are the last under their key. The store's *pruned* record (:class:`Pruned`)
+        that are marked as archived or are the last under their key. The store's *pruned* record (:class:`PrunedCounts`)
         counts the removed records.
 
         Args:
-            part: a share of a scan of ``records``, not much wider than :attr:`pruned_at_once`.
+            part: a share of a scan of ``records``, not much wider than :attr:`prune_share_width`.
             before: UTC.
             now: time of the *pruned* record.
 
@@ -350,7 +351,7 @@ class RecordStreamStore(ABC):
 
     @property
     @abstractmethod
-    def where(self) -> str:
+    def location(self) -> str:
         """The place of the store, for people; without secrets."""
 
     @abstractmethod
@@ -374,13 +375,13 @@ class RecordStreamStore(ABC):
         """
 
     @abstractmethod
-    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+    def read_records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Yield the records with numbers from ``first`` to below ``end``, in no order, from one snapshot.
 
         Args:
             first: lowest number.
             end: at most :meth:`safe_end`; above that, records may still be missing.
-            columns: of ``records``, see :class:`postdate.ports.ScannableStore`; rows are plain as there.
+            columns: of ``read_records``, see :class:`postdate.ports.ScannableStore`; rows are plain as there.
             page: maximum number of rows in each page.
         """
 

@@ -28,7 +28,7 @@ _LONGEST_SUFFIX: Final = len(".timeouts")
 _SECOND: Final = timedelta(seconds=1)
 
 
-class Wrong(ValueError):
+class InvalidValue(ValueError):
     """The error for a wrong value. It says what the value must be; the caller adds name and place of the setting."""
 
 
@@ -37,11 +37,11 @@ class Form:
     """A check and conversion for values with a form of their own; part of an annotation.
 
     Args:
-        read: converts a value, or raises :class:`Wrong`.
+        convert: converts a value, or raises :class:`InvalidValue`.
         many: the word for several such values, for error texts.
     """
 
-    read: Callable[[Any], Any]
+    convert: Callable[[Any], Any]
     many: str = "texts"
 
 
@@ -58,7 +58,7 @@ class Span:
     most: timedelta | None = None
     step: timedelta | None = None
 
-    def holds(self, value: timedelta) -> bool:
+    def contains(self, value: timedelta) -> bool:
         """Return whether a duration is within the bounds."""
         if self.least is None:
             return value > timedelta(0)
@@ -66,7 +66,7 @@ class Span:
             self.least <= value and (self.most is None or value <= self.most) and not (self.step and value % self.step)
         )
 
-    def expected(self, kind: str) -> str:
+    def allowed_values(self, kind: str) -> str:
         """Return a description of the allowed values, for error texts.
 
         Args:
@@ -112,20 +112,20 @@ class Secret(str):
         return "'***'"
 
 
-def referred(reference: str, environment: Mapping[str, str], mend: str) -> str | None:
+def resolve_reference(reference: str, environment: Mapping[str, str], mend: str) -> str | None:
     """Return the value of ``env:NAME``, or the first line of ``file:PATH``; ``None`` if the text is no reference.
 
     Raises `ConfigurationError` when the value is blank or cannot be read; ``mend`` says what to do about that.
     """
-    kind, _, place = reference.partition(":")
+    kind, _, target = reference.partition(":")
     match kind:
         case "env":
-            text = environment.get(place, "")
-            missing = f"{reference} names the environment variable {place!r}, which is not set here"
+            text = environment.get(target, "")
+            missing = f"{reference} names the environment variable {target!r}, which is not set here"
         case "file":
             missing = f"{reference} names a file that is empty"
             try:
-                text = Path(place).expanduser().read_text(encoding="utf-8").partition("\n")[0]
+                text = Path(target).expanduser().read_text(encoding="utf-8").partition("\n")[0]
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
                 raise ConfigurationError(f"{reference} cannot be read: {reason}; {mend}") from error
@@ -171,56 +171,56 @@ class Setting:
             return tuple(str(each.value) for each in cast("type[enum.Enum]", self.kind))
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
-    def checked(self, value: object, duration: str = "timedelta") -> Any:
+    def convert(self, value: object, duration: str = "timedelta") -> Any:
         """Return a value converted to the type of the setting.
 
         Args:
             value: of the setting's type, or of the type that TOML has instead.
-            duration: the word for a duration in error texts, see :meth:`Span.expected`.
+            duration: the word for a duration in error texts, see :meth:`Span.allowed_values`.
 
         Raises:
             Wrong: says what the value must be.
         """
         form = next((each for each in self.meta if isinstance(each, Form)), None)
         if self.is_list:
-            return self._list(value)
+            return self._convert_list(value)
         if form is not None:
-            return form.read(value)
+            return form.convert(value)
         if self.kind is timedelta:
-            if isinstance(value, timedelta) and self._span.holds(value):
+            if isinstance(value, timedelta) and self._span.contains(value):
                 return value
-            raise Wrong(f"must be {self.expected(duration)}")
+            raise InvalidValue(f"must be {self.allowed_values(duration)}")
         try:
             converted = msgspec.convert(value, Annotated[self.kind, self._bounds])
         except msgspec.ValidationError:
-            raise Wrong(f"must be {self.expected(duration)}{self._suggestion(value)}") from None
+            raise InvalidValue(f"must be {self.allowed_values(duration)}{self._suggestion(value)}") from None
         if self.kind is str and not converted.strip():
-            raise Wrong(f"must be {self.expected(duration)}")
+            raise InvalidValue(f"must be {self.allowed_values(duration)}")
         return converted
 
-    def expected(self, duration: str = "duration") -> str:
+    def allowed_values(self, duration: str = "duration") -> str:
         """Return a description of the allowed values, for error texts."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind is bool:
             return "true or false"
         if self.kind is timedelta:
-            return self._span.expected(duration)
+            return self._span.allowed_values(duration)
         if self.kind is str or self.kind is Secret:
             return "a text that is not blank"
         bounds = self._bounds
-        within = "" if bounds.ge is None else f", {bounds.ge} or more"
+        bounds_text = "" if bounds.ge is None else f", {bounds.ge} or more"
         if bounds.ge is not None and bounds.le is not None:
-            within = f", {bounds.ge} to {bounds.le:,}"
-        return f"a {'whole ' if self.kind is int else ''}number{within}"
+            bounds_text = f", {bounds.ge} to {bounds.le:,}"
+        return f"a {'whole ' if self.kind is int else ''}number{bounds_text}"
 
-    def _list(self, value: object) -> tuple[Any, ...]:
+    def _convert_list(self, value: object) -> tuple[Any, ...]:
         item, *_ = get_args(self.kind)
         form = next((each for each in get_args(item)[1:] if isinstance(each, Form)), None)
         if not isinstance(value, list | tuple):
-            raise Wrong(f"must be a list of {form.many if form else 'texts'}, as in {_EXAMPLE}")
+            raise InvalidValue(f"must be a list of {form.many if form else 'texts'}, as in {_EXAMPLE}")
         each = Setting(self.name, str, get_args(item)[1:], None, optional=False)
-        return tuple(each.checked(one) for one in cast("Sequence[object]", value))
+        return tuple(each.convert(one) for one in cast("Sequence[object]", value))
 
     @property
     def _span(self) -> Span:
@@ -231,8 +231,8 @@ class Setting:
         return next((each for each in self.meta if isinstance(each, Meta)), Meta())
 
     def _suggestion(self, value: object) -> str:
-        close = difflib.get_close_matches(str(value), self.choices, n=1)
-        return f" (did you mean {close[0]!r}?)" if close else ""
+        matches = difflib.get_close_matches(str(value), self.choices, n=1)
+        return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 _EXAMPLE: Final = '["orders", "invoices"]'
@@ -255,57 +255,57 @@ def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
     """Return the setting that a field with this annotation defines, or ``None`` if it defines no setting."""
     kind, *meta = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     kinds = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
-    possible = [each for each in kinds if each is not types.NoneType]
-    if len(possible) != 1 or not any(isinstance(each, Meta) and each.description for each in meta):
+    candidates = [each for each in kinds if each is not types.NoneType]
+    if len(candidates) != 1 or not any(isinstance(each, Meta) and each.description for each in meta):
         return None
-    if get_origin(possible[0]) is Annotated:
-        possible[0], *more = get_args(possible[0])
+    if get_origin(candidates[0]) is Annotated:
+        candidates[0], *more = get_args(candidates[0])
         meta += more
-    if possible[0] is Secret:
-        meta.append(Form(_secret))
-    return Setting(name, possible[0], tuple(meta), default, optional=len(kinds) > 1)
+    if candidates[0] is Secret:
+        meta.append(Form(_convert_secret))
+    return Setting(name, candidates[0], tuple(meta), default, optional=len(kinds) > 1)
 
 
-def check_settings(chosen: object) -> None:
+def check_settings(settings: object) -> None:
     """Refuse wrong values of a dataclass of settings; for its ``__post_init__``.
 
     Raises:
         ConfigurationError: names the setting, and says what the value must be and what it is.
     """
-    for name, each in settings_of(type(chosen)).items():
-        value: object = getattr(chosen, name)
+    for name, each in settings_of(type(settings)).items():
+        value: object = getattr(settings, name)
         if value is None and each.optional:
             continue
         try:
-            each.checked(value)
-        except Wrong as error:
+            each.convert(value)
+        except InvalidValue as error:
             raise ConfigurationError(f"{name} {error}, not {value!r}") from None
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _queue_name(limit: int) -> Form:
-    def read(raw: Any) -> str:
+def _queue_name_form(limit: int) -> Form:
+    def convert(raw: Any) -> str:
         try:
             check_text(raw, "it", limit)
         except InvalidMessage as error:
-            raise Wrong(f"must be the name of a queue: {error}") from error
+            raise InvalidValue(f"must be the name of a queue: {error}") from error
         return str(raw)
 
-    return Form(read, "queue names")
+    return Form(convert, "queue names")
 
 
-def _secret(raw: Any) -> Secret:
+def _convert_secret(raw: Any) -> Secret:
     if not isinstance(raw, str) or not raw.strip():
-        raise Wrong("must be a text that is not blank")
+        raise InvalidValue("must be a text that is not blank")
     return Secret(raw)
 
 
-QueueName = Annotated[str, _queue_name(DESTINATION_LIMIT - _LONGEST_SUFFIX)]
+QueueName = Annotated[str, _queue_name_form(DESTINATION_LIMIT - _LONGEST_SUFFIX)]
 """The name of a queue, with space left for the suffixes of names that are made from it, such as ``.timeouts``."""
 
-Destination = Annotated[str, _queue_name(DESTINATION_LIMIT)]
+Destination = Annotated[str, _queue_name_form(DESTINATION_LIMIT)]
 """The name of a queue."""
 
 

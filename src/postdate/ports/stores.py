@@ -129,8 +129,8 @@ class DelayedMessageStore(Protocol):
 
 def capabilities_of(store: DelayedMessageStore) -> StoreCapabilities:
     """Return the capabilities that a store declares, or :data:`SIMPLE_STORE`."""
-    said = getattr(store, "capabilities", None)
-    return said if isinstance(said, StoreCapabilities) else SIMPLE_STORE
+    capabilities = getattr(store, "capabilities", None)
+    return capabilities if isinstance(capabilities, StoreCapabilities) else SIMPLE_STORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +139,23 @@ class StoreReport:
 
     Args:
         stored: number of messages that are new in the store.
-        already_there: ids that were stored before, in the order of the batch; the first messages are unchanged.
+        duplicate_ids: ids that were stored before, in the order of the batch; the first messages are unchanged.
     """
 
     stored: int
-    already_there: tuple[str, ...] = ()
+    duplicate_ids: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, message_ids: Iterable[str], fresh: Iterable[str]) -> Self:
-        """Return the report of a batch in which the ``fresh`` ids are new; an id is new only once."""
-        new = set(fresh)
-        stored, there = len(new), list[str]()
+    def of(cls, message_ids: Iterable[str], new_ids: Iterable[str]) -> Self:
+        """Return the report of a batch in which the ``new_ids`` ids are new; an id is new only once."""
+        remaining_ids = set(new_ids)
+        stored, duplicate_ids = len(remaining_ids), list[str]()
         for message_id in message_ids:
-            if message_id in new:
-                new.discard(message_id)
+            if message_id in remaining_ids:
+                remaining_ids.discard(message_id)
             else:
-                there.append(message_id)
-        return cls(stored, tuple(there))
+                duplicate_ids.append(message_id)
+        return cls(stored, tuple(duplicate_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +290,14 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         """
         return False
 
-    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """Call ``lost`` with the ids of messages whose claims are void from now on; return a function that stops this.
+    def listen_for_lost_claims(self, on_lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """Call ``on_lost`` with the ids of messages whose claims are void from now on.
+
+        Return a function that stops this.
 
         Only stores call it whose claims can end while the process lives: by a lease, or by ``holds_at_most``.
-        The store calls ``lost`` in its event loop as soon as it knows of the loss. Another process may be sending these
-        messages already, so the caller stops sending them.
+        The store calls ``on_lost`` in its event loop as soon as it knows of the loss. Another process may be sending
+        these messages already, so the caller stops sending them.
 
         Guarantees:
             integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
@@ -303,7 +305,7 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         """
         return lambda: None
 
-    def still_holds(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: Claim) -> bool:
         """Return whether a claim is in force as far as this process knows; cheap, because it asks no server.
 
         Call it immediately before anything is sent because of a claim, such as an error copy. In a process that was
@@ -325,23 +327,23 @@ class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
         Raises:
             StoreUnavailable: transient.
         """
-        raise _no_clock(self)
+        raise _no_clock_error(self)
 
     async def report_clock(self, ahead: timedelta) -> None:
         """Tell other processes how far this process' clock is ahead of the server's; negative: behind."""
-        raise _no_clock(self)
+        raise _no_clock_error(self)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """Return the clock differences that live processes have reported, by ``machine:pid``."""
-        raise _no_clock(self)
+        raise _no_clock_error(self)
 
 
-def _no_clock(store: object) -> NotSupported:
+def _no_clock_error(store: object) -> NotSupported:
     return NotSupported(f"{type(store).__name__} has no clock of its own: its capabilities say so")
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedMessages:
     """The messages of one move, in the same order in every list.
 
     Args:
@@ -357,7 +359,7 @@ class Moved:
     expired: Sequence[bool]
 
 
-NOTHING_MOVED: Final = Moved((), (), (), ())
+NOTHING_MOVED: Final = MovedMessages((), (), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,21 +369,21 @@ class MoveReport:
     Args:
         delivered: number of messages that went to their queues.
         expired: number of messages that were past their expiry and were recorded as expired.
-        left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
+        needs_claim: whether the oldest message that is still due has no queue in this database: it must be claimed.
         next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
-        to: number of messages by destination.
+        by_destination: number of messages by destination.
         first_due: earliest due time of the moved messages, UTC. That message waited longest, except for messages with
             retries. ``None``: no message was moved.
-        moved: the messages; ``None`` when the caller did not ask for them.
+        messages: the messages; ``None`` when the caller did not ask for them.
     """
 
     delivered: int
     expired: int
-    left_behind: bool
+    needs_claim: bool
     next_attempt: datetime | None
-    to: Mapping[str, int]
+    by_destination: Mapping[str, int]
     first_due: datetime | None = None
-    moved: Moved | None = None
+    messages: MovedMessages | None = None
 
 
 class MovingStore(ClaimingStore):
@@ -391,7 +393,7 @@ class MovingStore(ClaimingStore):
     """
 
     @abstractmethod
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """Return the work that stores ``messages``.
 
         The transaction fails with ``DuplicateMessage`` when an id is stored already; then it stores nothing. A
@@ -403,7 +405,7 @@ class MovingStore(ClaimingStore):
         """
 
     @abstractmethod
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         """Return the work that removes ``claims`` and records their outcome, as :meth:`finish` does.
 
         The transaction fails with ``ClaimLost`` when one claim is not in force any more.
@@ -428,5 +430,5 @@ class MovingStore(ClaimingStore):
         """
 
     @abstractmethod
-    async def pause(self) -> None:
+    async def yield_to_writers(self) -> None:
         """Let other writers work between two moves; return at once when there are none."""

@@ -188,15 +188,15 @@ class TimeoutPersister(ABC):
         """
         return None
 
-    def adding(self, timeout: Timeout) -> Work:
+    def adding_work(self, timeout: Timeout) -> Work:
         """Return the work that stores ``timeout``; the work does nothing when its id is stored already.
 
         Guarantees:
             enlisting.a_timeout_is_added_with_the_transaction.
         """
-        raise _not_shared(self)
+        raise _not_shared_error(self)
 
-    def removing(self, timeout_id: str) -> Work:
+    def removing_work(self, timeout_id: str) -> Work:
         """Return the work that removes a timeout.
 
         The work raises :class:`~postdate.errors.TimeoutConcurrentlyProcessed` when the timeout is gone.
@@ -204,16 +204,16 @@ class TimeoutPersister(ABC):
         Guarantees:
             enlisting.a_timeout_is_removed_with_what_is_sent.
         """
-        raise _not_shared(self)
+        raise _not_shared_error(self)
 
-    def removing_by_saga(self, saga_id: str) -> Work:
+    def removing_by_saga_work(self, saga_id: str) -> Work:
         """Return the work that removes all timeouts of a saga.
 
         Guarantees:
             enlisting.a_saga_ends_with_the_transaction.
         """
-        raise _not_shared(self)
+        raise _not_shared_error(self)
 
 
-def _not_shared(persister: object) -> NotSupported:
+def _not_shared_error(persister: object) -> NotSupported:
     return NotSupported(f"{type(persister).__name__} shares its database with no queues")

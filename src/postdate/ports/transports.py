@@ -49,7 +49,7 @@ class TransportCapabilities:
             manager (specification 4.2).
         prefetches: a received message has no lease that runs out, and no count grows when it returns to the queue. So
             a receiver may have more messages than are handled at once.
-        takes_by_id: a receiver can receive one message that is chosen by its id: :meth:`Receiver.take`.
+        receives_by_id: a receiver can receive one message that is chosen by its id: :meth:`Receiver.receive_by_id`.
     """
 
     durable: bool
@@ -65,7 +65,7 @@ class TransportCapabilities:
     queue_names_fold_case: bool = False
     queue_name_separator: str = "."
     prefetches: bool = False
-    takes_by_id: bool = False
+    receives_by_id: bool = False
 
 
 SUSPECT_AFTER: Final = 3
@@ -83,7 +83,7 @@ class Received(NamedTuple):
             claim. The number includes rollbacks of other processes where the queue cannot tell them apart. It is 0
             where the queue does not count.
         is_last: the queue drops the message when it comes back, or comes back twice: so the message is not handled.
-        tries: how often its step was asked about the message since it was received; not set by transports.
+        attempts: how often its step was asked about the message since it was received; not set by transports.
         is_suspect: several processes died while they held the message. It is handled while this process holds no other
             message of its queue. Queues set it that count such deaths exactly, in ``unanswered``; see
             :data:`SUSPECT_AFTER`.
@@ -94,7 +94,7 @@ class Received(NamedTuple):
     token: object
     unanswered: int = 0
     is_last: bool = False
-    tries: int = 0
+    attempts: int = 0
     is_suspect: bool = False
 
 
@@ -107,7 +107,7 @@ def count_received_together(messages: Sequence[Received]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Completion:
     """How the handling of a received message ended.
 
     Args:
@@ -123,21 +123,21 @@ class End:
     work: Sequence[Work] = ()
 
 
-HANDLED = End()
+HANDLED = Completion()
 
 
-class Ending(NamedTuple):
+class Settlement(NamedTuple):
     """A message whose handling ended, and how it ended.
 
     Args:
         received: the message, of the receiver that settles it.
         at: when its handling ended, UTC.
-        end: how its handling ended.
+        completion: how its handling ended.
     """
 
     received: Received
     at: datetime
-    end: End
+    completion: Completion
 
 
 class Receiver(ABC):
@@ -158,8 +158,8 @@ class Receiver(ABC):
         """
 
     @abstractmethod
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """Acknowledge the message and do everything in ``end``, in one transaction where the transport can.
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        """Acknowledge the message and do everything in ``completion``, in one transaction where the transport can.
 
         Raises:
             ClaimLost: another process has received the message meanwhile; nothing was sent or done.
@@ -176,7 +176,7 @@ class Receiver(ABC):
             in_a_transaction_each_has_its_own_or_all_is_refused.
         """
 
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
         """Acknowledge several messages, each as :meth:`commit` does, in as few transactions as possible.
 
         A message that cannot be acknowledged does not prevent the others. This method raises no error of a message.
@@ -187,11 +187,11 @@ class Receiver(ABC):
         Guarantees:
             receiving.several_end_at_once, one_that_cannot_end_keeps_no_other_from_it.
         """
-        errors: list[Exception | None] = [None] * len(endings)
+        errors: list[Exception | None] = [None] * len(settlements)
 
-        async def end(position: int, ending: Ending) -> None:
+        async def commit_one(position: int, settlement: Settlement) -> None:
             try:
-                await self.commit(*ending)
+                await self.commit(*settlement)
             except Exception as error:  # noqa: BLE001 - returned
                 errors[position] = error
             except anyio.get_cancelled_exc_class():
@@ -203,8 +203,8 @@ class Receiver(ABC):
                 errors[position] = TransportUnreachable(text)
 
         async with anyio.create_task_group() as tasks:
-            for position, ending in enumerate(endings):
-                tasks.start_soon(end, position, ending)
+            for position, ending in enumerate(settlements):
+                tasks.start_soon(commit_one, position, ending)
         return errors
 
     @abstractmethod
@@ -232,7 +232,7 @@ class Receiver(ABC):
             receiving.closing_gives_back_what_is_held.
         """
 
-    async def take(self, message_id: str) -> Received | None:
+    async def receive_by_id(self, message_id: str) -> Received | None:
         """Receive one message, chosen by its id; return ``None`` if it is not in the queue, or is received already.
 
         Call it only if the capabilities of the transport say ``takes_by_id``.
@@ -327,7 +327,7 @@ class Transport(Capable[TransportCapabilities], ABC):
         return None
 
 
-def refuse_work(work: Sequence[Work], queues: str) -> None:
+def check_no_work(work: Sequence[Work], queues: str) -> None:
     """Raise `UnsupportedTransactionMode` if there is work; for queues that are in no database.
 
     Args:
@@ -341,11 +341,11 @@ def refuse_work(work: Sequence[Work], queues: str) -> None:
 # --- how queues treat a time to be received (specification 2.2, 2.3) --------------------------------------------------
 
 
-_NEVER: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_LATEST_EXPIRY: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def end_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
+def expiry_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
     """Return when a message expires in a queue that uses a clock of its own.
 
     Args:
@@ -357,8 +357,8 @@ def end_in_queue(lifetime: timedelta | None, now: datetime) -> int | None:
         Microseconds since 1970 UTC by the clock of the queue, after which the message is not received any more.
         ``None``: the message never expires. An end after the year 9999 also counts as never.
     """
-    end = _NEVER if lifetime is None else to_microseconds(now) + lifetime // _MICROSECOND
-    return end if end < _NEVER else None
+    expiry = _LATEST_EXPIRY if lifetime is None else to_microseconds(now) + lifetime // _MICROSECOND
+    return expiry if expiry < _LATEST_EXPIRY else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +395,7 @@ class ExpiryRules:
     use_dead_letter_queue: bool = True
     use_dead_letter_queue_for_messages_with_time_to_be_received: bool = False
 
-    def native(self, envelope: Envelope, *, in_transaction: bool, address: str | None = None) -> NativeExpiry:
+    def native_expiry(self, envelope: Envelope, *, in_transaction: bool, address: str | None = None) -> NativeExpiry:
         """Return the settings with which the queue is to expire a message.
 
         Args:
@@ -417,9 +417,9 @@ class ExpiryRules:
                     f"Sending messages with a custom TimeToBeReceived is not supported on transactional MSMQ."
                 )
             span = None
-        return NativeExpiry(span, self.keeps(envelope, expires=span is not None))
+        return NativeExpiry(span, self.uses_dead_letters(envelope, expires=span is not None))
 
-    def keeps(self, envelope: Envelope, *, expires: bool) -> bool:
+    def uses_dead_letters(self, envelope: Envelope, *, expires: bool) -> bool:
         """Return whether the queue is to keep a message among its dead letters.
 
         Args:
@@ -490,7 +490,7 @@ class IntakeQueue:
     read: Read
 
 
-def bound_to_intake(exchange: str, bindings: Sequence[str]) -> str:
+def foreign_bindings_text(exchange: str, bindings: Sequence[str]) -> str:
     """Return the text of an error about :meth:`ForeignIntake.foreign_bindings`."""
     return (
         f"{', '.join(bindings)}: bound to exchange {exchange!r}, so each message arrives there at once, and again when "

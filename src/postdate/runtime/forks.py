@@ -5,8 +5,8 @@ but no threads. So every object of Postdate with such things is registered here,
 
 - a :class:`ForkAware` object stops its activity before the fork, and is reset in the child;
 - a lock made by :func:`lock` or :func:`rlock` is free in the child, whichever thread held it;
-- the connection of :func:`own` is replaced in the child by one to nowhere: the child cannot speak on it, and does not
-  keep it open when the parent dies.
+- the connection of :func:`register_connection` is replaced in the child by one to nowhere: the child cannot speak on
+  it, and does not keep it open when the parent dies.
 
 Hooks run for ``os.fork``, ``os.forkpty``, ``multiprocessing`` (``fork``) and ``subprocess`` with ``preexec_fn``. They
 do not run for other subprocesses. A fork in C code that does not call Python's hooks (uWSGI) is noticed by
@@ -64,21 +64,21 @@ class HasDescriptor(Protocol):
     def fileno(self) -> int: ...
 
 
-_aware: Final = WeakSet[ForkAware]()
+_fork_aware: Final = WeakSet[ForkAware]()
 _locks: Final = WeakSet[Any]()
 _connections: Final = WeakSet[Any]()
-_forking = threading.Lock()
+_fork_lock = threading.Lock()
 """Held from before a fork until after it, so that only one thread forks at a time."""
 
-_registering = threading.RLock()
+_register_lock = threading.RLock()
 """Held for a moment by each registration. A fork holds it from when all activity has stopped until after the fork, so
 that no new activity begins meanwhile."""
 
-_beginning = threading.Lock()
+_reset_lock = threading.Lock()
 """For the threads of a child whose fork called no hooks: one thread resets everything, and the others wait for it."""
 
 _pid = os.getpid()
-_of_parents: Final = list[object]()
+_parent_objects: Final = list[object]()
 
 T = TypeVar("T")
 A = TypeVar("A", bound=ForkAware)
@@ -87,19 +87,19 @@ C = TypeVar("C", bound=HasDescriptor)
 
 def register(aware: A) -> A:
     """Call the methods of an object at every fork, for as long as the object exists; return the object."""
-    with _registering:
-        _aware.add(aware)
+    with _register_lock:
+        _fork_aware.add(aware)
     return aware
 
 
 def lock() -> threading.Lock:
     """Return a lock that is free in the child of a fork."""
-    return _renewed(threading.Lock())
+    return _track_lock(threading.Lock())
 
 
 def rlock() -> threading.RLock:
     """Return a re-entrant lock that is free in the child of a fork."""
-    return _renewed(threading.RLock())
+    return _track_lock(threading.RLock())
 
 
 def is_owned(lock: threading.RLock) -> bool:
@@ -108,29 +108,29 @@ def is_owned(lock: threading.RLock) -> bool:
     return owned
 
 
-def _renewed(made: T) -> T:
-    with _registering:
-        _locks.add(made)
-    return made
+def _track_lock(lock_object: T) -> T:
+    with _register_lock:
+        _locks.add(lock_object)
+    return lock_object
 
 
-def own(connection: C) -> C:
+def register_connection(connection: C) -> C:
     """Register a connection that only this process may use (see the module); return it."""
-    with _registering:
+    with _register_lock:
         _connections.add(connection)
     return connection
 
 
-def keep_for_ever(thing: object) -> None:
+def prevent_destruction(parent_object: object) -> None:
     """Never destroy an object of the parent in this child, not even when the interpreter ends.
 
     Its destructor would act on something that parent and child share.
     """
-    _of_parents.append(thing)
+    _parent_objects.append(parent_object)
     with suppress(ImportError, AttributeError):
         import ctypes
 
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(parent_object))
 
 
 Identity = tuple[int, int]
@@ -148,94 +148,97 @@ def open_descriptors() -> dict[int, Identity]:
     return descriptors
 
 
-def blank(descriptor: int) -> None:
+def redirect_to_null(descriptor: int) -> None:
     """Connect a descriptor to the null device, in this process only.
 
     The number of the descriptor stays in use, so no other file can get it.
     """
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null_device = os.open(os.devnull, os.O_RDWR)
     try:
-        os.dup2(nowhere, descriptor, inheritable=False)
+        os.dup2(null_device, descriptor, inheritable=False)
     finally:
-        os.close(nowhere)
+        os.close(null_device)
 
 
 def check_process() -> None:
     """Reset everything if this is the child of a fork that called no hooks."""
     if os.getpid() != _pid:
-        with _beginning:
+        with _reset_lock:
             if os.getpid() != _pid:
-                _after_in_child()
+                _after_fork_in_child()
 
 
 # --- hooks: an exception in a hook would only be printed by Python, and the fork would go on --------------------------
 
 
 class _Fork:
-    """One fork. ``quiet``: objects that were asked to stop, by ``id``; ``is_alone``: it holds the module's locks."""
+    """One fork.
+
+    ``stopped_objects``: objects that were asked to stop, by ``id``; ``has_locks``: it holds the module's locks.
+    """
 
     def __init__(self) -> None:
-        self.quiet = dict[int, ForkAware]()
-        self.is_alone = False
+        self.stopped_objects = dict[int, ForkAware]()
+        self.has_locks = False
 
 
-_present = threading.local()
+_thread_local = threading.local()
 """Its attribute ``fork`` is the fork of this thread."""
 
 
-def _before() -> None:
-    _present.fork = fork = _Fork()
+def _before_fork() -> None:
+    _thread_local.fork = fork = _Fork()
     deadline = time.monotonic() + QUIET_WITHIN_SECONDS
 
-    def ask(aware: ForkAware) -> None:
-        fork.quiet[id(aware)] = aware
+    def stop_activity(aware: ForkAware) -> None:
+        fork.stopped_objects[id(aware)] = aware
         aware.before_fork(deadline)
 
-    fork.is_alone = _forking.acquire(timeout=QUIET_WITHIN_SECONDS)
+    fork.has_locks = _fork_lock.acquire(timeout=QUIET_WITHIN_SECONDS)
     # Objects may be registered while others stop their activity. So repeat until none is left, and then return with the
     # lock held, so that no object is registered before the fork.
-    while fork.is_alone:
-        _registering.acquire()
-        if not (affected := [aware for aware in _aware if id(aware) not in fork.quiet]):
+    while fork.has_locks:
+        _register_lock.acquire()
+        if not (affected := [aware for aware in _fork_aware if id(aware) not in fork.stopped_objects]):
             return
-        _registering.release()  # a thread that has not stopped yet may need it
+        _register_lock.release()  # a thread that has not stopped yet may need it
         for aware in affected:
-            _guarded(ask, aware)
+            _call_safely(stop_activity, aware)
 
 
-def _after_in_parent() -> None:
-    fork: _Fork | None = getattr(_present, "fork", None)
+def _after_fork_in_parent() -> None:
+    fork: _Fork | None = getattr(_thread_local, "fork", None)
     if fork is None:  # this module was imported while a thread forked, so _before() did not run
         return
-    for aware in fork.quiet.values():
-        _guarded(lambda each: each.after_fork_in_parent(), aware)
-    if fork.is_alone:
-        _registering.release()
-        _forking.release()
-    del _present.fork
+    for aware in fork.stopped_objects.values():
+        _call_safely(lambda each: each.after_fork_in_parent(), aware)
+    if fork.has_locks:
+        _register_lock.release()
+        _fork_lock.release()
+    del _thread_local.fork
 
 
-def _after_in_child() -> None:
-    global _pid, _forking, _registering  # noqa: PLW0603 - they are of the process
-    _forking, _registering = threading.Lock(), threading.RLock()
+def _after_fork_in_child() -> None:
+    global _pid, _fork_lock, _register_lock  # noqa: PLW0603 - they are of the process
+    _fork_lock, _register_lock = threading.Lock(), threading.RLock()
     for each in list(_locks):
         each._at_fork_reinit()  # noqa: SLF001 - threading itself does this with its own locks
     for connection in list(_connections):
         with suppress(Exception):  # the connection is closed
-            blank(connection.fileno())
+            redirect_to_null(connection.fileno())
     _connections.clear()
-    for aware in list(_aware):
-        _guarded(lambda each: each.after_fork_in_child(), aware)
+    for aware in list(_fork_aware):
+        _call_safely(lambda each: each.after_fork_in_child(), aware)
     # Last, because until then check_process() makes other threads of the child wait for the end of this function.
     _pid = os.getpid()
 
 
-def _guarded(tell: Callable[[ForkAware], None], aware: ForkAware) -> None:
+def _call_safely(notify: Callable[[ForkAware], None], aware: ForkAware) -> None:
     try:
-        tell(aware)
+        notify(aware)
     except BaseException:
         log.exception("%r could not be told of a fork", aware)
 
 
 if sys.platform != "win32":
-    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,7 +1,7 @@
 """The next-due cache: the next attempt of a store as far as it is known without a query, and when to wake its poller.
 
-:meth:`NextDue.look` announces a query of stored messages, and :meth:`NextDue.seen` ends it. Messages that are stored,
-released, or announced by other processes go to :meth:`NextDue.announce`.
+:meth:`NextDue.start_query` announces a query of stored messages, and :meth:`NextDue.finish_query` ends it. Messages
+that are stored, released, or announced by other processes go to :meth:`NextDue.announce`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from postdate.runtime import forks
 
 T = TypeVar("T", int, datetime)
 
-_LOOKS_AT_ONCE: Final = 64
+_MOST_QUERIES: Final = 64
 
 
 class NextDue(Generic[T]):
@@ -26,12 +26,12 @@ class NextDue(Generic[T]):
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._earliest: T | None = None
-        self._looks: dict[int, T | None] = {}
-        self._next_look = 0
+        self._queries: dict[int, T | None] = {}
+        self._last_query = 0
         self._wakes: list[Callable[[], None]] = []
 
     @property
-    def is_listened_to(self) -> bool:
+    def has_listeners(self) -> bool:
         return bool(self._wakes)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -46,35 +46,35 @@ class NextDue(Generic[T]):
 
         return stop
 
-    def look(self) -> int:
+    def start_query(self) -> int:
         """Return the number of a query that begins now. It may not see messages that are announced from now on."""
         with self._lock:
-            self._next_look += 1
-            self._looks[self._next_look] = None
-            if len(self._looks) > _LOOKS_AT_ONCE:  # a query that failed never calls seen()
-                del self._looks[min(self._looks)]
-            return self._next_look
+            self._last_query += 1
+            self._queries[self._last_query] = None
+            if len(self._queries) > _MOST_QUERIES:  # a query that failed never calls seen()
+                del self._queries[min(self._queries)]
+            return self._last_query
 
-    def seen(self, look: int, first: T | None) -> T | None:
+    def finish_query(self, query: int, earliest: T | None) -> T | None:
         """Record the earliest attempt that a query saw; return when to query again.
 
         The result also counts the messages that were announced since the query began, because the query may not have
         seen them.
         """
         with self._lock:
-            return self._seen(self._looks.pop(look, None), first)
+            return self._set_earliest(self._queries.pop(query, None), earliest)
 
-    def _seen(self, announced: T | None, first: T | None) -> T | None:
-        if announced is not None and (first is None or announced < first):
-            first = announced
-        self._earliest = first
-        return first
+    def _set_earliest(self, announced_attempt: T | None, earliest: T | None) -> T | None:
+        if announced_attempt is not None and (earliest is None or announced_attempt < earliest):
+            earliest = announced_attempt
+        self._earliest = earliest
+        return earliest
 
     def announce(self, attempt_at: T) -> None:
         """Record a message that may be attempted at an instant; wake listeners if that is before all known ones."""
         with self._lock:
-            for look, announced in self._looks.items():
-                self._looks[look] = attempt_at if announced is None else min(announced, attempt_at)
+            for query, announced_attempt in self._queries.items():
+                self._queries[query] = attempt_at if announced_attempt is None else min(announced_attempt, attempt_at)
             if self._earliest is not None and attempt_at >= self._earliest:
                 return
             self._earliest = attempt_at

@@ -15,7 +15,7 @@ WATCHDOG: Final = "WATCHDOG=1"
 log = logging.getLogger("postdate.service")
 
 
-def notify(state: str) -> None:
+def notify_service_manager(state: str) -> None:
     """Send a state to the service manager that started this process, if there is one; a failure is only logged.
 
     Source: sd_notify(3), systemd's protocol.
@@ -33,7 +33,7 @@ def notify(state: str) -> None:
         log.warning("the service manager could not be told %s: %s", state, error)
 
 
-def freeze_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Exclude all objects that exist now from full collections; for a process of Postdate's own that has just started.
 
     Modules, classes and settings are some 45,000 objects, which stay. A collection of them takes 35 ms, and nothing is

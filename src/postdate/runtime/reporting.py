@@ -32,20 +32,20 @@ class Metrics:
     def count(self, outcome: Counted, messages: int) -> None:
         """Count messages with this outcome."""
 
-    def fetched(self, messages: int, duration: timedelta) -> None:
+    def report_poll(self, messages: int, duration: timedelta) -> None:
         """Count one query for due messages: the number of messages, and how long the store took."""
 
-    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+    def report_deliveries(self, counts: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
         """Count messages that reached their destinations.
 
         Args:
-            to: number of messages by destination.
+            counts: number of messages by destination.
             lateness_seconds: lateness of each message, from its due time until it was removed. Where messages were
                 moved inside the database and not read, it has only the lateness of the first message. That is the
                 latest message, except for messages with retries.
         """
 
-    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+    def report_handler_runs(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
         """Count runs of the handlers of one message type, successful or not, for messages that ended together.
 
         Args:
@@ -55,19 +55,19 @@ class Metrics:
             longest_seconds: duration of the longest run.
         """
 
-    def sent(self, messages: int, duration: timedelta) -> None:
+    def report_send(self, messages: int, duration: timedelta) -> None:
         """Count one call that sent due messages to queues elsewhere, successful or not, and how long it took."""
 
-    def breaker_changed(self, breaker: str, state: str) -> None:
+    def report_breaker_state(self, breaker: str, state: str) -> None:
         """Record that a circuit breaker is ``armed``, ``triggered`` or ``disarmed`` now."""
 
-    def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
+    def register_dispatcher(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
         """Register a callable that returns the dispatcher's number of claims. It is called from any thread.
 
         ``None`` unregisters it, because the dispatcher has stopped.
         """
 
-    def stood_still(self, seconds: float) -> None:
+    def report_stall(self, seconds: float) -> None:
         """Record how long the event loop of a service was blocked in the last second; called once a second."""
 
 
@@ -87,7 +87,7 @@ class CountedMetrics(Metrics):
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
-        """Number of messages by event: ``stored``, ``delivered`` and so on, see :data:`Counted`."""
+        """Number of messages by event: ``stored``, ``report_deliveries`` and so on, see :data:`Counted`."""
         self.delivered_to = Counter[str]()
         """Number of delivered messages by destination; some may be under :data:`OTHER_DESTINATIONS`."""
         self.handler_runs = Counter[str]()
@@ -103,7 +103,7 @@ class CountedMetrics(Metrics):
         """Number of messages that dispatchers of this process have claimed, and neither finished nor released."""
         return sum(claims() for claims in list(self._dispatchers.values()))
 
-    def show(self, gauges: Callable[[], Gauges]) -> None:
+    def register_gauges(self, gauges: Callable[[], Gauges]) -> None:
         """Register a function that returns more gauges for the export. It is called from any thread."""
 
     @override
@@ -111,30 +111,30 @@ class CountedMetrics(Metrics):
         self.counts[outcome] += messages
 
     @override
-    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
-        for destination, messages in to.items():
+    def report_deliveries(self, counts: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+        for destination, messages in counts.items():
             self.counts["delivered"] += messages
             has_own_counter = destination in self.delivered_to or len(self.delivered_to) < _DESTINATIONS_AT_MOST
             self.delivered_to[destination if has_own_counter else OTHER_DESTINATIONS] += messages
 
     @override
-    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+    def report_handler_runs(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
         self.handler_runs[message_type] += runs
         self.handler_seconds[message_type] += seconds  # pyright: ignore[reportArgumentType] - counters add any number
 
     @override
-    def breaker_changed(self, breaker: str, state: str) -> None:
+    def report_breaker_state(self, breaker: str, state: str) -> None:
         self.breakers[breaker] = state
 
     @override
-    def dispatches(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
+    def register_dispatcher(self, dispatcher: object, claims: Callable[[], int] | None) -> None:
         if claims is None:
             del self._dispatchers[dispatcher]
         else:
             self._dispatchers[dispatcher] = claims
 
 
-def shown_duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return a duration as an operator reads it: ``0.4 s``, ``26 s``, ``3 min``, ``2 h 5 min``."""
     if seconds < 1:
         return f"{max(seconds, 0):.1f} s"

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from postdate.errors import PostdateError
-from postdate.runtime.reporting import shown_duration
+from postdate.runtime.reporting import duration_text
 
 LOGGED_AGAIN_AFTER_SECONDS: Final = 60.0
 
@@ -42,11 +42,11 @@ PAUSE: Final = timedelta(seconds=1)
 class Breaker(Protocol):
     """The interface of a circuit breaker for the results of calls; see :mod:`postdate.core.health.circuit_breaker`."""
 
-    def failure(self, error: BaseException, seconds: float) -> timedelta:
+    def report_failure(self, error: BaseException, seconds: float) -> timedelta:
         """Record a failure; return how long to pause before the next attempt."""
         ...
 
-    def success(self) -> None: ...
+    def report_success(self) -> None: ...
 
 
 class Backoff:
@@ -70,7 +70,7 @@ class Backoff:
         """Whether the last attempt failed."""
         return self.pause > 0
 
-    def failed(self, seconds: float, *, is_longer: bool = True) -> None:
+    def report_failure(self, seconds: float, *, is_longer: bool = True) -> None:
         """Start the next pause, longer than the last. Failures during a pause belong to the attempt before it."""
         if not self.pause:
             self.pause = self.shortest
@@ -80,7 +80,7 @@ class Backoff:
             self.pause = min(self.pause * 2, self.longest)
         self.retry_at = seconds + self.pause
 
-    def succeeded(self) -> None:
+    def report_success(self) -> None:
         self.pause, self.retry_at = 0.0, -math.inf
 
     def remaining(self, seconds: float) -> float:
@@ -101,7 +101,7 @@ class Resource:
         """Protects everything below. It is never held during logging."""
         self._failing: dict[CallHealth, float] = {}
         """Kinds of calls whose last call failed, with the time of that failure, in monotonic seconds."""
-        self._since = 0.0
+        self._outage_started_at = 0.0
         """When the outage began, in monotonic seconds."""
         self._resumed_at = 0.0
         """When the outage continued, if it had ended for a moment; otherwise when it began."""
@@ -112,14 +112,14 @@ class Resource:
         """Whether the outage was logged. If so, its end must be logged, too."""
         self._answered_at: float | None = None
         """When the first call succeeded after the last failure. If nothing fails any more, the outage ended then."""
-        self._outages = 0
+        self._outage_count = 0
         self._codes: set[str] = set()
         """Codes of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
 
     def calls(  # noqa: PLR0913 - as of Calls
         self,
-        what: str,
+        failure_text: str,
         log: logging.Logger,
         level: int = logging.ERROR,
         *,
@@ -131,7 +131,7 @@ class Resource:
         """Return the health of the calls that one loop makes; see :class:`CallHealth`."""
         return CallHealth(
             self,
-            what,
+            failure_text,
             log,
             level,
             is_rare=is_rare,
@@ -141,46 +141,46 @@ class Resource:
         )
 
     @property
-    def outages(self) -> int:
+    def outage_count(self) -> int:
         """The number of outages; it grows when one begins."""
-        return self._outages
+        return self._outage_count
 
-    def outage(self, seconds: float) -> str | None:
+    def outage_text(self, seconds: float) -> str | None:
         """Return a description of the outage, as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
         with self._lock:
             if all(calls.is_forgotten(failed_at, seconds) for calls, failed_at in self._failing.items()):
                 return None
-            return f"out of reach for {shown_duration(seconds - self._since)}: {self._last_error}"
+            return f"out of reach for {duration_text(seconds - self._outage_started_at)}: {self._last_error}"
 
-    def record_failure(self, calls: CallHealth, error: BaseException, seconds: float) -> str | None:
+    def report_failure(self, calls: CallHealth, error: BaseException, seconds: float) -> str | None:
         """Record a failure; return the line to be logged, or ``None``."""
         code = error.code if isinstance(error, PostdateError) else type(error).__name__
-        may_pass = isinstance(error, PostdateError) and (error.outage or error.transient)
+        is_passing = isinstance(error, PostdateError) and (error.outage or error.transient)
         with self._lock:
             self._forget_old(seconds)
             if not self._failing:
                 self._resumed_at = seconds
                 if seconds - self._ended_at >= _SAME_OUTAGE_WITHIN_SECONDS:
-                    self._since, self._failures = seconds, 0
+                    self._outage_started_at, self._failures = seconds, 0
                     self._codes.clear()
-                    self._outages += 1
+                    self._outage_count += 1
             self._failing[calls], self._last_error, self._answered_at = seconds, error, None
             self._failures += 1
-            is_new = not self._codes or (code not in self._codes and not may_pass)
-            lasts = not self._is_logged and seconds - self._resumed_at >= _SAME_OUTAGE_WITHIN_SECONDS
+            is_new = not self._codes or (code not in self._codes and not is_passing)
+            is_lasting = not self._is_logged and seconds - self._resumed_at >= _SAME_OUTAGE_WITHIN_SECONDS
             if is_new:
                 self._codes.add(code)
-                line = f"{calls.what}: {error}"
-            elif lasts or seconds - self._logged_at >= LOGGED_AGAIN_AFTER_SECONDS:
-                whats = "; ".join(dict.fromkeys(each.what for each in self._failing))
-                duration = shown_duration(seconds - self._since)
-                line = f"{whats}, for {duration} now ({self._failures} failures): {error}"
+                line = f"{calls.failure_text}: {error}"
+            elif is_lasting or seconds - self._logged_at >= LOGGED_AGAIN_AFTER_SECONDS:
+                failure_texts = "; ".join(dict.fromkeys(each.failure_text for each in self._failing))
+                duration = duration_text(seconds - self._outage_started_at)
+                line = f"{failure_texts}, for {duration} now ({self._failures} failures): {error}"
             else:
                 return None
             self._logged_at, self._is_logged = seconds, True
             return line
 
-    def record_success(self, calls: CallHealth, seconds: float) -> str | None:
+    def report_success(self, calls: CallHealth, seconds: float) -> str | None:
         """Record the success of a kind of call that had failed; return the line to be logged if the outage ends."""
         with self._lock:
             if self._failing.pop(calls, None) is None and (self._failing or not self._is_logged):
@@ -196,7 +196,8 @@ class Resource:
                 return None
             self._is_logged = False
             count = f"{self._failures} failures" if self._failures > 1 else "1 failure"
-            return f"{self.name} is reachable again after {shown_duration(self._answered_at - self._since)} ({count})"
+            duration = duration_text(self._answered_at - self._outage_started_at)
+            return f"{self.name} is reachable again after {duration} ({count})"
 
     def _forget_old(self, seconds: float) -> None:
         for calls, failed_at in list(self._failing.items()):
@@ -209,7 +210,7 @@ class CallHealth:
 
     Args:
         resource: the resource that is called.
-        what: what a failed call could not do, for the log: ``cannot take due messages``.
+        failure_text: what a failed call could not do, for the log: ``cannot take due messages``.
         log: logger of the loop.
         level: level of the lines about an outage that begins with one of these calls.
         is_rare: the calls are so rare that an outage ends without waiting for the next of them.
@@ -221,7 +222,7 @@ class CallHealth:
     def __init__(  # noqa: PLR0913 - what one loop does about failures
         self,
         resource: Resource,
-        what: str,
+        failure_text: str,
         log: logging.Logger,
         level: int,
         *,
@@ -231,7 +232,7 @@ class CallHealth:
         forgotten_after: timedelta = FORGOTTEN_AFTER,
     ) -> None:
         self.resource = resource
-        self.what = what
+        self.failure_text = failure_text
         self.is_rare = is_rare
         self.is_failing = False
         """Whether the last call failed. Written by the loop that makes the calls."""
@@ -245,34 +246,34 @@ class CallHealth:
         """Return whether a failure at that time is too old to count."""
         return seconds - failed_at >= self._forgotten_after
 
-    def failed(self, error: BaseException, seconds: float) -> timedelta:
+    def report_failure(self, error: BaseException, seconds: float) -> timedelta:
         """Record that a call failed because of the resource; return how long to pause before the next call."""
         self.is_failing = True
         if self._backoff is not None:
-            self._backoff.failed(seconds)
-        line = self.resource.record_failure(self, error, seconds)
+            self._backoff.report_failure(seconds)
+        line = self.resource.report_failure(self, error, seconds)
         if line is not None:
             self._log.log(self._level, "%s", line)
-        return self.refused(error, seconds)
+        return self.report_refusal(error, seconds)
 
-    def refused(self, error: BaseException, seconds: float) -> timedelta:
+    def report_refusal(self, error: BaseException, seconds: float) -> timedelta:
         """Record a failure that one message may have caused; only the breaker counts it. Return how long to pause."""
-        return PAUSE if self._breaker is None else self._breaker.failure(error, seconds)
+        return PAUSE if self._breaker is None else self._breaker.report_failure(error, seconds)
 
-    def resource_answers(self) -> None:
+    def report_recovery(self) -> None:
         """Record that calls of another loop succeed again, so the breaker starts to count with the next failure."""
         if self._breaker is not None:
-            self._breaker.success()
+            self._breaker.report_success()
 
-    def succeeded(self, seconds: float) -> bool:
+    def report_success(self, seconds: float) -> bool:
         """Record that a call succeeded; return whether the call before it had failed."""
-        self.resource_answers()
+        self.report_recovery()
         if not self.is_failing:
             return False
         self.is_failing = False
         if self._backoff is not None:
-            self._backoff.succeeded()
-        line = self.resource.record_success(self, seconds)
+            self._backoff.report_success()
+        line = self.resource.report_success(self, seconds)
         if line is not None:
             self._log.info("%s", line)
         return True
@@ -307,9 +308,9 @@ def resource_of(adapter: object) -> Resource:
         return Resource(name)
 
 
-def outages(seconds: float) -> list[str]:
+def outage_texts(seconds: float) -> list[str]:
     """Return descriptions of the adapters' resources that are out of reach in this process, in the order of names."""
     with _lock:
         resources = {*_by_identity.values(), *_by_adapter.values()}
-    texts = {each.name: each.outage(seconds) for each in resources}
+    texts = {each.name: each.outage_text(seconds) for each in resources}
     return [f"{name} is {text}" for name, text in sorted(texts.items()) if text is not None]

@@ -28,11 +28,11 @@ W = TypeVar("W")
 Arguments = TypeVarTuple("Arguments")
 
 _AT_ONCE = 32
-_LOOK_SECONDS: Final = 0.001
+_POLL_SECONDS: Final = 0.001
 _LIMITER: RunVar[anyio.CapacityLimiter] = RunVar("postdate.runtime.threads")
 
 
-def our_threads() -> anyio.CapacityLimiter:
+def thread_limiter() -> anyio.CapacityLimiter:
     try:
         return _LIMITER.get()
     except LookupError:
@@ -41,13 +41,13 @@ def our_threads() -> anyio.CapacityLimiter:
         return limiter
 
 
-async def in_thread(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+async def run_in_thread(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
     """Call a blocking function in one of Postdate's own threads; a cancelled caller waits until it ends."""
     check_process()
-    return await to_thread.run_sync(function, *arguments, limiter=our_threads())
+    return await to_thread.run_sync(function, *arguments, limiter=thread_limiter())
 
 
-class Alarm:
+class WakeUp:
     """Wakes a task from any thread. Create the alarm in the event loop of the task; ring it from any thread."""
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class Alarm:
         """The event that the next ring sets."""
         return self._event
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting task; no effect once its event loop has ended."""
-        soon = getattr(self._loop, "call_soon_threadsafe", None) or self._loop.run_sync_soon  # type: ignore[attr-defined]
+        call_soon = getattr(self._loop, "call_soon_threadsafe", None) or self._loop.run_sync_soon  # type: ignore[attr-defined]
         with suppress(RuntimeError):  # asyncio and trio: the loop has ended, so no task waits any more
-            soon(self._set)
+            call_soon(self._set)
 
     def _set(self) -> None:
         self._event.set()
@@ -79,30 +79,33 @@ class Alarm:
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[W, T]):
-    """A piece of work; its result or its error is set before ``done``."""
+    """A piece of work; its result or its error is set before ``is_done``."""
 
     work: W
     result: T | None = None
     error: BaseException | None = None
-    done: bool = False
+    is_done: bool = False
 
-    def outcome(self) -> T:
+    def get_result(self) -> T:
         if self.error is not None:
             raise self.error
         return self.result  # type: ignore[return-value]
 
 
-class _Turn(Generic[W, T]):
-    """Jobs that are done together. The first caller leads and waits for ``begin``; ``end`` wakes all others at once."""
+class _JobGroup(Generic[W, T]):
+    """Jobs that are done together.
 
-    __slots__ = ("begin", "end", "is_over", "jobs", "lock")
+    The first caller leads and waits for ``start_event``; ``end_event`` wakes all others at once.
+    """
+
+    __slots__ = ("end_event", "is_done", "jobs", "lock", "start_event")
 
     def __init__(self) -> None:
         self.jobs: list[Job[W, T]] = []
-        self.begin, self.end = anyio.Event(), anyio.Event()
+        self.start_event, self.end_event = anyio.Event(), anyio.Event()
         self.lock = threading.Lock()
         """Held by the thread that does the jobs, or by a leader that was cancelled before the thread began."""
-        self.is_over = False
+        self.is_done = False
         """Whether the thread has done the jobs. Written by that thread, read by the event loop."""
 
 
@@ -122,11 +125,14 @@ def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
     return group
 
 
-async def together(
-    owner: object, do: Callable[[Sequence[W]], Sequence[T | Exception]], work: W, at_once: int = 500
+async def run_in_group(
+    owner: object, run_works: Callable[[Sequence[W]], Sequence[T | Exception]], work: W, at_once: int = 500
 ) -> T:
-    """Do ``work`` with ``do``, together with other work for ``owner`` that arrives meanwhile; see :func:`do_jobs`."""
-    return await group_of(owner, at_once).run(lambda jobs: do_jobs(jobs, do), work)
+    """Do ``work`` with ``run_works``, together with other work for ``owner`` that arrives meanwhile.
+
+    See :func:`run_jobs`.
+    """
+    return await group_of(owner, at_once).run(lambda jobs: run_jobs(jobs, run_works), work)
 
 
 class GroupCommit(Generic[W, T]):
@@ -134,105 +140,105 @@ class GroupCommit(Generic[W, T]):
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
-        self._next: _Turn[W, T] | None = None
-        self._led = False
+        self._next: _JobGroup[W, T] | None = None
+        self._has_leader = False
 
-    async def run(self, do: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
+    async def run(self, run_batch: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
         """Do ``work``, together with the work of other callers, and return its result or raise its error.
 
         The work of a cancelled caller is done all the same. Otherwise the caller would not know which work was
         committed, or would lose messages that were claimed. ``asyncio.Task.cancel()`` ignores the shield: then a job
-        that has not begun is withdrawn, and the caller of any other job waits for its end. ``do`` is called in a
+        that has not begun is withdrawn, and the caller of any other job waits for its end. ``run_batch`` is called in a
         thread, finishes every job that it gets, and raises nothing.
         """
         job: Job[W, T] = Job(work)
         with anyio.CancelScope(shield=True):
             # A turn may end without doing the job: its leader was cancelled before the thread began.
-            while not job.done:
-                await self._take_part(do, job)
-        return job.outcome()
+            while not job.is_done:
+                await self._join(run_batch, job)
+        return job.get_result()
 
-    async def _take_part(self, do: Callable[[Sequence[Job[W, T]]], None], job: Job[W, T]) -> None:
-        turn = self._next
-        if turn is None:
-            turn = self._next = _Turn()
-        turn.jobs.append(job)
-        leads = len(turn.jobs) == 1
+    async def _join(self, run_batch: Callable[[Sequence[Job[W, T]]], None], job: Job[W, T]) -> None:
+        group = self._next
+        if group is None:
+            group = self._next = _JobGroup()
+        group.jobs.append(job)
+        is_leader = len(group.jobs) == 1
         try:
-            if not leads:
-                await turn.end.wait()
-            elif self._led:
-                await turn.begin.wait()
+            if not is_leader:
+                await group.end_event.wait()
+            elif self._has_leader:
+                await group.start_event.wait()
         except BaseException:  # asyncio's own cancellation, as by asyncio.timeout, ignores the shield
-            if turn is self._next:
-                self._leave(turn, job)
+            if group is self._next:
+                self._withdraw(group, job)
             else:
-                await turn.end.wait()
+                await group.end_event.wait()
             raise
-        if leads:
-            await self._lead(do, turn)
+        if is_leader:
+            await self._run_group(run_batch, group)
 
-    async def _lead(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+    async def _run_group(self, run_batch: Callable[[Sequence[Job[W, T]]], None], group: _JobGroup[W, T]) -> None:
         """Do the jobs of a turn and wake their callers. The first caller that came meanwhile leads the next turn."""
-        self._led, self._next = True, None
+        self._has_leader, self._next = True, None
         try:
-            await in_thread(Context().run, partial(self._do, do, turn))
+            await run_in_thread(Context().run, partial(self._run_locked, run_batch, group))
         except BaseException:
             # asyncio's own cancellation ends the wait for the thread, but not the thread. The jobs belong to other
             # callers, too. So either this task takes the lock before the thread does, and no job is done, or the task
             # waits until the thread has done them.
-            if not turn.lock.acquire(blocking=False):
+            if not group.lock.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
-                    while not turn.is_over:
+                    while not group.is_done:
                         with suppress(anyio.get_cancelled_exc_class()):  # another cancellation changes nothing
-                            await anyio.sleep(_LOOK_SECONDS)
+                            await anyio.sleep(_POLL_SECONDS)
             raise
         finally:
-            self._led = False
-            turn.end.set()
+            self._has_leader = False
+            group.end_event.set()
             if self._next is not None:
-                self._next.begin.set()
+                self._next.start_event.set()
 
-    def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+    def _run_locked(self, run_batch: Callable[[Sequence[Job[W, T]]], None], group: _JobGroup[W, T]) -> None:
         """Do the jobs in an empty context: they belong to many callers, so no trace of a caller may contain them."""
-        if not turn.lock.acquire(blocking=False):
+        if not group.lock.acquire(blocking=False):
             return
         try:
-            for start in range(0, len(turn.jobs), self._at_once):
-                do(turn.jobs[start : start + self._at_once])
+            for start in range(0, len(group.jobs), self._at_once):
+                run_batch(group.jobs[start : start + self._at_once])
         finally:
-            turn.is_over = True
+            group.is_done = True
 
-    def _leave(self, turn: _Turn[W, T], job: Job[W, T]) -> None:
+    def _withdraw(self, group: _JobGroup[W, T], job: Job[W, T]) -> None:
         """Withdraw a job whose turn has not begun. If its caller was to lead, the others of the turn try again."""
-        was_first = turn.jobs[0] is job
-        turn.jobs.remove(job)
+        was_first = group.jobs[0] is job
+        group.jobs.remove(job)
         if was_first:
             self._next = None
-            turn.end.set()
+            group.end_event.set()
 
 
-def in_parts(works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]]) -> list[T | Exception]:
+def run_in_halves(works: Sequence[W], run_works: Callable[[Sequence[W]], Sequence[T]]) -> list[T | Exception]:
     """Do works together. If that fails, do each half by itself, so that in the end the faulty work is alone.
 
-    ``do`` does all works or none. :class:`StoreUnreachable` is no fault of a work, so the works of that call are not
-    tried again. Returns the result or the error of each work.
+    ``run_works`` does all works or none. :class:`StoreUnreachable` is no fault of a work, so the works of that call are
+    not tried again. Returns the result or the error of each work.
     """
     try:
-        return list(do(works))
+        return list(run_works(works))
     except StoreUnreachable as error:
         return [error] * len(works)
     except Exception as error:  # noqa: BLE001 - returned to the caller of the faulty work
         if len(works) == 1:
             return [error]
     half = len(works) // 2
-    return [*in_parts(works[:half], do), *in_parts(works[half:], do)]
+    return [*run_in_halves(works[:half], run_works), *run_in_halves(works[half:], run_works)]
 
 
-def do_jobs(jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]]) -> None:
-    """Do jobs as :func:`in_parts` does, and set the result or the error of each; raises nothing."""
+def run_jobs(jobs: Sequence[Job[W, T]], run_works: Callable[[Sequence[W]], Sequence[T | Exception]]) -> None:
+    """Do jobs as :func:`run_in_halves` does, and set the result or the error of each; raises nothing."""
     try:
-        results: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do)
+        results: Sequence[T | BaseException] = run_in_halves([job.work for job in jobs], run_works)
     except BaseException as error:  # noqa: BLE001 - raised in each caller, as this thread belongs to none of them
         results = [error] * len(jobs)
     for job, each in zip(jobs, results, strict=True):
@@ -240,4 +246,4 @@ def do_jobs(jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | 
             job.error = each
         else:
             job.result = each
-        job.done = True
+        job.is_done = True

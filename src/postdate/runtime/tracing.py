@@ -13,15 +13,15 @@ _OFF: Final = nullcontext()
 class Tracing:
     """Makes spans. This base class makes none. None of the methods may raise."""
 
-    def created(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
+    def trace_message(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
         """Record that a message to send was made; return the headers with which its receiver continues the trace."""
         return {}
 
-    def dispatching(self, headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[object]:
+    def dispatch_span(self, headers: Sequence[Mapping[str, str]]) -> AbstractContextManager[object]:
         """Return the span for sending due messages, with these headers, to queues elsewhere."""
         return _OFF
 
-    def handling(
+    def handling_span(
         self, headers: Mapping[str, str], message_id: str, queue: str, due: datetime | None
     ) -> AbstractContextManager[object]:
         """Return the span for handling a message; ``due`` is the due time of a message that was delayed, in UTC."""

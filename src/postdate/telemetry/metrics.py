@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from postdate.clock import steady_seconds
 from postdate.runtime.reporting import Counted, CountedMetrics, Gauges
-from postdate.runtime.resource import outages
+from postdate.runtime.resource import outage_texts
 
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -61,12 +61,14 @@ class OpenTelemetryMetrics(CountedMetrics):
         super().__init__()
         self._meter = meter = meter or get_meter("postdate")
         counted = "What became of messages, and where the delivered ones went"
-        meter.create_observable_counter("postdate.messages", [self._messages], unit="{message}", description=counted)
+        meter.create_observable_counter(
+            "postdate.messages", [self._observe_messages], unit="{message}", description=counted
+        )
         runs = "Runs of handlers, well or not"
-        meter.create_observable_counter("postdate.handler.runs", [self._runs], unit="{run}", description=runs)
+        meter.create_observable_counter("postdate.handler.runs", [self._observe_runs], unit="{run}", description=runs)
         time = "How long these runs took in total"
-        meter.create_observable_counter("postdate.handler.time", [self._time], unit="s", description=time)
-        self._observe(_OF_PROCESS, self._of_process)
+        meter.create_observable_counter("postdate.handler.time", [self._observe_seconds], unit="s", description=time)
+        self._register_gauges(_OF_PROCESS, self._process_gauges)
         self._histograms = {
             name: meter.create_histogram(
                 f"postdate.{name}", unit="s", description=meaning, explicit_bucket_boundaries_advisory=bounds
@@ -75,57 +77,61 @@ class OpenTelemetryMetrics(CountedMetrics):
         }
 
     @override
-    def fetched(self, messages: int, duration: timedelta) -> None:
+    def report_poll(self, messages: int, duration: timedelta) -> None:
         self._histograms["look.duration"].record(duration.total_seconds())
 
     @override
-    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
-        super().delivered(to, lateness_seconds)
+    def report_deliveries(self, counts: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+        super().report_deliveries(counts, lateness_seconds)
         if lateness_seconds:
             self._histograms["lateness"].record(max(lateness_seconds))
 
     @override
-    def handlers_ran(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
-        super().handlers_ran(message_type, runs, seconds, longest_seconds)
+    def report_handler_runs(self, message_type: str, runs: int, seconds: float, longest_seconds: float) -> None:
+        super().report_handler_runs(message_type, runs, seconds, longest_seconds)
         self._histograms["handler.duration"].record(longest_seconds, {MESSAGE_TYPE: message_type})
 
     @override
-    def sent(self, messages: int, duration: timedelta) -> None:
+    def report_send(self, messages: int, duration: timedelta) -> None:
         self._histograms["send.duration"].record(duration.total_seconds())
 
     @override
-    def stood_still(self, seconds: float) -> None:
+    def report_stall(self, seconds: float) -> None:
         self._histograms["loop.delay"].record(seconds)
 
     @override
-    def show(self, gauges: Callable[[], Gauges]) -> None:
-        self._observe(GAUGES, gauges)
+    def register_gauges(self, gauges: Callable[[], Gauges]) -> None:
+        self._register_gauges(GAUGES, gauges)
 
-    def _observe(self, declared: Mapping[str, tuple[str, str, str]], gauges: Callable[[], Gauges]) -> None:
-        for name, (unit, meaning, attribute) in declared.items():
+    def _register_gauges(self, definitions: Mapping[str, tuple[str, str, str]], gauges: Callable[[], Gauges]) -> None:
+        for name, (unit, meaning, attribute) in definitions.items():
 
-            def look(_: CallbackOptions, name: str = name, attribute: str = attribute) -> list[Observation]:
+            def read_gauge(_: CallbackOptions, name: str = name, attribute: str = attribute) -> list[Observation]:
                 values = gauges().get(name, {})
-                return [Observation(value, {attribute: of} if attribute else {}) for of, value in values.items()]
+                return [Observation(value, {attribute: label} if attribute else {}) for label, value in values.items()]
 
-            self._meter.create_observable_gauge(f"postdate.{name}", [look], unit=unit, description=meaning)
+            self._meter.create_observable_gauge(f"postdate.{name}", [read_gauge], unit=unit, description=meaning)
 
-    def _of_process(self) -> Gauges:
+    def _process_gauges(self) -> Gauges:
         triggered = sum(state == "triggered" for state in list(self.breakers.values()))
-        out = len(outages(steady_seconds()))
-        return {"outages": {"": out}, "breakers.triggered": {"": triggered}, "claims.held": {"": self.open_claims}}
+        outage_count = len(outage_texts(steady_seconds()))
+        return {
+            "outages": {"": outage_count},
+            "breakers.triggered": {"": triggered},
+            "claims.held": {"": self.open_claims},
+        }
 
-    def _messages(self, _: CallbackOptions) -> Generator[Observation]:
+    def _observe_messages(self, _: CallbackOptions) -> Generator[Observation]:
         # Each counter starts at 0. Otherwise the first message would not be visible as an increase.
         for outcome in get_args(Counted):
             yield Observation(self.counts[outcome], {OUTCOME: outcome})
         for destination, messages in list(self.delivered_to.items()):
             yield Observation(messages, {OUTCOME: "delivered", "messaging.destination.name": destination})
 
-    def _runs(self, _: CallbackOptions) -> list[Observation]:
+    def _observe_runs(self, _: CallbackOptions) -> list[Observation]:
         return [Observation(runs, {MESSAGE_TYPE: name}) for name, runs in list(self.handler_runs.items())]
 
-    def _time(self, _: CallbackOptions) -> list[Observation]:
+    def _observe_seconds(self, _: CallbackOptions) -> list[Observation]:
         return [Observation(seconds, {MESSAGE_TYPE: name}) for name, seconds in list(self.handler_seconds.items())]
 
 

@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from typing_extensions import override
 
-from postdate.config import host_and_port
+from postdate.config import parse_host_and_port
 from postdate.errors import ConfigurationError
 from postdate.runtime import forks
 from postdate.telemetry.vitals import Vitals
@@ -43,37 +43,37 @@ class _Handler(WSGIRequestHandler):
         """Log nothing, because monitoring sends a request every few seconds."""
 
 
-def _application(vitals: Vitals, registry: Any) -> WSGIApplication:
+def _build_application(vitals: Vitals, registry: Any) -> WSGIApplication:
     from prometheus_client import make_wsgi_app  # pyright: ignore[reportUnknownVariableType] - returns any callable
 
     metrics = cast("WSGIApplication", make_wsgi_app(registry))
-    collecting = threading.Lock()  # Two collections at the same time would mix their numbers.
-    health = {"/healthz": vitals.ill, "/readyz": vitals.unready}
+    collection_lock = threading.Lock()  # Two collections at the same time would mix their numbers.
+    health = {"/healthz": vitals.health_problems, "/readyz": vitals.readiness_problems}
 
-    def answer(asked: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if (path := asked["PATH_INFO"]) == "/metrics":
-            with collecting:
-                return metrics({**asked, "QUERY_STRING": ""}, start)
+    def handle_request(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if (path := environ["PATH_INFO"]) == "/metrics":
+            with collection_lock:
+                return metrics({**environ, "QUERY_STRING": ""}, start)
         lines = health.get(path, lambda: ["there are /metrics, /healthz and /readyz"])()
         status = "200 OK" if not lines else "503 Service Unavailable" if path in health else "404 Not Found"
         start(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
-        return [] if asked["REQUEST_METHOD"] == "HEAD" else [f"{each}\n".encode() for each in lines or ["ok"]]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{each}\n".encode() for each in lines or ["ok"]]
 
-    return answer
+    return handle_request
 
 
 @contextmanager
-def serving(listen: str, vitals: Vitals, registry: Any) -> Generator[int]:
+def serve_status(listen: str, vitals: Vitals, registry: Any) -> Generator[int]:
     """Serve the health and metrics of a service for the length of the block. Yield the port.
 
     The system chooses the port if it is 0. ``registry``: of ``prometheus_client``. Raises `ConfigurationError` if the
     server cannot listen at ``listen``, a host and a port.
     """
     try:
-        server = _Server(*host_and_port(listen), _application(vitals, registry))
+        server = _Server(*parse_host_and_port(listen), _build_application(vitals, registry))
     except OSError as error:
         raise ConfigurationError(f"metrics.listen: cannot listen at {listen}: {error.strerror or error}") from error
-    forks.own(server)
+    forks.register_connection(server)
     threading.Thread(target=server.serve_forever, name="postdate-status", daemon=True).start()
     try:
         yield server.server_address[1]

@@ -13,35 +13,35 @@ from postdate.operations.looking import Refresher
 from postdate.runtime.reporting import Gauges
 
 
-def standing(looking: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]:
+def build_gauge_reader(refresher: Refresher[Overview], clock: Clock) -> Callable[[], Gauges]:
     """Return a function that returns the gauges of the last look and requests another look.
 
     It may run in any thread.
     """
     loop = asyncio.get_running_loop()
 
-    def ask() -> Gauges:
+    def read_gauges() -> Gauges:
         if not loop.is_closed():
             # The exporter calls this in a thread of its own, and events of the loop may only be set in the loop.
-            loop.call_soon_threadsafe(looking.watched)
-        last = looking.last_value
-        gauges = {} if last is None else _of_store(last)
+            loop.call_soon_threadsafe(refresher.remember_request)
+        overview = refresher.last_value
+        gauges = {} if overview is None else _store_gauges(overview)
         if isinstance(clock, FollowingClock) and (ahead := clock.ahead) is not None:
             gauges["clock.offset"] = {"": ahead.total_seconds()}
         return gauges
 
-    return ask
+    return read_gauges
 
 
-def _of_store(state: Overview) -> dict[str, Mapping[str, float]]:
-    counted, first = state.statistics, state.overdue_since
-    age = timedelta(0) if first is None else counted.at - first
+def _store_gauges(state: Overview) -> dict[str, Mapping[str, float]]:
+    statistics, overdue_since = state.statistics, state.overdue_since
+    age = timedelta(0) if overdue_since is None else statistics.at - overdue_since
     values = {
-        **{name: getattr(counted, name) for name in ("pending", "overdue", "claimed", "failing", "unreadable")},
+        **{name: getattr(statistics, name) for name in ("pending", "overdue", "claimed", "failing", "unreadable")},
         "overdue.age": age.total_seconds(),
         "errors": state.errors,
         # The statistics count the other services; this process is one more.
-        "services": None if counted.services is None else counted.services + 1,
+        "services": None if statistics.services is None else statistics.services + 1,
     }
     within = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
     due = {name: sum(each.count for each in intervals) for name, intervals in within.items()}

@@ -50,7 +50,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
         self._tracer = trace.get_tracer("postdate", tracer_provider=provider)
 
     @override
-    def created(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
+    def trace_message(self, message_id: str, destination: str, *, delayed: bool) -> Mapping[str, str]:
         headers = {Headers.START_NEW_TRACE: "True"} if delayed else dict[str, str]()
         attributes = _attributes("create", destination) | {"messaging.message.id": message_id}
         with self._tracer.start_as_current_span(f"create {destination}", kind=SpanKind.PRODUCER, attributes=attributes):
@@ -59,7 +59,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
 
     @override
     @contextmanager
-    def dispatching(self, headers: Sequence[Mapping[str, str]]) -> Generator[None]:
+    def dispatch_span(self, headers: Sequence[Mapping[str, str]]) -> Generator[None]:
         attributes = {"messaging.batch.message_count": len(headers), **_attributes("send")}
         with self._tracer.start_as_current_span("send", Context(), kind=SpanKind.CLIENT, attributes=attributes) as span:
             for each in headers[:_LINKS_AT_MOST] if span.is_recording() else ():
@@ -69,12 +69,12 @@ class _OpenTelemetryTracing(tracing.Tracing):
 
     @override
     @contextmanager
-    def handling(
+    def handling_span(
         self, headers: Mapping[str, str], message_id: str, queue: str, due: datetime | None
     ) -> Generator[None]:
         (context, sender), links = _sender(headers), list[Link]()
         if headers.get(Headers.START_NEW_TRACE, "").lower() == "true" and sender is not None:
-            self._wait(headers, context, queue, due)
+            self._add_wait_span(headers, context, queue, due)
             context, links = Context(), [Link(sender)]
         attributes = _attributes("process", queue) | {"messaging.message.id": message_id}
         with self._tracer.start_as_current_span(
@@ -82,7 +82,7 @@ class _OpenTelemetryTracing(tracing.Tracing):
         ):
             yield
 
-    def _wait(self, headers: Mapping[str, str], sender: Context, queue: str, due: datetime | None) -> None:
+    def _add_wait_span(self, headers: Mapping[str, str], sender: Context, queue: str, due: datetime | None) -> None:
         """Add a span to the sender's trace that shows how long the message had to wait."""
         with suppress(InvalidTimestamp):
             sent = parse_timestamp(headers.get(Headers.TIME_SENT, ""))
@@ -93,9 +93,9 @@ class _OpenTelemetryTracing(tracing.Tracing):
 
 
 def _attributes(operation: str, destination: str | None = None) -> dict[str, Any]:
-    named = {} if destination is None else {"messaging.destination.name": destination}
+    destination_attributes = {} if destination is None else {"messaging.destination.name": destination}
     kind = {} if operation == "wait" else {"messaging.operation.type": operation}
-    return {"messaging.system": "postdate", "messaging.operation.name": operation, **kind, **named}
+    return {"messaging.system": "postdate", "messaging.operation.name": operation, **kind, **destination_attributes}
 
 
 def _sender(headers: Mapping[str, str]) -> tuple[Context, SpanContext | None]:

@@ -11,9 +11,9 @@ from typing import Final
 import anyio
 
 from postdate.clock import steady_seconds
-from postdate.runtime.process import WATCHDOG, notify
-from postdate.runtime.reporting import CountedMetrics, shown_duration
-from postdate.runtime.resource import outages
+from postdate.runtime.process import WATCHDOG, notify_service_manager
+from postdate.runtime.reporting import CountedMetrics, duration_text
+from postdate.runtime.resource import outage_texts
 
 _BEAT_SECONDS: Final = 1.0
 _STANDS_STILL_SECONDS: Final = 10.0
@@ -35,49 +35,49 @@ class Vitals:
     def __init__(self, tally: CountedMetrics, problems: Callable[[], Sequence[str]]) -> None:
         self._tally, self._problems = tally, problems
         # On the monotonic clock, in seconds. The event loop writes it, and the threads of the HTTP server read it.
-        self._beat_at = steady_seconds()
+        self._last_beat_seconds = steady_seconds()
         self.is_ready = False
         """True while the service receives and delivers; false again as soon as it stops."""
         # Counts at the last summary in the log.
-        self._reported = Counter[str]()
+        self._reported_counts = Counter[str]()
 
-    def ill(self) -> list[str]:
+    def health_problems(self) -> list[str]:
         """Return the reasons to restart the process; empty if the process is healthy."""
-        still = steady_seconds() - self._beat_at - _BEAT_SECONDS
-        stands = [f"the event loop stands still, for {shown_duration(still)} now"]
-        return [*self._problems(), *(stands if still > _STANDS_STILL_SECONDS else ())]
+        stopped_seconds = steady_seconds() - self._last_beat_seconds - _BEAT_SECONDS
+        stopped_texts = [f"the event loop stands still, for {duration_text(stopped_seconds)} now"]
+        return [*self._problems(), *(stopped_texts if stopped_seconds > _STANDS_STILL_SECONDS else ())]
 
-    def unready(self) -> list[str]:
+    def readiness_problems(self) -> list[str]:
         """Return the reasons why the service delivers nothing now."""
         breakers = [
             f"{name} is triggered" for name, state in list(self._tally.breakers.items()) if state == "triggered"
         ]
         return [
-            *self.ill(),
-            *outages(steady_seconds()),
+            *self.health_problems(),
+            *outage_texts(steady_seconds()),
             *breakers,
             *([] if self.is_ready else ["it has not started, or is stopping"]),
         ]
 
     async def run(self) -> None:
         """Beat once a second, also to the watchdog of the service manager. Log a summary each minute."""
-        watched, summed_up = _watchdog_seconds(), steady_seconds()
-        apart = min(_BEAT_SECONDS, watched or _BEAT_SECONDS)
+        watchdog_seconds, last_summary = _watchdog_seconds(), steady_seconds()
+        interval = min(_BEAT_SECONDS, watchdog_seconds or _BEAT_SECONDS)
         while True:
-            self._beat_at = began = steady_seconds()
-            if watched is not None and not self.ill():
-                notify(WATCHDOG)
-            if began - summed_up >= _SUMMARY_SECONDS:
-                summed_up = began
-                self._sum_up()
-            await anyio.sleep(apart)
-            self._tally.stood_still(max(steady_seconds() - began - apart, 0.0))
+            self._last_beat_seconds = beat_seconds = steady_seconds()
+            if watchdog_seconds is not None and not self.health_problems():
+                notify_service_manager(WATCHDOG)
+            if beat_seconds - last_summary >= _SUMMARY_SECONDS:
+                last_summary = beat_seconds
+                self._log_summary()
+            await anyio.sleep(interval)
+            self._tally.report_stall(max(steady_seconds() - beat_seconds - interval, 0.0))
 
-    def _sum_up(self) -> None:
+    def _log_summary(self) -> None:
         counts = Counter(self._tally.counts)
-        new, self._reported = counts - self._reported, counts
-        if new:
-            parts = (f"{count:,} {what.replace('_', ' ')}" for what, count in new.items())
+        new_counts, self._reported_counts = counts - self._reported_counts, counts
+        if new_counts:
+            parts = (f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in new_counts.items())
             log.info("in the last minute: %s", ", ".join(parts))
 
 
@@ -86,5 +86,5 @@ def _watchdog_seconds() -> float | None:
 
     Source: sd_watchdog_enabled(3).
     """
-    waits, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
-    return int(waits) / 2_000_000 if waits.isdigit() and process in {"", str(os.getpid())} else None
+    watchdog_usec, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    return int(watchdog_usec) / 2_000_000 if watchdog_usec.isdigit() and process in {"", str(os.getpid())} else None

@@ -4,7 +4,11 @@ conformance suites that every store and every transport must pass, including tho
 
 from postdate.testing.clock import VirtualClock as VirtualClock
 from postdate.testing.conformance import Check as Check, ConformanceFailure as ConformanceFailure, Damage as Damage
-from postdate.testing.endpoints import EndpointTest as EndpointTest, Sent as Sent, Waiting as Waiting
+from postdate.testing.endpoints import (
+    EndpointTest as EndpointTest,
+    SentMessage as SentMessage,
+    WaitingMessage as WaitingMessage,
+)
 from postdate.testing.faults import (
     Call as Call,
     Fault as Fault,

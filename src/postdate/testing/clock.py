@@ -14,13 +14,13 @@ import anyio.to_thread
 
 from postdate.clock import later
 from postdate.messages import aware_utc
-from postdate.runtime.threads import our_threads
+from postdate.runtime.threads import thread_limiter
 
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 
-_QUIET_ROUNDS = 5
+_IDLE_ROUNDS = 5
 # A worker thread ends in real time. This is how often the clock checks whether it has ended.
-_LOOK_AT_THREADS_SECONDS = 0.0002
+_THREAD_CHECK_SECONDS = 0.0002
 
 
 class VirtualClock:
@@ -86,16 +86,16 @@ class VirtualClock:
         if duration < timedelta(0):
             raise ValueError(f"time does not run backwards by {-duration}; step() sets the clock")
         end = self._elapsed + duration
-        await self.settle()
+        await self.run_until_idle()
         while self._waits and self._waits[0][0] <= end:
-            at, _, scope = heapq.heappop(self._waits)
-            self._move_on(at)
+            wake_at, _, scope = heapq.heappop(self._waits)
+            self._advance_elapsed(wake_at)
             # A scope that is cancelled from a callback does not build a description of the cancelling task. That saves
             # a third of the time.
             asyncio.get_running_loop().call_soon(scope.cancel)
-            await self.settle()
-        self._move_on(end)
-        await self.settle()
+            await self.run_until_idle()
+        self._advance_elapsed(end)
+        await self.run_until_idle()
 
     async def advance_to(self, instant: datetime) -> None:
         """Move the clock on to ``instant``; see :meth:`advance`."""
@@ -105,7 +105,7 @@ class VirtualClock:
         """Set the clock forwards or backwards, as an operator or a time server does; waits last as long as before."""
         self._now += duration
 
-    def _move_on(self, elapsed: timedelta) -> None:
+    def _advance_elapsed(self, elapsed: timedelta) -> None:
         if elapsed > self._elapsed:
             self._now += elapsed - self._elapsed
             self._elapsed = elapsed
@@ -115,21 +115,24 @@ class VirtualClock:
         """When the next wait ends, UTC; ``None`` when no task waits for this clock."""
         return later(self._now, self._waits[0][0] - self._elapsed) if self._waits else None
 
-    async def settle(self) -> None:
+    async def run_until_idle(self) -> None:
         """Let every other task run until all of them wait."""
-        threads, ready = (anyio.to_thread.current_default_thread_limiter(), our_threads()), _ready()
-        quiet = 0
-        while quiet < _QUIET_ROUNDS:
+        threads, ready_callbacks = (
+            (anyio.to_thread.current_default_thread_limiter(), thread_limiter()),
+            _ready_callbacks(),
+        )
+        idle_rounds = 0
+        while idle_rounds < _IDLE_ROUNDS:
             await asyncio.sleep(0)
             if any(limiter.borrowed_tokens for limiter in threads):
-                await asyncio.sleep(_LOOK_AT_THREADS_SECONDS)
-                quiet = 0
-            elif ready is None:
-                quiet += 1
-            elif not ready:
+                await asyncio.sleep(_THREAD_CHECK_SECONDS)
+                idle_rounds = 0
+            elif ready_callbacks is None:
+                idle_rounds += 1
+            elif not ready_callbacks:
                 return
 
 
-def _ready() -> Sized | None:
+def _ready_callbacks() -> Sized | None:
     """Return the callbacks that asyncio's event loop is about to run, or ``None`` if the loop does not show them."""
     return getattr(asyncio.get_running_loop(), "_ready", None)

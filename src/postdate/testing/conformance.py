@@ -82,17 +82,17 @@ class Topic(Generic[S]):
         return run
 
     def with_fixtures(
-        self, opened: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
+        self, open_fixture: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
     ) -> Callable[[Callable[[*Ts], Awaitable[None]]], None]:
-        """Register a function as a check; its arguments are the values that ``opened`` yields.
+        """Register a function as a check; its arguments are the values that ``open_fixture`` yields.
 
-        If ``opened`` yields ``None`` for a subject, the check passes without running.
+        If ``open_fixture`` yields ``None`` for a subject, the check passes without running.
         """
 
         def register(check: Callable[[*Ts], Awaitable[None]]) -> None:
             @wraps(check)
             async def run(subject: S) -> None:
-                async with opened(subject) as arguments:
+                async with open_fixture(subject) as arguments:
                     if arguments is not None:
                         await check(*arguments)
 
@@ -101,16 +101,16 @@ class Topic(Generic[S]):
         return register
 
     def with_fixture(
-        self, opened: Callable[[S], AbstractAsyncContextManager[T]]
+        self, open_fixture: Callable[[S], AbstractAsyncContextManager[T]]
     ) -> Callable[[Callable[[T], Awaitable[None]]], None]:
-        """Register a check as :meth:`with_fixtures` does; its only argument is the value of ``opened``."""
+        """Register a check as :meth:`with_fixtures` does; its only argument is the value of ``open_fixture``."""
 
         @asynccontextmanager
-        async def one(subject: S) -> AsyncGenerator[tuple[T]]:
-            async with opened(subject) as value:
+        async def open_one(subject: S) -> AsyncGenerator[tuple[T]]:
+            async with open_fixture(subject) as value:
                 yield (value,)
 
-        return self.with_fixtures(one)
+        return self.with_fixtures(open_one)
 
 
 class Damage(enum.Enum):
@@ -126,43 +126,45 @@ class Damage(enum.Enum):
     """A destination of spaces only; for messages of a store only."""
 
 
-def expect(holds: bool, promise: str) -> None:
-    """Raise `ConformanceFailure` with ``promise`` unless ``holds`` is true."""
-    if not holds:
+def expect(is_kept: bool, promise: str) -> None:
+    """Raise `ConformanceFailure` with ``promise`` unless ``is_kept`` is true."""
+    if not is_kept:
         raise ConformanceFailure(promise)
 
 
-def expect_equal(actual: object, expected: object, what: str) -> None:
-    """Raise `ConformanceFailure` unless both values are equal; ``what`` names them."""
+def expect_equal(actual: object, expected: object, subject: str) -> None:
+    """Raise `ConformanceFailure` unless both values are equal; ``subject`` names them."""
     if actual != expected:
-        raise ConformanceFailure(f"{what}: expected {_short(expected)}, got {_short(actual)}")
+        raise ConformanceFailure(f"{subject}: expected {_shorten(expected)}, got {_shorten(actual)}")
 
 
 @contextmanager
-def expect_error(kind: type[PostdateError], when: str) -> Generator[None]:
+def expect_error(kind: type[PostdateError], occasion: str) -> Generator[None]:
     """Raise `ConformanceFailure` unless the block raises ``kind``."""
     try:
         yield
     except kind:
         return
     except PostdateError as error:
-        raise ConformanceFailure(f"{when}: expected {kind.__name__}, got {type(error).__name__}: {error}") from error
-    raise ConformanceFailure(f"{when}: expected {kind.__name__}, but nothing was raised")
+        raise ConformanceFailure(
+            f"{occasion}: expected {kind.__name__}, got {type(error).__name__}: {error}"
+        ) from error
+    raise ConformanceFailure(f"{occasion}: expected {kind.__name__}, but nothing was raised")
 
 
 @contextmanager
-def in_time(what: str, *, wakes: bool = False) -> Generator[None]:
+def expect_in_time(event: str, *, is_wake_up: bool = False) -> Generator[None]:
     """Raise `ConformanceFailure` when the block, which waits for something, takes too long.
 
-    The limit is :data:`NEWS_SECONDS`, or :data:`WAKE_UP_SECONDS` with ``wakes``.
+    The limit is :data:`NEWS_SECONDS`, or :data:`WAKE_UP_SECONDS` with ``is_wake_up``.
     """
-    seconds = WAKE_UP_SECONDS if wakes else NEWS_SECONDS
+    seconds = WAKE_UP_SECONDS if is_wake_up else NEWS_SECONDS
     with anyio.move_on_after(seconds) as scope:
         yield
     if scope.cancelled_caught:
-        raise ConformanceFailure(f"{what} did not happen within {seconds:g} s")
+        raise ConformanceFailure(f"{event} did not happen within {seconds:g} s")
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 500 else f"{text[:500]}… ({len(text):,} characters)"

@@ -18,14 +18,14 @@ The function takes the id of a message and returns the damaged bytes; they are e
 """
 
 
-def bad(damage: Damage) -> str:
+def damaged_id(damage: Damage) -> str:
     """Return the id of the message with this damage."""
     return f"bad-{damage.value}"
 
 
-def damages_by(damage: Callable[[str, Damage], bytes], ways: Iterable[Damage] = Damage) -> Damages:
+def damages_of(damage: Callable[[str, Damage], bytes], kinds: Iterable[Damage] = Damage) -> Damages:
     """Return the functions that damage a message, from one function that takes the id and the kind of damage."""
-    return {way: lambda message_id, way=way: damage(message_id, way) for way in ways}
+    return {kind: lambda message_id, way=kind: damage(message_id, way) for kind in kinds}
 
 
 class DamagingSubject:
@@ -41,20 +41,20 @@ class Rows:
     """Rows of an adapter that marks unreadable ones.
 
     Args:
-        place: the adapter, which marks rows.
+        adapter: the adapter, which marks rows.
         damages: the functions that damage a row.
     """
 
-    place: UnreadableRows
+    adapter: UnreadableRows
     damages: Damages
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         """Damage the row of a message; return the damaged bytes."""
         return self.damages[damage](message_id)
 
-    async def row(self, damage: Damage) -> UnreadableRow:
+    async def find_row(self, damage: Damage) -> UnreadableRow:
         """Return the marked row with this damage."""
-        (row,) = [each for each in await self.place.list_unreadable(10) if each.message_id == bad(damage)]
+        (row,) = [each for each in await self.adapter.list_unreadable(10) if each.message_id == damaged_id(damage)]
         return row
 
 

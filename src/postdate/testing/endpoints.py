@@ -16,19 +16,29 @@ from typing_extensions import override
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
-from postdate.core.changes import EVERYTHING, cancel, first_of, reschedule
+from postdate.core.changes import EVERYTHING, cancel, list_matching, reschedule
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.handling import MessageEndings
+from postdate.endpoint.handling import MessageCompletions
 from postdate.endpoint.outbox import Outbox
 from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
-from postdate.endpoint.sagas import Saga, as_text
+from postdate.endpoint.sagas import Saga, correlation_text
 from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
-from postdate.ports import HANDLED, Answer, Correlation, End, MessageFilter, Received, SagaStore, TransactionMode, Work
+from postdate.ports import (
+    HANDLED,
+    Answer,
+    Completion,
+    Correlation,
+    MessageFilter,
+    Received,
+    SagaStore,
+    TransactionMode,
+    Work,
+)
 from postdate.testing.clock import START, VirtualClock
 
 S = TypeVar("S")
@@ -36,13 +46,13 @@ S = TypeVar("S")
 _NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
 _ERRORS = "error"
 _ALL = 1_000_000
-_JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
+_STEPS_AFTER_DUE = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
 """Steps after a due time. A message is sent strictly after its due time, and the poller pauses for a millisecond after
 each query that returned messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """A message that left the endpoint under test.
 
     Args:
@@ -59,7 +69,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingMessage:
     """A delayed message that is not due yet, saga timeouts included.
 
     Args:
@@ -103,15 +113,15 @@ class EndpointTest:
         outbox: Outbox | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
-        self.deliveries: list[Sent] = []
+        self.deliveries: list[SentMessage] = []
         """Messages that left the endpoint for other queues, in order."""
         self._store = _WakingStore()
         self.clock: VirtualClock = _ObservedClock(start, self._store.wake)
         """The clock of the endpoint. ``step`` wakes the poller; a real poller notices a set clock within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
-        self._endpoint = _WatchedEndpoint(
+        self._endpoint = _RememberingEndpoint(
             name,
-            transport=_Exits(self.clock, self._note),
+            transport=_ExitTransport(self.clock, self._remember_sent),
             delayed_delivery=DelayedDelivery(self._store),
             recoverability=recoverability,
             error_queue=_ERRORS,
@@ -120,13 +130,13 @@ class EndpointTest:
             outbox=outbox,
             transaction_mode=None if outbox is None else TransactionMode.RECEIVE_ONLY,
         )
-        self._own = {name, timeouts_queue(name), _ERRORS}
+        self._own_queues = {name, timeouts_queue(name), _ERRORS}
         self._stack = AsyncExitStack()
         configure(self._endpoint)
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._endpoint)
-        await self.clock.settle()
+        await self.clock.run_until_idle()
         return self
 
     async def __aexit__(
@@ -136,7 +146,7 @@ class EndpointTest:
 
     # --- actions of a test ----------------------------------------------------------------------------------------
 
-    async def send(self, message: object, **how: Unpack[SendKeywords]) -> str:
+    async def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
         """Send a message to the endpoint under test; its immediate consequences have happened on return.
 
         Arguments are those of :meth:`postdate.Endpoint.send`, but the default destination is the endpoint's own queue.
@@ -144,16 +154,16 @@ class EndpointTest:
         Raises:
             Exception: the error that its handler raised.
         """
-        if how.get("destination") is None:
-            how["destination"] = self._endpoint.name
-        return await self._leave(self._endpoint.outgoing.make(message, SendOptions(**how)))
+        if options.get("destination") is None:
+            options["destination"] = self._endpoint.name
+        return await self._send_outgoing(self._endpoint.outgoing.create(message, SendOptions(**options)))
 
-    async def _leave(self, outgoing: Outgoing) -> str:
+    async def _send_outgoing(self, outgoing: Outgoing) -> str:
         await self._endpoint.outgoing.send([outgoing])
-        await self._let_it_happen()
+        await self._deliver_due_messages()
         return outgoing.message_id
 
-    async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
+    async def reply(self, message: object, to: SentMessage, headers: Mapping[str, str] | None = None) -> str:
         """Send the endpoint under test a reply to one of its messages, as the handler of another endpoint replies.
 
         Args:
@@ -168,7 +178,7 @@ class EndpointTest:
         options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
         if options.destination != self._endpoint.name:
             raise InvalidMessage(f"replies to it go to {options.destination!r}, not to {self._endpoint.name!r}")
-        return await self._leave(self._endpoint.outgoing.make(message, options, related_to=to.headers))
+        return await self._send_outgoing(self._endpoint.outgoing.create(message, options, related_to=to.headers))
 
     async def advance(
         self,
@@ -187,12 +197,12 @@ class EndpointTest:
             Exception: the error that a handler raised.
         """
         await self.clock.advance(duration + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
-        await self._let_it_happen()
+        await self._deliver_due_messages()
 
-    async def _let_it_happen(self) -> None:
-        await self.clock.settle()
+    async def _deliver_due_messages(self) -> None:
+        await self.clock.run_until_idle()
         end = self.clock.now() + timedelta(microseconds=1)
-        for step in _JUST_AFTER:
+        for step in _STEPS_AFTER_DUE:
             if not await self._store.list_pending(MessageFilter(due_to=end), 1):
                 break
             await self.clock.advance(step)
@@ -237,11 +247,11 @@ class EndpointTest:
         """Return the messages that were sent to one queue, in order."""
         return [each.message for each in self.deliveries if each.destination == destination]
 
-    async def waiting(self) -> Sequence[Waiting]:
+    async def waiting(self) -> Sequence[WaitingMessage]:
         """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
         return [
-            Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due)
-            for each in await first_of(self._store, EVERYTHING, _ALL)
+            WaitingMessage(self._endpoint.messages_by_id.get(each.message_id, each.body), each.destination, each.due)
+            for each in await list_matching(self._store, EVERYTHING, _ALL)
         ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:
@@ -255,41 +265,43 @@ class EndpointTest:
                 "beside an outbox there are sagas only in its file: pass sagas=SqliteSagaStore(…) to EndpointTest"
             )
         definition = saga.definition
-        text = as_text(value, definition.correlated_by, saga.__name__)
+        text = correlation_text(value, definition.correlated_by, saga.__name__)
         record = await self._sagas.find(definition.name, Correlation(definition.correlated_by, text))
         return None if record is None else msgspec.json.decode(record.state, type=definition.state_type)
 
-    def _note(self, envelope: Envelope) -> None:
-        if envelope.destination not in self._own:
-            message = self._endpoint.made.get(envelope.message_id, envelope.body)
-            self.deliveries.append(Sent(message, envelope.destination, self.clock.now(), envelope.headers))
+    def _remember_sent(self, envelope: Envelope) -> None:
+        if envelope.destination not in self._own_queues:
+            message = self._endpoint.messages_by_id.get(envelope.message_id, envelope.body)
+            self.deliveries.append(SentMessage(message, envelope.destination, self.clock.now(), envelope.headers))
 
 
-class _Made(OutgoingMessages):
+class _RememberingMessages(OutgoingMessages):
     """Remembers messages by the ids of their envelopes."""
 
-    def __init__(self, *parts: Any, made: dict[str, object]) -> None:
+    def __init__(self, *parts: Any, messages_by_id: dict[str, object]) -> None:
         super().__init__(*parts)
-        self.made = made
+        self.messages_by_id = messages_by_id
 
     @override
-    def make(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
-        outgoing = super().make(message, options, related_to)
-        self.made[outgoing.message_id] = message
+    def create(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
+        outgoing = super().create(message, options, related_to)
+        self.messages_by_id[outgoing.message_id] = message
         return outgoing
 
 
 @dataclass(frozen=True)
-class _Failed(MessageEndings):
+class _RememberingEndings(MessageCompletions):
     """Remembers the errors because of which messages went to the error queue."""
 
     failures: list[Exception] = field(default_factory=list[Exception])
 
     @override
-    def to_error(self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False) -> End:
+    def error_completion(
+        self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False
+    ) -> Completion:
         if not brief:
             self.failures.append(error)
-        return super().to_error(received, error, queue, brief=brief)
+        return super().error_completion(received, error, queue, brief=brief)
 
 
 class _WakingStore(MemoryStore):
@@ -313,7 +325,7 @@ class _ObservedClock(VirtualClock):
         self._on_wait()
 
 
-class _WatchedEndpoint(Endpoint):
+class _RememberingEndpoint(Endpoint):
     """Remembers the messages that it made, and the errors because of which some went to the error queue.
 
     Its poller never polls by itself, which would be 43,200 queries for each month: the store and the clock wake it.
@@ -322,19 +334,19 @@ class _WatchedEndpoint(Endpoint):
     _longest_sleep = timedelta(days=36_500)
 
     def __init__(self, name: str, **settings: Any) -> None:
-        self.made: dict[str, object] = {}
+        self.messages_by_id: dict[str, object] = {}
         self.failures: list[Exception] = []
-        self._makes_outgoing = partial(_Made, made=self.made)
-        self._makes_endings = partial(_Failed, failures=self.failures)
+        self._create_outgoing = partial(_RememberingMessages, messages_by_id=self.messages_by_id)
+        self._create_completions = partial(_RememberingEndings, failures=self.failures)
         super().__init__(name, **settings)
 
 
-class _Exits(MemoryTransport):
-    """Queues in memory that are created when a message is sent to them; calls ``note`` for every sent message."""
+class _ExitTransport(MemoryTransport):
+    """Queues in memory that are created when a message is sent to them; calls ``on_sent`` for every sent message."""
 
-    def __init__(self, clock: VirtualClock, note: Callable[[Envelope], None]) -> None:
+    def __init__(self, clock: VirtualClock, on_sent: Callable[[Envelope], None]) -> None:
         super().__init__(clock=clock)
-        self.note = note
+        self.on_sent = on_sent
 
     @override
     async def send(
@@ -344,24 +356,24 @@ class _Exits(MemoryTransport):
         errors = await super().send(envelopes, now, work=work)
         for envelope, error in zip(envelopes, errors, strict=True):
             if error is None:
-                self.note(envelope)
+                self.on_sent(envelope)
         return errors
 
     @override
     def receiver(self, queue: str) -> MemoryReceiver:
-        return _WatchedReceiver(self, queue)
+        return _ReportingReceiver(self, queue)
 
 
-class _WatchedReceiver(MemoryReceiver):
+class _ReportingReceiver(MemoryReceiver):
     """Creates the queues of messages that are sent with a commit, and calls ``note`` for these messages."""
 
-    def __init__(self, exits: _Exits, queue: str) -> None:
-        super().__init__(exits, queue)
-        self._exits = exits
+    def __init__(self, transport: _ExitTransport, queue: str) -> None:
+        super().__init__(transport, queue)
+        self._exit_transport = transport
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self._exits.create_queues([envelope.destination for envelope in end.outgoing])
-        await super().commit(received, now, end)
-        for envelope in end.outgoing:
-            self._exits.note(envelope)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        await self._exit_transport.create_queues([envelope.destination for envelope in completion.outgoing])
+        await super().commit(received, now, completion)
+        for envelope in completion.outgoing:
+            self._exit_transport.on_sent(envelope)

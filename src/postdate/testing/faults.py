@@ -72,8 +72,8 @@ class Fault:
 
     def __call__(self, call: Call) -> BaseException | None:
         """Return the error if this call is to fail now."""
-        chosen = self.calls is None or call.number in self.calls
-        return self.error if call.method == self.method and call.done is self.after and chosen else None
+        is_chosen = self.calls is None or call.number in self.calls
+        return self.error if call.method == self.method and call.done is self.after and is_chosen else None
 
 
 class Faults:
@@ -94,10 +94,10 @@ class Faults:
     async def run(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call, unless a plan makes it fail."""
         self.calls[method] += 1
-        before = Call(method, self.calls[method], self.calls.total(), done=False)
-        self._raise_planned(before)
+        call_before = Call(method, self.calls[method], self.calls.total(), done=False)
+        self._raise_planned(call_before)
         result = await call()
-        self._raise_planned(Call(before.method, before.number, before.position, done=True))
+        self._raise_planned(Call(call_before.method, call_before.number, call_before.position, done=True))
         return result
 
     def _raise_planned(self, call: Call) -> None:
@@ -107,7 +107,7 @@ class Faults:
                 raise error
 
 
-def _planned(method: Method) -> Method:
+def _fail_as_planned(method: Method) -> Method:
     """Return a method that makes the same call of the wrapped object, unless a plan makes it fail."""
 
     @wraps(method, updated=())  # without __dict__, which marks an abstract method
@@ -135,21 +135,21 @@ class FaultyStore(ClaimingStore):
     def capabilities(self) -> StoreCapabilities:
         return self._wrapped.capabilities
 
-    initialize = _planned(ClaimingStore.initialize)
-    setup = _planned(ClaimingStore.setup)
-    store = _planned(ClaimingStore.store)
-    fetch_next_due = _planned(ClaimingStore.fetch_next_due)
-    remove = _planned(ClaimingStore.remove)
-    increment_failure_count = _planned(ClaimingStore.increment_failure_count)
-    next_due = _planned(ClaimingStore.next_due)
-    store_many = _planned(ClaimingStore.store_many)
-    claim_due = _planned(ClaimingStore.claim_due)
-    finish = _planned(ClaimingStore.finish)
-    retry_later = _planned(ClaimingStore.retry_later)
-    release = _planned(ClaimingStore.release)
-    mark_unreadable = _planned(ClaimingStore.mark_unreadable)
-    next_attempt = _planned(ClaimingStore.next_attempt)
-    listen = _planned(ClaimingStore.listen)
+    initialize = _fail_as_planned(ClaimingStore.initialize)
+    setup = _fail_as_planned(ClaimingStore.setup)
+    store = _fail_as_planned(ClaimingStore.store)
+    fetch_next_due = _fail_as_planned(ClaimingStore.fetch_next_due)
+    remove = _fail_as_planned(ClaimingStore.remove)
+    increment_failure_count = _fail_as_planned(ClaimingStore.increment_failure_count)
+    next_due = _fail_as_planned(ClaimingStore.next_due)
+    store_many = _fail_as_planned(ClaimingStore.store_many)
+    claim_due = _fail_as_planned(ClaimingStore.claim_due)
+    finish = _fail_as_planned(ClaimingStore.finish)
+    retry_later = _fail_as_planned(ClaimingStore.retry_later)
+    release = _fail_as_planned(ClaimingStore.release)
+    mark_unreadable = _fail_as_planned(ClaimingStore.mark_unreadable)
+    next_attempt = _fail_as_planned(ClaimingStore.next_attempt)
+    listen = _fail_as_planned(ClaimingStore.listen)
 
 
 class FaultyMovingStore(FaultyStore, MovingStore):
@@ -165,15 +165,15 @@ class FaultyMovingStore(FaultyStore, MovingStore):
         self._moving = store
 
     @override
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        return self._moving.storing(messages, now)
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        return self._moving.storing_work(messages, now)
 
     @override
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        return self._moving.finishing(claims, outcome, now, detail)
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        return self._moving.finishing_work(claims, outcome, now, detail)
 
-    move_due = _planned(MovingStore.move_due)
-    pause = _planned(MovingStore.pause)
+    move_due = _fail_as_planned(MovingStore.move_due)
+    yield_to_writers = _fail_as_planned(MovingStore.yield_to_writers)
 
 
 class FaultyTransport(Transport):
@@ -196,7 +196,7 @@ class FaultyTransport(Transport):
     def capabilities(self) -> TransportCapabilities:
         return self._wrapped.capabilities
 
-    create_queues = _planned(Transport.create_queues)
+    create_queues = _fail_as_planned(Transport.create_queues)
 
     @override
     async def send(
@@ -229,9 +229,9 @@ class FaultyReceiver(Receiver):
     def __init__(self, receiver: Receiver, faults: Faults) -> None:
         self._wrapped, self.faults = receiver, faults
 
-    receive = _planned(Receiver.receive)
-    commit = _planned(Receiver.commit)
-    roll_back = _planned(Receiver.roll_back)
+    receive = _fail_as_planned(Receiver.receive)
+    commit = _fail_as_planned(Receiver.commit)
+    roll_back = _fail_as_planned(Receiver.roll_back)
 
     @override
     def stop(self) -> None:

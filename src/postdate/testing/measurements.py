@@ -23,21 +23,21 @@ class RecordedMetrics(CountedMetrics):
         self.breaker_changes: list[tuple[str, str]] = []
 
     @override
-    def fetched(self, messages: int, duration: timedelta) -> None:
+    def report_poll(self, messages: int, duration: timedelta) -> None:
         if messages:
             self.batches.append(messages)
         self.fetch_durations.append(duration)
 
     @override
-    def delivered(self, to: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
-        super().delivered(to, lateness_seconds)
+    def report_deliveries(self, counts: Mapping[str, int], lateness_seconds: Sequence[float]) -> None:
+        super().report_deliveries(counts, lateness_seconds)
         self.lateness_seconds += lateness_seconds
 
     @override
-    def sent(self, messages: int, duration: timedelta) -> None:
+    def report_send(self, messages: int, duration: timedelta) -> None:
         self.sent_batches.append(messages)
 
     @override
-    def breaker_changed(self, breaker: str, state: str) -> None:
-        super().breaker_changed(breaker, state)
+    def report_breaker_state(self, breaker: str, state: str) -> None:
+        super().report_breaker_state(breaker, state)
         self.breaker_changes.append((breaker, state))

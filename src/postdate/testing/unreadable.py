@@ -12,7 +12,7 @@ from typing import TypeVar
 from postdate.errors import MessageNotFound
 from postdate.ports import UnreadableRow
 from postdate.testing.conformance import Damage, Topic, expect, expect_equal, expect_error
-from postdate.testing.damaged import GOOD, Rows, bad
+from postdate.testing.damaged import GOOD, Rows, damaged_id
 
 S = TypeVar("S")
 
@@ -23,80 +23,84 @@ _NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedPlace:
+class DamagedSource:
     """A store or a queue with some damaged messages.
 
     Args:
         rows: its rows.
         queue: its name; empty for a store.
-        put: stores or sends messages with these ids, in this order, with the body :data:`BODY`.
-        take: claims or receives all readable messages, in small batches, and completes them; returns the ids in order.
+        add: stores or sends messages with these ids, in this order, with the body :data:`BODY`.
+        fetch: claims or receives all readable messages, in small batches, and completes them; returns the ids in order.
     """
 
     rows: Rows
     queue: str
-    put: Callable[[Sequence[str]], Awaitable[None]]
-    take: Callable[[], Awaitable[list[str]]]
+    add: Callable[[Sequence[str]], Awaitable[None]]
+    fetch: Callable[[], Awaitable[list[str]]]
 
-    async def damaged(self, damage: Damage) -> tuple[bytes, UnreadableRow]:
+    async def add_damaged(self, damage: Damage) -> tuple[bytes, UnreadableRow]:
         """Put one message, damage it, and try to take it; return the damaged bytes and the marked row."""
-        await self.put([bad(damage)])
-        damaged_bytes = self.rows.damage(bad(damage), damage)
-        expect_equal(await self.take(), [], "taken of a damaged message")
-        return damaged_bytes, await self.rows.row(damage)
+        await self.add([damaged_id(damage)])
+        damaged_bytes = self.rows.damage(damaged_id(damage), damage)
+        expect_equal(await self.fetch(), [], "taken of a damaged message")
+        return damaged_bytes, await self.rows.find_row(damage)
 
 
-def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPlace | None]]) -> Topic[S]:
-    """Return the topic ``unreadable`` with the common checks; ``opened`` opens the store or the queue of a subject.
+def unreadable_topic(open_source: Callable[[S], AbstractAsyncContextManager[DamagedSource | None]]) -> Topic[S]:
+    """Return the topic ``unreadable`` with the common checks.
 
-    Every call of ``opened`` with one subject opens the same storage. ``opened`` yields ``None`` if the storage has no
-    rows that could be damaged.
+    ``open_source`` opens the store or the queue of a subject.
+
+    Every call of ``open_source`` with one subject opens the same storage. ``open_source`` yields ``None`` if the
+    storage has no rows that could be damaged.
     """
     unreadable = Topic[S]("unreadable")
 
     @unreadable
     async def an_unreadable_message_holds_up_nothing(subject: S) -> None:
         """Of fifty good messages and damaged ones before and among them, the fifty are taken in their order."""
-        async with opened(subject) as place:
-            if place is None:
+        async with open_source(subject) as source:
+            if source is None:
                 return
-            first, *more = map(bad, place.rows.damages)
-            await place.put([first, *GOOD[:10], *more, *GOOD[10:]])
-            for damage in place.rows.damages:
-                place.rows.damage(bad(damage), damage)
-            expect_equal(await place.take(), GOOD, "taken beside damaged messages")
-            expect_equal(await place.take(), [], "taken after all that can be read")
-            expect_equal(await place.rows.place.count_unreadable(), len(place.rows.damages), "unreadable rows")
+            first, *more = map(damaged_id, source.rows.damages)
+            await source.add([first, *GOOD[:10], *more, *GOOD[10:]])
+            for damage in source.rows.damages:
+                source.rows.damage(damaged_id(damage), damage)
+            expect_equal(await source.fetch(), GOOD, "taken beside damaged messages")
+            expect_equal(await source.fetch(), [], "taken after all that can be read")
+            expect_equal(await source.rows.adapter.count_unreadable(), len(source.rows.damages), "unreadable rows")
 
     @unreadable
     async def an_unreadable_row_keeps_its_bytes(subject: S) -> None:
         """Its bytes, its place and the reason are kept over a restart, and it is logged once, before that."""
-        async with opened(subject) as place:
-            if place is None:
+        async with open_source(subject) as source:
+            if source is None:
                 return
-            for damage in place.rows.damages:
-                with _logged() as texts:
-                    damaged_bytes, row = await place.damaged(damage)
-                    expect_equal(await place.take(), [], "taken of an unreadable row")
+            for damage in source.rows.damages:
+                with _collect_texts() as texts:
+                    damaged_bytes, row = await source.add_damaged(damage)
+                    expect_equal(await source.fetch(), [], "taken of an unreadable row")
                 expect_equal(len(texts), 1, f"log entries about one damaged message: {texts}")
-                _expect_unchanged(row, place.queue, damage, damaged_bytes)
-        async with opened(subject) as place:
-            assert place is not None
-            with _logged() as texts:
-                expect_equal(await place.take(), [], "taken after a restart")
+                _expect_unchanged(row, source.queue, damage, damaged_bytes)
+        async with open_source(subject) as source:
+            assert source is not None
+            with _collect_texts() as texts:
+                expect_equal(await source.fetch(), [], "taken after a restart")
             expect_equal(texts, [], "log entries after a restart")
-            expect_equal(await place.rows.place.count_unreadable(), len(place.rows.damages), "rows, after a restart")
-            expect_equal(len(await place.rows.place.list_unreadable(1)), 1, "rows of a list, up to one")
+            expect_equal(
+                await source.rows.adapter.count_unreadable(), len(source.rows.damages), "rows, after a restart"
+            )
+            expect_equal(len(await source.rows.adapter.list_unreadable(1)), 1, "rows of a list, up to one")
 
     @unreadable
     async def an_unreadable_row_is_discarded_once(subject: S) -> None:
         """By its number; a number that no row has is refused, and nothing else is deleted."""
-        async with opened(subject) as place:
-            if place is None:
+        async with open_source(subject) as source:
+            if source is None:
                 return
-            rows = place.rows.place
-            for damage in place.rows.damages:
-                _, row = await place.damaged(damage)
+            rows = source.rows.adapter
+            for damage in source.rows.damages:
+                _, row = await source.add_damaged(damage)
                 with expect_error(MessageNotFound, "discarding what is not there"):
                     await rows.discard_unreadable(row.number + 1_000, _NOW)
                 expect_equal(await rows.count_unreadable(), 1, "unreadable rows, after another number was refused")
@@ -104,7 +108,7 @@ def unreadable_topic(opened: Callable[[S], AbstractAsyncContextManager[DamagedPl
                 expect_equal(await rows.count_unreadable(), 0, "unreadable rows, after it was discarded")
                 with expect_error(MessageNotFound, "discarding a row twice"):
                     await rows.discard_unreadable(row.number, _NOW)
-                expect_equal(await place.take(), [], "taken of what was discarded")
+                expect_equal(await source.fetch(), [], "taken of what was discarded")
 
     return unreadable
 
@@ -119,7 +123,7 @@ def _expect_unchanged(row: UnreadableRow, queue: str, damage: Damage, damaged_by
         expect(damaged_bytes in row.raw.values(), f"the damaged bytes are kept, got {dict(row.raw)}")
 
 
-class _Texts(logging.Handler):
+class _TextHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.texts: list[str] = []
@@ -130,9 +134,9 @@ class _Texts(logging.Handler):
 
 
 @contextmanager
-def _logged() -> Generator[list[str]]:
+def _collect_texts() -> Generator[list[str]]:
     """Collect the texts of logged errors about unreadable rows."""
-    handler, log = _Texts(), logging.getLogger("postdate")
+    handler, log = _TextHandler(), logging.getLogger("postdate")
     log.addHandler(handler)
     try:
         yield handler.texts

@@ -54,20 +54,22 @@ def dashboard(
     Raises:
         ConfigurationError: a name cannot be part of an address; the error says which names can.
     """
-    clock, views_of = SystemClock(), Views if actions is None else partial(ActingViews, actions=actions)
+    clock, create_views = SystemClock(), Views if actions is None else partial(ActingViews, actions=actions)
     if isinstance(settings, Settings):
         watcher = Watcher(settings, clock)
-        return _application(views_of(watcher), [watcher], hosts)
+        return _build_application(create_views(watcher), [watcher], hosts)
     watchers = {name: Watcher(each, clock) for name, each in settings.items()}
     front = Front(watchers)
-    below = [Mount(f"/{name}", _application(views_of(each, name), [], hosts)) for name, each in watchers.items()]
-    return _application(front, list(watchers.values()), hosts, below)
+    mounts = [
+        Mount(f"/{name}", _build_application(create_views(each, name), [], hosts)) for name, each in watchers.items()
+    ]
+    return _build_application(front, list(watchers.values()), hosts, mounts)
 
 
-def _application(
-    views: Views, watchers: Sequence[Watcher], hosts: Sequence[str], below: Sequence[Mount] = ()
+def _build_application(
+    views: Views, watchers: Sequence[Watcher], hosts: Sequence[str], mounts: Sequence[Mount] = ()
 ) -> Starlette:
-    """Return the pages of a deployment, or the page above those ``below``.
+    """Return the pages of a deployment, or the page above those ``mounts``.
 
     The watchers are closed with the application.
     """
@@ -91,7 +93,7 @@ def _application(
     return _WithSecurityHeaders(
         routes=[
             Route("/", views.overview),
-            *(below or pages),
+            *(mounts or pages),
             Route("/events", views.events),
             *(views.routes if isinstance(views, ActingViews) else ()),
             Mount("/static", StaticFiles(packages=[("postdate.web", "static")])),
@@ -100,7 +102,7 @@ def _application(
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(_AddressLimit, views=views),
         ],
-        exception_handlers=dict.fromkeys((PostdateError, HTTPException, Exception), views.failed),
+        exception_handlers=dict.fromkeys((PostdateError, HTTPException, Exception), views.show_error),
         lifespan=lifespan,
     )
 
@@ -110,12 +112,12 @@ class _WithSecurityHeaders(Starlette):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_them(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        await super().__call__(scope, receive, send_with_them)
+        await super().__call__(scope, receive, send_with_headers)
 
 
 class _AddressLimit:
@@ -130,5 +132,5 @@ class _AddressLimit:
             path = scope.get("raw_path") or scope["path"]  # Some servers do not provide the raw path.
             if len(path) + len(scope["query_string"]) > _LONGEST_ADDRESS:
                 text = f"An address of this page has at most {_LONGEST_ADDRESS:,} characters."
-                app = self._views.failed(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, text))
+                app = self._views.show_error(Request(scope), HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG, text))
         await app(scope, receive, send)

@@ -34,15 +34,15 @@ def due_chart(intervals: Sequence[Interval], width: int, address: Address) -> Ma
     highest, herds = max((each.count for each in intervals if not each.herd), default=0), herds_of(intervals)
     step = _step(highest)
     top = max(math.ceil(highest / step), 1) * step
-    room, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _MARGIN) / len(intervals)
+    bar_height, column = (_FLOOR - _ABOVE) * (0.7 if herds else 1.0), (width - _MARGIN) / len(intervals)
     parts = list[Markup]()
     for value in range(0, top + 1, step):
-        y = _FLOOR - room * value / top
+        y = _FLOOR - bar_height * value / top
         parts.append(_tag("line", class_="grid", x1=_MARGIN, x2=width, y1=y, y2=y))
-        parts.append(_text("value", _MARGIN - 8, y + 4, short(value)))
-    for place, each in enumerate(intervals):
-        height = _FLOOR - _ABOVE if each.herd else max(room * each.count / top, 2 if each.count else 0)
-        parts.append(_bar(each, _MARGIN + place * column, column, height, address(each)))
+        parts.append(_text("value", _MARGIN - 8, y + 4, shorten_count(value)))
+    for index, each in enumerate(intervals):
+        height = _FLOOR - _ABOVE if each.herd else max(bar_height * each.count / top, 2 if each.count else 0)
+        parts.append(_bar(each, _MARGIN + index * column, column, height, address(each)))
     for herd in herds:
         places = [place for place, each in enumerate(intervals) if herd.begin <= each.begin < herd.end]
         middle = _MARGIN + (sum(places) / len(places) + 0.5) * column
@@ -64,12 +64,20 @@ def _step(highest: int) -> int:
 
 
 def _bar(each: Interval, x: float, width: float, height: float, address: str) -> Markup:
-    wide = max(width * 0.72, 1.5)
+    bar_width = max(width * 0.72, 1.5)
     kind, top = "herd" if each.herd else "bar", _FLOOR - height
     parts = [
         _tag("title", _tooltip(each, f"{each.begin:%H:%M} to {each.end:%H:%M}")),
         _tag("rect", class_="back", x=x, width=width, height=_FLOOR),
-        _tag("rect", class_=kind, x=x + (width - wide) / 2, y=top, width=wide, height=height, rx=min(wide / 4, 3)),
+        _tag(
+            "rect",
+            class_=kind,
+            x=x + (width - bar_width) / 2,
+            y=top,
+            width=bar_width,
+            height=height,
+            rx=min(bar_width / 4, 3),
+        ),
     ]
     if each.herd:  # A mark shows that this bar is cut off.
         parts.append(_tag("path", class_="cut", d=f"M{x:.1f} {top + 24}l{width:.1f} -6v5l-{width:.1f} 6z"))
@@ -79,11 +87,11 @@ def _bar(each: Interval, x: float, width: float, height: float, address: str) ->
 def _times(intervals: Sequence[Interval], column: float) -> list[Markup]:
     """Return labels below the bars: whole times with enough distance from each other."""
     hours = intervals[-1].end - intervals[-1].begin >= timedelta(hours=1)
-    every = next((n for n in (1, 2, 3, 5, 6, 10, 15) if n * column >= 54), 30)
+    step_count = next((n for n in (1, 2, 3, 5, 6, 10, 15) if n * column >= 54), 30)
     return [
-        _text("time", _MARGIN + (place + 0.5) * column, _HEIGHT - 6, f"{each.begin:%H:%M}")
-        for place, each in enumerate(intervals[:-1])
-        if place and (each.begin.hour if hours else each.begin.minute) % every == 0
+        _text("time", _MARGIN + (index + 0.5) * column, _HEIGHT - 6, f"{each.begin:%H:%M}")
+        for index, each in enumerate(intervals[:-1])
+        if index and (each.begin.hour if hours else each.begin.minute) % step_count == 0
     ]
 
 
@@ -92,17 +100,17 @@ def calendar(days: Sequence[Interval], width: int, address: Address) -> Markup:
     first, cell = days[0].begin.weekday(), (width + 6) / 7
     most = max([each.count for each in days if not each.herd], default=0)
     parts = [_text("name", n * cell + 7, 14, name) for n, name in enumerate(_WEEK)]
-    for place, each in enumerate(days):
-        x, y = (first + place) % 7 * cell, _HEAD + (first + place) // 7 * _ROW
+    for index, each in enumerate(days):
+        x, y = (first + index) % 7 * cell, _HEAD + (first + index) // 7 * _ROW
         shade = 1.0 if each.herd else 0.08 + 0.37 * math.sqrt(each.count / most) if each.count else 0.0
         sheet = {"x": x, "y": y, "width": cell - 6, "height": _ROW - 6, "rx": 8}
-        day = f"{each.begin.day} {each.begin:%b}" if not place or each.begin.day == 1 else f"{each.begin.day}"
+        day = f"{each.begin.day} {each.begin:%b}" if not index or each.begin.day == 1 else f"{each.begin.day}"
         inside = [
             _tag("title", _tooltip(each, f"{each.begin:%A, %d %B}")),
             _tag("rect", class_="sheet", **sheet),
             _tag("rect", class_="herd" if each.herd else "bar", opacity=shade, **sheet),
             _text("day on" if each.herd else "day", x + 7, y + 19, day),
-            _text("many on" if each.herd else "many", x + 7, y + 43, short(each.count) if each.count else ""),
+            _text("many on" if each.herd else "many", x + 7, y + 43, shorten_count(each.count) if each.count else ""),
         ]
         parts.append(_tag("a", *inside, href=address(each), tabindex=-1))
     return _drawing(width, _HEAD + math.ceil((first + len(days)) / 7) * _ROW, parts)
@@ -115,7 +123,7 @@ def share(part: int, whole: int) -> Markup:
     return _drawing(100, 6, [room, bar], class_="share", preserveAspectRatio="none")
 
 
-def short(count: int) -> str:
+def shorten_count(count: int) -> str:
     """Return a number in at most four characters: ``950``, ``1.2k``, ``38k``, ``5.1M``."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
@@ -132,12 +140,14 @@ def _text(kind: str, x: float, y: float, text: str) -> Markup:
 
 
 def _drawing(width: int, height: int, parts: Sequence[Markup], **attributes: str) -> Markup:
-    hidden = {"aria-hidden": "true", "focusable": "false", **attributes}
-    return _tag("svg", *parts, viewBox=f"0 0 {width} {height}", **hidden)
+    attribute_values = {"aria-hidden": "true", "focusable": "false", **attributes}
+    return _tag("svg", *parts, viewBox=f"0 0 {width} {height}", **attribute_values)
 
 
 def _tag(name: str, *inside: str, **attributes: float | str) -> Markup:
     """Return an element. Names of attributes may end in ``_``. Every value that is not `Markup` is escaped."""
-    shown = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in attributes.items()}
-    attribute_text = Markup("").join(Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in shown.items())
+    attribute_texts = {key: f"{value:.2f}" if isinstance(value, float) else value for key, value in attributes.items()}
+    attribute_text = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_"), value) for key, value in attribute_texts.items()
+    )
     return Markup("<{}{}>{}</{}>").format(name, attribute_text, Markup("").join(inside), name)

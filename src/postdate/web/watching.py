@@ -16,8 +16,8 @@ from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.changes import EVERYTHING
 from postdate.operations.looking import Refresher
-from postdate.runtime.threads import in_thread
-from postdate.wiring import OpenDeployment, opened
+from postdate.runtime.threads import run_in_thread
+from postdate.wiring import OpenDeployment, open_deployment
 
 log = logging.getLogger("postdate.dashboard")
 
@@ -39,29 +39,29 @@ class Watcher:
         self.errors = Refresher(lambda d, _: operations.group_errors(d, errors, _GROUPED), clock)
         self.diagnosis = Refresher(self._diagnose, clock)
         # Result of the opening, for all requests. It is replaced when the task has ended.
-        self._open: asyncio.Future[OpenDeployment] | None = None
+        self._deployment_future: asyncio.Future[OpenDeployment] | None = None
         # The task that keeps the deployment open and runs the looks.
         self._task: asyncio.Task[None] | None = None
 
-    async def deployment(self) -> OpenDeployment:
+    async def get_deployment(self) -> OpenDeployment:
         """Return the deployment. The first call opens it. If that fails, the next call tries again."""
-        if self._open is None or self._task is None or self._task.done():
-            self._open = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run(self._open))
+        if self._deployment_future is None or self._task is None or self._task.done():
+            self._deployment_future = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._run(self._deployment_future))
         # Several requests wait for one opening: a request that is cancelled must not cancel it for the others.
-        return await asyncio.shield(self._open)
+        return await asyncio.shield(self._deployment_future)
 
-    async def _run(self, opening: asyncio.Future[OpenDeployment]) -> None:
+    async def _run(self, future: asyncio.Future[OpenDeployment]) -> None:
         try:
-            async with opened(self.settings) as deployment, anyio.create_task_group() as tasks:
+            async with open_deployment(self.settings) as deployment, anyio.create_task_group() as tasks:
                 for each in (self.overview, self.first_messages, self.records, self.errors, self.diagnosis):
                     tasks.start_soon(each.run, deployment)
-                opening.set_result(deployment)
+                future.set_result(deployment)
         except Exception as error:  # Of opening or closing: each look keeps its own error.
-            if opening.done():
+            if future.done():
                 log.exception("what the page looks at was not closed well; it is opened again")
             else:
-                opening.set_exception(error)
+                future.set_exception(error)
 
     async def close(self) -> None:
         """Stop looking, and close the deployment."""
@@ -72,4 +72,4 @@ class Watcher:
 
     async def _diagnose(self, deployment: OpenDeployment, _: datetime) -> operations.Diagnosis:
         """Run the doctor in a thread with its own event loop, because reading files blocks."""
-        return await in_thread(anyio.run, operations.diagnose, deployment.settings, os.environ, self.clock)
+        return await run_in_thread(anyio.run, operations.diagnose, deployment.settings, os.environ, self.clock)

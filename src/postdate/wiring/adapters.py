@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from postdate.backends.registry import backends, place_of, schemes
-from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolved
-from postdate.core.simple_store import claiming
+from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolve_address
+from postdate.core.simple_store import claiming_store
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
 from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
-from postdate.ports.settings import HowMuchIsRecorded, Wrong, setting
+from postdate.ports.settings import HowMuchIsRecorded, InvalidValue, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class AdapterRole:
         return self.addresses.product or self.backend.product
 
     @property
-    def takes(self) -> frozenset[str]:
+    def argument_names(self) -> frozenset[str]:
         """Names of the adapter's settings besides the address."""
-        return self.adapter.takes
+        return self.adapter.argument_names
 
     @property
     def is_server(self) -> bool:
@@ -47,25 +47,25 @@ class AdapterRole:
         return f"{self.scheme}:{self.addresses.example.partition(':')[2]}"
 
 
-def kinds(role: Role) -> Mapping[str, AdapterRole]:
+def adapters_of(role: Role) -> Mapping[str, AdapterRole]:
     """Return the adapters of a role by the schemes of their addresses, with aliases last."""
-    return _kinds(role, backends())
+    return _adapters_of(role, backends())
 
 
 @lru_cache(maxsize=2 * len(ROLES))
-def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, AdapterRole]:
+def _adapters_of(role: Role, all_backends: tuple[Backend, ...]) -> Mapping[str, AdapterRole]:
     by_scheme, aliases = dict[str, AdapterRole](), dict[str, AdapterRole]()
-    for backend in all_of_them:
+    for backend in all_backends:
         adapter: Adapter | None = getattr(backend, role)
         if adapter is not None:
-            written = (role == "transport" and backend.queue_addresses) or backend.addresses
-            by_scheme |= {scheme: AdapterRole(backend, adapter, written, scheme) for scheme in written.schemes}
-            aliases |= dict.fromkeys(written.aliases, by_scheme[written.schemes[0]])
+            addresses = (role == "transport" and backend.queue_addresses) or backend.addresses
+            by_scheme |= {scheme: AdapterRole(backend, adapter, addresses, scheme) for scheme in addresses.schemes}
+            aliases |= dict.fromkeys(addresses.aliases, by_scheme[addresses.schemes[0]])
     return {**by_scheme, **{name: kind for name, kind in aliases.items() if name not in by_scheme}}
 
 
 def example_of(role: Role, scheme: str) -> str:
-    return kinds(role)[scheme].example
+    return adapters_of(role)[scheme].example
 
 
 # --- which adapter -----------------------------------------------------------------------------------------------
@@ -73,59 +73,64 @@ def example_of(role: Role, scheme: str) -> str:
 
 def check_store(address: str) -> AdapterRole:
     """Return the adapter of a store. Raises `ConfigurationError` for another address, and suggests a similar one."""
-    return kind_of(address, "store", "store")
+    return find_adapter(address, "store", "store")
 
 
 def check_transport(address: str) -> AdapterRole:
-    return kind_of(address, "transport", "transport")
+    return find_adapter(address, "transport", "transport")
 
 
-def kind_of(address: str, what: str, role: Role) -> AdapterRole:
-    """Return the adapter of a role for an address that is not a reference. ``what`` names the address in the error."""
-    all_kinds = kinds(role)
+def find_adapter(address: str, purpose: str, role: Role) -> AdapterRole:
+    """Return the adapter of a role for an address that is not a reference.
+
+    ``purpose`` names the address in the error.
+    """
+    adapters = adapters_of(role)
     scheme = Address(address).scheme
-    if (kind := all_kinds.get(scheme)) is None:
-        close = difflib.get_close_matches(scheme, all_kinds, n=1)
-        there = ", ".join(f"{each}:" for each, kind in all_kinds.items() if each == kind.scheme)
-        hint = f"did you mean {all_kinds[close[0]].example}?" if close else f"there are {there}"
-        raise ConfigurationError(f"no {what} has the address {_shown(address)}; {hint}")
+    if (kind := adapters.get(scheme)) is None:
+        matches = difflib.get_close_matches(scheme, adapters, n=1)
+        schemes_text = ", ".join(f"{each}:" for each, kind in adapters.items() if each == kind.scheme)
+        hint = f"did you mean {adapters[matches[0]].example}?" if matches else f"there are {schemes_text}"
+        raise ConfigurationError(f"no {purpose} has the address {_format_address(address)}; {hint}")
     if kind.backend.place is Place.FILE:
-        _path(address)
+        _parse_path(address)
     elif kind.is_server and "://" not in address:
-        raise ConfigurationError(f"{_shown(address)} names no server; write it as {kind.example}")
+        raise ConfigurationError(f"{_format_address(address)} names no server; write it as {kind.example}")
     check_server(address)
     return kind
 
 
-def _path(address: str) -> Path:
+def _parse_path(address: str) -> Path:
     scheme, _, path = address.partition(":")
     if not path.startswith("///") or len(path) < 4:
         raise ConfigurationError(
-            f"{_shown(address)} names no file; write three slashes and the path: {scheme}:///file.db"
+            f"{_format_address(address)} names no file; write three slashes and the path: {scheme}:///file.db"
         )
     return Path(path[3:])
 
 
-def _shown(address: str) -> str:
+def _format_address(address: str) -> str:
     return repr(address if isinstance(address, Address) else Address(address))
 
 
 def file_of(address: str) -> Path | None:
     """Return the file that an address names; ``None`` for an address without a file."""
-    return _path(address) if place_of(Address(address).scheme) is Place.FILE else None
+    return _parse_path(address) if place_of(Address(address).scheme) is Place.FILE else None
 
 
-def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
+def find_file_inspector(address: str) -> Callable[[Path, int], FileFacts] | None:
     """Return the function that reads facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
-    place = Address(address)
-    kind = next((each for each in kinds("file_facts").values() if place.scheme in schemes(each.backend)), None)
-    return None if kind is None else cast("Callable[[Path, int], FileFacts]", loaded(kind))
+    parsed_address = Address(address)
+    kind = next(
+        (each for each in adapters_of("file_facts").values() if parsed_address.scheme in schemes(each.backend)), None
+    )
+    return None if kind is None else cast("Callable[[Path, int], FileFacts]", load_factory(kind))
 
 
-def libraries() -> list[LibraryFacts]:
+def load_library_facts() -> list[LibraryFacts]:
     """Return the facts of the libraries that serverless backends use in this process."""
-    by_reference = {kind.adapter.reference: kind for kind in kinds("library").values()}
-    return [cast("LibraryFacts", loaded(kind)()) for kind in by_reference.values()]
+    by_reference = {kind.adapter.reference: kind for kind in adapters_of("library").values()}
+    return [cast("LibraryFacts", load_factory(kind)()) for kind in by_reference.values()]
 
 
 # --- opening -----------------------------------------------------------------------------------------------------
@@ -133,31 +138,35 @@ def libraries() -> list[LibraryFacts]:
 
 def settings_of_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``settings`` that the store at ``address`` knows and that have a value."""
-    names = check_store(address).takes
+    names = check_store(address).argument_names
     return {name: value for name, value in settings.items() if name in names and value is not None}
 
 
-def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **arguments: Any) -> dict[str, Any]:
+def adapter_arguments(section: str, kind: AdapterRole, settings: Settings, /, **arguments: Any) -> dict[str, Any]:
     """Return the arguments of an adapter: the settings of its section, overridden by ``arguments``.
 
     Raises `ConfigurationError` if a setting was given that this adapter does not have.
     """
-    chosen: SectionValues = getattr(settings, section)
+    section_settings: SectionValues = getattr(settings, section)
     role = SECTIONS[section].role
-    own_names = set[str]() if role is None else {name for each in kinds(role).values() for name in each.adapter.own}
-    possible = [name for name in definitions(section) if name in own_names]
-    for name in possible:
+    own_names = (
+        set[str]()
+        if role is None
+        else {name for each in adapters_of(role).values() for name in each.adapter.own_settings}
+    )
+    candidate_names = [name for name in definitions(section) if name in own_names]
+    for name in candidate_names:
         key = f"{section}.{name}"
-        if name not in kind.takes and settings.origin(key) != "default":
-            takes = ", ".join(f"{section}.{each}" for each in possible if each in kind.takes)
-            which = f", which takes {takes}" if takes else ""
+        if name not in kind.argument_names and settings.origin(key) != "default":
+            accepted_keys = ", ".join(f"{section}.{each}" for each in candidate_names if each in kind.argument_names)
+            which = f", which takes {accepted_keys}" if accepted_keys else ""
             raise ConfigurationError(f"{key} ({settings.origins[key]}) is not for {kind.product}{which}; remove it")
-    of_store = {name: settings.store.values.get(name) for name in kind.adapter.from_store}
-    own = {name: chosen.values[name] for name in kind.adapter.own}
+    store_values = {name: settings.store.values.get(name) for name in kind.adapter.from_store}
+    own_values = {name: section_settings.values[name] for name in kind.adapter.own_settings}
     return {
         name: value
-        for name, value in {**of_store, **own, **arguments}.items()
-        if name in kind.takes and value is not None
+        for name, value in {**store_values, **own_values, **arguments}.items()
+        if name in kind.argument_names and value is not None
     }
 
 
@@ -173,50 +182,55 @@ def open_store(address: str, databases: Databases | None = None, /, **settings: 
     Raises:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
-    place = resolved(address, os.environ)
-    return claiming(open_adapter(check_store(place), place, settings, databases))
+    resolved_address = resolve_address(address, os.environ)
+    return claiming_store(open_adapter(check_store(resolved_address), resolved_address, settings, databases))
 
 
 def open_transport(address: str, databases: Databases | None = None, /, **settings: Any) -> Transport:
     """Return the transport at ``address``; see :func:`open_store`."""
-    place = resolved(address, os.environ)
-    return cast("Transport", open_adapter(check_transport(place), place, settings, databases))
+    resolved_address = resolve_address(address, os.environ)
+    return cast("Transport", open_adapter(check_transport(resolved_address), resolved_address, settings, databases))
 
 
 def open_adapter(
     kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
     """Return the adapter at an address. Raises the errors of :func:`open_store`."""
-    if unknown := sorted(settings.keys() - kind.takes):
-        possible = ", ".join(sorted(kind.takes)) or "no settings"
+    if unknown := sorted(settings.keys() - kind.argument_names):
+        possible = ", ".join(sorted(kind.argument_names)) or "no settings"
         raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {possible}")
-    adapter = loaded(kind)
-    chosen = dict(settings)
-    if "recording" in chosen:
-        chosen["recording"] = _recording(chosen["recording"])
+    adapter = load_factory(kind)
+    arguments = dict(settings)
+    if "recording" in arguments:
+        arguments["recording"] = _parse_recording(arguments["recording"])
     match kind.backend.place:
         case Place.MEMORY:
-            return adapter(**chosen)
+            return adapter(**arguments)
         case Place.FILE:
-            return adapter(_path(address), **chosen)
+            return adapter(_parse_path(address), **arguments)
         case Place.SERVER | Place.MACHINE:
-            place = f"{kind.scheme}:{address.partition(':')[2]}"
+            adapter_address = f"{kind.scheme}:{address.partition(':')[2]}"
             if databases is None or kind.backend.database is None:
-                return adapter(place, **chosen)
-            opened = cast("Callable[..., SharedDatabase]", loaded(replace(kind, adapter=kind.backend.database)))
-            return adapter(databases.of(kind.backend, kind.adapter, place, chosen, opened), **chosen)
+                return adapter(adapter_address, **arguments)
+            create_database = cast(
+                "Callable[..., SharedDatabase]", load_factory(replace(kind, adapter=kind.backend.database))
+            )
+            return adapter(
+                databases.get_or_create(kind.backend, kind.adapter, adapter_address, arguments, create_database),
+                **arguments,
+            )
 
 
-def _recording(value: object) -> Recording:
+def _parse_recording(value: object) -> Recording:
     choices = setting("recording", HowMuchIsRecorded)
     assert choices is not None
     try:
-        return choices.checked(value)
-    except Wrong as error:
+        return choices.convert(value)
+    except InvalidValue as error:
         raise ConfigurationError(f"recording {error}, not {value!r}") from None
 
 
-def loaded(kind: AdapterRole) -> Callable[..., object]:
+def load_factory(kind: AdapterRole) -> Callable[..., object]:
     """Import and return the factory of an adapter. Raises `ConfigurationError` if its driver is not installed."""
     reference = kind.adapter.reference
     module, _, name = reference.partition(":")
@@ -226,9 +240,9 @@ def loaded(kind: AdapterRole) -> Callable[..., object]:
         if f"{module}.".startswith(f"{error.name}."):
             raise ConfigurationError(f"{kind.product} cannot be used: there is no module {error.name!r}") from error
         extra = kind.backend.extra
-        how = f": pip install 'postdate[{extra}]'" if extra else ""
+        install_hint = f": pip install 'postdate[{extra}]'" if extra else ""
         raise ConfigurationError(
-            f"{kind.product} needs the driver {error.name!r}, which is not installed{how}"
+            f"{kind.product} needs the driver {error.name!r}, which is not installed{install_hint}"
         ) from error
     except AttributeError as error:
         raise ConfigurationError(f"{kind.product} cannot be used: {reference} refers to nothing") from error
@@ -240,7 +254,7 @@ def loaded(kind: AdapterRole) -> Callable[..., object]:
 class SharedDatabase(Protocol):
     """A database object, as this module uses it."""
 
-    def expect(self, concurrency: int) -> None:
+    def ensure_connections(self, concurrency: int) -> None:
         """Open enough connections for an endpoint that handles ``concurrency`` messages at once."""
         ...
 
@@ -249,34 +263,38 @@ class Databases:
     """The database objects of adapters that are opened together. Each is closed with the last adapter that uses it."""
 
     def __init__(self) -> None:
-        self._opened: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
+        self._entries: list[tuple[Backend, str, Mapping[str, Any], SharedDatabase]] = []
 
-    def of(
+    def get_or_create(
         self,
         backend: Backend,
         adapter: Adapter,
         address: str,
         settings: Mapping[str, Any],
-        opened: Callable[..., SharedDatabase],
+        create_database: Callable[..., SharedDatabase],
     ) -> SharedDatabase:
-        """Return the database object for an adapter; ``opened`` creates it from an address and settings.
+        """Return the database object for an adapter; ``create_database`` creates it from an address and settings.
 
         Adapters share one object if they have the same address and the same settings of the database itself.
         """
-        own = adapter.takes if backend.database is None else backend.database.takes & adapter.takes
+        shared_names = (
+            adapter.argument_names
+            if backend.database is None
+            else backend.database.argument_names & adapter.argument_names
+        )
         # This schema is the one of NServiceBus' tables. It is not a setting of the shared database object.
         if adapter is backend.timeouts:
-            own -= {"schema"}
-        for other, place, other_settings, database in self._opened:
+            shared_names -= {"schema"}
+        for other, place, other_settings, database in self._entries:
             if (other, place) == (backend, address) and all(
-                other_settings.get(each) == settings.get(each) for each in own
+                other_settings.get(each) == settings.get(each) for each in shared_names
             ):
                 return database
-        own_settings = {name: value for name, value in settings.items() if name in own}
-        database = opened(address, **own_settings)
-        self._opened.append((backend, address, own_settings, database))
+        own_settings = {name: value for name, value in settings.items() if name in shared_names}
+        database = create_database(address, **own_settings)
+        self._entries.append((backend, address, own_settings, database))
         return database
 
-    def expect(self, concurrency: int) -> None:
-        for *_, database in self._opened:
-            database.expect(concurrency)
+    def ensure_connections(self, concurrency: int) -> None:
+        for *_, database in self._entries:
+            database.ensure_connections(concurrency)

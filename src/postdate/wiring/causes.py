@@ -22,7 +22,7 @@ class Cause:
     setting is wrong, and waiting does not help.
     """
 
-    words: str
+    pattern: str
     advice: str
     is_setting: bool = False
 
@@ -63,7 +63,7 @@ CAUSES: Final = (
 
 def cause_of(text: str) -> Cause | None:
     """Return the cause that an error text matches; ``None``: the cause is unknown."""
-    return next((each for each in CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
+    return next((each for each in CAUSES if re.search(each.pattern, text, re.IGNORECASE)), None)
 
 
 def advice_for(error: PostdateError, otherwise: str) -> str:
@@ -72,7 +72,7 @@ def advice_for(error: PostdateError, otherwise: str) -> str:
 
 
 @contextmanager
-def naming(key: str, address: Address, settings: Settings) -> Generator[None]:
+def name_setting_in_errors(key: str, address: Address, settings: Settings) -> Generator[None]:
     """Add the key and origin of a setting to errors about its value."""
     try:
         yield
@@ -84,8 +84,8 @@ _PLACES: Final = ("store.address", "transport.address", "timeout_manager.address
 
 
 @contextmanager
-def placing_errors(settings: Settings, key: str | None = None) -> Generator[None]:
-    """Apply :func:`placed` to errors that the block raises.
+def locate_errors(settings: Settings, key: str | None = None) -> Generator[None]:
+    """Apply :func:`locate_error` to errors that the block raises.
 
     ``key``: the key of the address that is used; ``None``: the key of the store (or the timeouts), or of the queues,
     depending on the type of the error.
@@ -93,16 +93,16 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
     try:
         yield
     except PostdateError as error:
-        located = placed(error, settings, key)
-        if located is error:
+        located_error = locate_error(error, settings, key)
+        if located_error is error:
             raise
-        raise located from error
+        raise located_error from error
 
 
-def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
+def locate_error(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
     """Return a server's error with the setting of its address and the next step. Return any other error unchanged."""
     store = "store.address" if settings.delayed_delivery.enabled else "timeout_manager.address"
-    key, text = _key(error, key or store), str(error)
+    key, text = _key_of_error(error, key or store), str(error)
     cause = cause_of(text)
     if key is None or cause is None or any(f"({each}, " in text for each in _PLACES):
         return error
@@ -110,15 +110,15 @@ def placed(error: PostdateError, settings: Settings, key: str | None = None) -> 
     address: Address | None = getattr(getattr(settings, section), name)
     if address is None or "://" not in address or place_of(address.scheme) is Place.FILE:
         return error
-    nobody = "" if "@" in address else "; the address names no user"
-    text = f"{text} ({key}, {settings.origin(key)}): {cause.advice}{nobody}"
+    user_hint = "" if "@" in address else "; the address names no user"
+    text = f"{text} ({key}, {settings.origin(key)}): {cause.advice}{user_hint}"
     if cause.is_setting:
         return ConfigurationError(text)
     error.args = (text,)
     return error
 
 
-def _key(error: PostdateError, store: str) -> str | None:
+def _key_of_error(error: PostdateError, store: str) -> str | None:
     match error:
         case StoreNotSetUp() | QueueNotFound():
             return None

@@ -38,33 +38,33 @@ from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.wiring.adapters import (
     AdapterRole,
     Databases,
+    adapter_arguments,
+    adapters_of,
     check_store,
     check_transport,
-    chosen_for,
     example_of,
     file_of,
-    kind_of,
-    kinds,
+    find_adapter,
     open_adapter,
     open_store,
     open_transport,
 )
-from postdate.wiring.causes import naming, placing_errors
+from postdate.wiring.causes import locate_errors, name_setting_in_errors
 
 # --- closing at the end, without waiting for one that never answers ---------------------------------------------------
 
 
 log = logging.getLogger("postdate.wiring")
 
-CLOSES_WITHIN: Final = timedelta(seconds=10)
+CLOSE_DEADLINE: Final = timedelta(seconds=10)
 """Time limit for closing one adapter. Its claims become free when the process ends, even if it was not closed."""
 
 
-async def close(name: str, closing: Callable[[], Awaitable[None]]) -> None:
+async def close_adapter(name: str, close_call: Callable[[], Awaitable[None]]) -> None:
     """Close an adapter. An adapter that takes too long is abandoned, and a warning is logged."""
-    deadlines = Deadlines.of_store(getattr(closing, "__self__", closing), SystemClock(), CLOSES_WITHIN)
+    deadlines = Deadlines.of_store(getattr(close_call, "__self__", close_call), SystemClock(), CLOSE_DEADLINE)
     try:
-        await deadlines.call_apart(closing)
+        await deadlines.call_in_task(close_call)
     except StoreUnreachable as error:
         log.warning("%s was not closed: %s", name, error)
 
@@ -84,7 +84,7 @@ def open_saga_store(settings: Settings, databases: Databases | None = None) -> S
     Raises:
         ConfigurationError: there is no saga store of that kind.
     """
-    return cast("SagaStore", _opened("sagas", settings.sagas, settings, databases))
+    return cast("SagaStore", _open_part("sagas", settings.sagas, settings, databases))
 
 
 def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
@@ -100,37 +100,40 @@ def open_outbox(settings: Settings, databases: Databases | None = None) -> Outbo
     Raises:
         ConfigurationError: there is no outbox of that kind.
     """
-    return cast("OutboxStore", _opened("outbox", settings.outbox, settings, databases))
+    return cast("OutboxStore", _open_part("outbox", settings.outbox, settings, databases))
 
 
-def _opened(
-    section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings, databases: Databases | None
+def _open_part(
+    section: Literal["sagas", "outbox"],
+    section_settings: SectionValues,
+    settings: Settings,
+    databases: Databases | None,
 ) -> object:
-    address = place_of(chosen, settings)
-    key = f"{section}.address" if chosen.address is not None else "store.address"
+    address = address_of_section(section_settings, settings)
+    key = f"{section}.address" if section_settings.address is not None else "store.address"
     try:
-        kind = kind_of(address, section, section)
+        kind = find_adapter(address, section, section)
     except ConfigurationError as error:
-        what = "the outbox is" if section == "outbox" else "sagas are"
-        products = " or ".join(dict.fromkeys(each.product for each in kinds(section).values()))
+        subject = "the outbox is" if section == "outbox" else "sagas are"
+        products = " or ".join(dict.fromkeys(each.product for each in adapters_of(section).values()))
         raise ConfigurationError(
-            f"{what} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
+            f"{subject} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
             f"or pass one of your own to the endpoint"
         ) from error
-    schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
-    arguments = chosen_for(section, kind, settings, schema=schema)
-    with naming(key, address, settings):
+    schema = section_settings.schema or (settings.store.schema if section_settings.address is None else None)
+    arguments = adapter_arguments(section, kind, settings, schema=schema)
+    with name_setting_in_errors(key, address, settings):
         return open_adapter(kind, address, arguments, databases)
 
 
-def place_of(chosen: SectionValues, settings: Settings) -> Address:
+def address_of_section(section_settings: SectionValues, settings: Settings) -> Address:
     """Return the address of a section; by default the address of the store."""
-    return settings.store.address if chosen.address is None else chosen.address
+    return settings.store.address if section_settings.address is None else section_settings.address
 
 
-def is_enabled(chosen: SectionValues, asked: bool) -> bool:
-    """Return whether setup creates the tables of a section: it has an address or a schema, or the caller ``asked``."""
-    return asked or chosen.address is not None or chosen.schema is not None
+def is_enabled(section_settings: SectionValues, is_requested: bool) -> bool:
+    """Return whether setup creates the tables of a section: it was requested, or has an address or a schema."""
+    return is_requested or section_settings.address is not None or section_settings.schema is not None
 
 
 # --- timeout managers and the storages of their timeouts --------------------------------------------------------------
@@ -138,10 +141,10 @@ def is_enabled(chosen: SectionValues, asked: bool) -> bool:
 
 def check_timeout_managers(settings: Settings) -> None:
     """Refuse settings of timeout managers that contradict each other."""
-    chosen, delays = settings.timeout_manager, settings.delayed_delivery
-    if chosen.external_address is not None:
+    manager_settings, delays = settings.timeout_manager, settings.delayed_delivery
+    if manager_settings.external_address is not None:
         origin = settings.origin("timeout_manager.external_address")
-        if chosen.address is not None:
+        if manager_settings.address is not None:
             raise ConfigurationError(
                 f"timeout_manager.external_address ({origin}) is for endpoints that have no timeout manager of their "
                 f"own, and timeout_manager.address says where one keeps its timeouts: remove one of them"
@@ -151,7 +154,7 @@ def check_timeout_managers(settings: Settings) -> None:
                 f"timeout_manager.external_address ({origin}) and a delayed delivery of its own exclude each other: "
                 f"remove it, or set delayed_delivery.enabled = false"
             )
-    if chosen.address is None:
+    if manager_settings.address is None:
         for name in ("schema", "table_prefix", "endpoints"):
             if (origin := settings.origins.get(f"timeout_manager.{name}")) is not None:
                 raise ConfigurationError(
@@ -159,9 +162,9 @@ def check_timeout_managers(settings: Settings) -> None:
                     f"timeout_manager.address, such as {example_of('timeouts', 'postgresql')}"
                 )
         return
-    _storage(settings)
-    _check_apart(settings)
-    if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
+    _timeout_storage(settings)
+    _check_distinct_endpoints(settings)
+    if manager_settings.table_prefix is not None and len(managed_endpoints(settings)) > 1:
         raise ConfigurationError(
             f"timeout_manager.table_prefix ({settings.origin('timeout_manager.table_prefix')}) names one table, and "
             f"timeout_manager.endpoints are several, each with a table of its own: run one service for each, or leave "
@@ -169,12 +172,12 @@ def check_timeout_managers(settings: Settings) -> None:
         )
 
 
-def _check_apart(settings: Settings) -> None:
+def _check_distinct_endpoints(settings: Settings) -> None:
     """Refuse endpoints that would share a table or a queue, because their names differ only in case or in dots."""
-    seen: dict[str, str] = {}
-    own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
-    for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
-        if (other := seen.setdefault(table_name(name).lower(), name)) != name:
+    endpoints_by_table: dict[str, str] = {}
+    endpoint_names = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
+    for name in dict.fromkeys([*endpoint_names, *managed_endpoints(settings)]):
+        if (other := endpoints_by_table.setdefault(table_name(name).lower(), name)) != name:
             raise ConfigurationError(
                 f"timeout_manager.endpoints ({settings.origin('timeout_manager.endpoints')}): {name!r} and {other!r} "
                 f"have one table, or one queue on some servers: write the name in one way, endpoint.name included, or "
@@ -182,18 +185,22 @@ def _check_apart(settings: Settings) -> None:
             )
 
 
-def _storage(settings: Settings, *, create: bool = True) -> tuple[AdapterRole, dict[str, Any]]:
-    chosen = settings.timeout_manager
-    assert chosen.address is not None
-    with naming("timeout_manager.address", chosen.address, settings):
-        kind = kind_of(chosen.address, "storage of timeouts", "timeouts")
-    return kind, chosen_for("timeout_manager", kind, settings, create=create)
+def _timeout_storage(settings: Settings, *, create: bool = True) -> tuple[AdapterRole, dict[str, Any]]:
+    manager_settings = settings.timeout_manager
+    assert manager_settings.address is not None
+    with name_setting_in_errors("timeout_manager.address", manager_settings.address, settings):
+        kind = find_adapter(manager_settings.address, "storage of timeouts", "timeouts")
+    return kind, adapter_arguments("timeout_manager", kind, settings, create=create)
 
 
 def managed_endpoints(settings: Settings) -> tuple[str, ...]:
     """Return the endpoints whose timeouts are managed here; none without a storage."""
-    chosen = settings.timeout_manager
-    return () if chosen.address is None else tuple(dict.fromkeys(chosen.endpoints)) or (settings.endpoint.name,)
+    manager_settings = settings.timeout_manager
+    return (
+        ()
+        if manager_settings.address is None
+        else tuple(dict.fromkeys(manager_settings.endpoints)) or (settings.endpoint.name,)
+    )
 
 
 def open_timeouts(
@@ -205,10 +212,10 @@ def open_timeouts(
     """
     if not (endpoints := managed_endpoints(settings)):
         return {}
-    kind, arguments = _storage(settings, create=create)
+    kind, arguments = _timeout_storage(settings, create=create)
     address = settings.timeout_manager.address
     assert address is not None
-    with naming("timeout_manager.address", address, settings):
+    with name_setting_in_errors("timeout_manager.address", address, settings):
         return {name: cast("TimeoutPersister", open_adapter(kind, address, arguments, databases)) for name in endpoints}
 
 
@@ -216,17 +223,17 @@ def timeout_manager(
     settings: Settings, endpoint: str, timeouts: Mapping[str, TimeoutPersister]
 ) -> TimeoutManager | ExternalTimeoutManager | None:
     """Return the settings of an endpoint's timeout manager. ``timeouts`` comes from :func:`open_timeouts`."""
-    chosen = settings.timeout_manager
-    if chosen.external_address is not None:
-        return ExternalTimeoutManager(chosen.external_address)
+    manager_settings = settings.timeout_manager
+    if manager_settings.external_address is not None:
+        return ExternalTimeoutManager(manager_settings.external_address)
     if endpoint not in timeouts:
         return None
-    return TimeoutManager(timeouts[endpoint], **chosen.of(TimeoutManager))
+    return TimeoutManager(timeouts[endpoint], **manager_settings.of(TimeoutManager))
 
 
-def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+def dispatcher_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
     """Return the queues in which the due timeouts of the managed endpoints are announced."""
-    return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]
+    return [timeout_dispatcher_queue(name, capabilities) for name in managed_endpoints(settings)]
 
 
 # --- the deployment ---------------------------------------------------------------------------------------------------
@@ -255,7 +262,7 @@ class OpenDeployment:
     databases: Databases = field(default_factory=Databases)
 
     @property
-    def kept(self) -> ClaimingStore:
+    def required_store(self) -> ClaimingStore:
         """The store, for callers that need one. Raises `ConfigurationError` if there is none."""
         if self.store is None:
             origin = self.settings.origin("delayed_delivery.enabled")
@@ -267,7 +274,7 @@ class OpenDeployment:
 
 
 @asynccontextmanager
-async def opened(
+async def open_deployment(
     settings: Settings, *, create: bool = False, initialize: bool = True
 ) -> AsyncGenerator[OpenDeployment]:
     """Open the store and the transport for the length of the context.
@@ -284,25 +291,25 @@ async def opened(
         StoreUnavailable: a server does not answer.
     """
     check_addresses(settings)
-    stores = settings.delayed_delivery.enabled
-    for_store = store_settings(settings, create=create) if stores else {}
-    for_transport = transport_settings(settings, create=create)
+    has_store = settings.delayed_delivery.enabled
+    store_arguments = store_settings(settings, create=create) if has_store else {}
+    transport_arguments = transport_settings(settings, create=create)
     if not create:
         for key, address in _files(settings):
-            _check_there(key, address, settings)
+            _check_exists(key, address, settings)
     async with AsyncExitStack() as stack:
-        stack.enter_context(placing_errors(settings))
+        stack.enter_context(locate_errors(settings))
         store, databases = None, Databases()
-        if stores:
-            with naming("store.address", settings.store.address, settings):
-                store = open_store(settings.store.address, databases, **for_store)
-            stack.push_async_callback(close, "the store", store.close)
-        with naming("transport.address", settings.transport.address, settings):
-            transport = open_transport(settings.transport.address, databases, **for_transport)
-        stack.push_async_callback(close, "the transport", transport.close)
+        if has_store:
+            with name_setting_in_errors("store.address", settings.store.address, settings):
+                store = open_store(settings.store.address, databases, **store_arguments)
+            stack.push_async_callback(close_adapter, "the store", store.close)
+        with name_setting_in_errors("transport.address", settings.transport.address, settings):
+            transport = open_transport(settings.transport.address, databases, **transport_arguments)
+        stack.push_async_callback(close_adapter, "the transport", transport.close)
         timeouts = open_timeouts(settings, databases, create=create)
         for each in timeouts.values():
-            stack.push_async_callback(close, "the storage of timeouts", each.close)
+            stack.push_async_callback(close_adapter, "the storage of timeouts", each.close)
         if create and store is not None:
             await _reach_servers(settings, store, transport)
         if initialize and store is not None:
@@ -341,11 +348,11 @@ async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Tr
 
 def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
     """Return the arguments of the store's adapter."""
-    return chosen_for("store", check_store(settings.store.address), settings, create=create)
+    return adapter_arguments("store", check_store(settings.store.address), settings, create=create)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
-    return chosen_for("transport", check_transport(settings.transport.address), settings, create=create)
+    return adapter_arguments("transport", check_transport(settings.transport.address), settings, create=create)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -358,7 +365,7 @@ def check_addresses(settings: Settings) -> None:
     """Refuse unknown adapters, adapters that other processes cannot see, and queues in a backend without queues."""
     check_timeout_managers(settings)
     if delays := settings.delayed_delivery.enabled:
-        store = _checked("store.address", settings.store.address, settings, check_store)
+        store = _check_address("store.address", settings.store.address, settings, check_store)
         if store.is_server and "transport.address" not in settings.origins:
             raise ConfigurationError(
                 f"store.address is {settings.store.address!r}, and {store.product} holds no queues here: say where "
@@ -371,7 +378,7 @@ def check_addresses(settings: Settings) -> None:
             f"timeout_manager.address is {timeouts!r} ({settings.origin('timeout_manager.address')}), which holds no "
             f"queues here: say where they are with transport.address, such as {example_of('transport', 'amqp')}"
         )
-    transport = _checked("transport.address", settings.transport.address, settings, check_transport)
+    transport = _check_address("transport.address", settings.transport.address, settings, check_transport)
     if delays and transport.is_server and "store.address" not in settings.origins:
         raise ConfigurationError(
             f"transport.address is {settings.transport.address!r}, and {transport.product} keeps no delayed messages: "
@@ -380,8 +387,8 @@ def check_addresses(settings: Settings) -> None:
         )
 
 
-def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
-    with naming(key, address, settings):
+def _check_address(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
+    with name_setting_in_errors(key, address, settings):
         kind = check(address)
     if kind.backend.place is Place.MEMORY:
         raise ConfigurationError(
@@ -391,7 +398,7 @@ def _checked(key: str, address: Address, settings: Settings, check: Callable[[st
     return kind
 
 
-def _check_there(key: str, address: Address, settings: Settings) -> None:
+def _check_exists(key: str, address: Address, settings: Settings) -> None:
     """Raise an error if a file is missing that only setup may create."""
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
@@ -405,39 +412,43 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
 # --- the endpoint --------------------------------------------------------------------------------------------------
 
 
-def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+def own_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
     """Return the queues that the service needs, and the queues that the settings name.
 
     The service handles no messages. So if the settings name a poison queue, no message of delayed delivery goes to the
     error queue.
     """
-    delays, errors = settings.delayed_delivery, settings.endpoint.error_queue
-    receiving = intake_queues(settings, can)
-    own = [*receiving[:1], delays.poison_queue or errors, *receiving[1:]] if delays.enabled else receiving
+    delays, error_queue = settings.delayed_delivery, settings.endpoint.error_queue
+    intake = intake_queues(settings, capabilities)
+    queues = [*intake[:1], delays.poison_queue or error_queue, *intake[1:]] if delays.enabled else intake
     if managed_endpoints(settings):
-        own += [*dispatcher_queues(settings, can), errors]
-    return list(dict.fromkeys([*own, *settings.queues.create]))
+        queues += [*dispatcher_queues(settings, capabilities), error_queue]
+    return list(dict.fromkeys([*queues, *settings.queues.create]))
 
 
-def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+def intake_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
     """Return the queues from which the service receives messages to delay, with those of managed timeouts last."""
-    own: list[str] = []
+    queues: list[str] = []
     if settings.delayed_delivery.enabled:
-        own.append(timeouts_queue(settings.endpoint.name))
+        queues.append(timeouts_queue(settings.endpoint.name))
         if settings.delayed_delivery.drain_timeout_manager:
-            own.append(timeouts_dispatcher_queue(settings.endpoint.name))
-    return [*own, *(timeout_manager_queue(name, can) for name in managed_endpoints(settings))]
+            queues.append(timeouts_dispatcher_queue(settings.endpoint.name))
+    return [*queues, *(timeout_manager_queue(name, capabilities) for name in managed_endpoints(settings))]
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
     """Return the exchange through which other programs delay messages; ``None``: there is no exchange."""
-    chosen = settings.intake
-    if not settings.delayed_delivery.enabled or not chosen.exchange or not isinstance(transport, ForeignIntake):
+    intake_settings = settings.intake
+    if (
+        not settings.delayed_delivery.enabled
+        or not intake_settings.exchange
+        or not isinstance(transport, ForeignIntake)
+    ):
         return None
-    return DelayExchange(chosen.exchange, chosen.due_exchange_type)
+    return DelayExchange(intake_settings.exchange, intake_settings.due_exchange_type)
 
 
-def delayed_delivery(
+def build_delayed_delivery(
     settings: Settings, store: ClaimingStore, exchange: DelayExchange | None = None
 ) -> DelayedDelivery:
     return DelayedDelivery(store, delay_exchange=exchange, **settings.delayed_delivery.of(DelayedDelivery))
@@ -456,19 +467,19 @@ def build_endpoint(
 
     ``name``: the name of another endpoint, whose timeouts are managed here. The endpoint then delivers nothing else.
     """
-    settings, chosen, delays = deployment.settings, deployment.settings.endpoint, None
+    settings, endpoint_settings, delays = deployment.settings, deployment.settings.endpoint, None
     if deployment.store is not None and name is None:
-        delays = delayed_delivery(settings, deployment.store, delay_exchange(settings, deployment.transport))
-    deployment.databases.expect(chosen.concurrency)
+        delays = build_delayed_delivery(settings, deployment.store, delay_exchange(settings, deployment.transport))
+    deployment.databases.ensure_connections(endpoint_settings.concurrency)
     return Endpoint(
-        name or chosen.name,
+        name or endpoint_settings.name,
         transport=deployment.transport,
         delayed_delivery=delays,
-        timeout_manager=timeout_manager(settings, name or chosen.name, deployment.timeouts),
-        transaction_mode=chosen.transaction_mode,
-        error_queue=chosen.error_queue,
+        timeout_manager=timeout_manager(settings, name or endpoint_settings.name, deployment.timeouts),
+        transaction_mode=endpoint_settings.transaction_mode,
+        error_queue=endpoint_settings.error_queue,
         send_only=True,
-        concurrency=chosen.concurrency,
+        concurrency=endpoint_settings.concurrency,
         create_queues=create_queues,
         clock=clock or SystemClock(),
         critical_error=critical_error,
@@ -481,11 +492,11 @@ def endpoints_to_run(settings: Settings) -> list[str | None]:
 
     ``None`` stands for the endpoint of the settings. The others are endpoints whose timeouts are managed here.
     """
-    managed = managed_endpoints(settings)
-    if not settings.delayed_delivery.enabled and not managed:
+    managed_names = managed_endpoints(settings)
+    if not settings.delayed_delivery.enabled and not managed_names:
         origin = settings.origin("delayed_delivery.enabled")
         raise ConfigurationError(
             f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
             f"says where a timeout manager keeps its timeouts"
         )
-    return [None, *(name for name in managed if name != settings.endpoint.name)]
+    return [None, *(name for name in managed_names if name != settings.endpoint.name)]

@@ -10,8 +10,9 @@ from postdate.backends.registry import schemes
 from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import FileScripts, Scripted
-from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
+from postdate.wiring.adapters import adapters_of, file_of, load_factory, open_store, open_transport
 from postdate.wiring.deployment import (
+    address_of_section,
     check_timeout_managers,
     is_enabled,
     managed_endpoints,
@@ -19,7 +20,6 @@ from postdate.wiring.deployment import (
     open_saga_store,
     open_timeouts,
     own_queues,
-    place_of,
     store_settings,
     transport_settings,
 )
@@ -37,9 +37,9 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
     _add_store_and_queues(settings, queues, scripts)
     _add_timeouts(settings, scripts)
     if is_enabled(settings.sagas, sagas):
-        _add_part(place_of(settings.sagas, settings), "sagas", settings, scripts)
+        _add_part(address_of_section(settings.sagas, settings), "sagas", settings, scripts)
     if is_enabled(settings.outbox, outbox):
-        _add_part(place_of(settings.outbox, settings), "outbox", settings, scripts)
+        _add_part(address_of_section(settings.outbox, settings), "outbox", settings, scripts)
     if not scripts.parts:
         raise ConfigurationError(f"{settings.store.address!r} needs no SQL")
     return scripts.text()
@@ -50,31 +50,31 @@ class _Scripts:
     """Scripts in the order in which they must run, each with its database."""
 
     parts: list[tuple[Address, str]] = field(default_factory=list[tuple[Address, str]])
-    _files: set[object] = field(default_factory=set[object])
+    _queue_files: set[object] = field(default_factory=set[object])
 
-    def add(self, place: Address, text: str, *, in_queue_file: bool = False) -> None:
+    def add(self, address: Address, text: str, *, in_queue_file: bool = False) -> None:
         """Add a script. ``in_queue_file``: in SQLite, create the tables of the queues before it."""
-        path = file_of(place)
-        if in_queue_file and path is not None and path not in self._files:
-            self._files.add(path)
-            self.parts.append((place, _of_file(place).database()))
+        path = file_of(address)
+        if in_queue_file and path is not None and path not in self._queue_files:
+            self._queue_files.add(path)
+            self.parts.append((address, _file_scripts(address).database()))
         if text:
-            self.parts.append((place, text))
+            self.parts.append((address, text))
 
     def text(self) -> str:
         """Return all scripts, with the address above each if there are several databases."""
-        places = {file_of(place) or place for place, _ in self.parts}
+        databases = {file_of(place) or place for place, _ in self.parts}
         lines: list[str] = []
-        last: object = None
-        for place, text in self.parts:
-            if len(places) > 1 and (file_of(place) or place) != last:
-                last = file_of(place) or place
-                lines.append(f"-- In {place.shown}:\n")
+        last_database: object = None
+        for address, text in self.parts:
+            if len(databases) > 1 and (file_of(address) or address) != last_database:
+                last_database = file_of(address) or address
+                lines.append(f"-- In {address.redacted_text}:\n")
             lines.append(f"{text.rstrip()}\n")
         return "\n".join(lines)
 
 
-def _add_store_and_queues(settings: Settings, more: Sequence[str], scripts: _Scripts) -> None:
+def _add_store_and_queues(settings: Settings, extra_queues: Sequence[str], scripts: _Scripts) -> None:
     store, transport = settings.store.address, settings.transport.address
     database: object = None
     if settings.delayed_delivery.enabled and file_of(store) is None:
@@ -91,46 +91,46 @@ def _add_store_and_queues(settings: Settings, more: Sequence[str], scripts: _Scr
     if isinstance(queues, Scripted):
         if database is None or queues.capabilities.database != database:
             scripts.add(transport, queues.setup_statements(settings.endpoint.name))
-        names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *more]))
+        names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *extra_queues]))
         scripts.add(transport, queues.queue_statements(names))
 
 
 def _add_timeouts(settings: Settings, scripts: _Scripts) -> None:
-    chosen = settings.timeout_manager
-    if chosen.address is None:
+    manager_settings = settings.timeout_manager
+    if manager_settings.address is None:
         return
-    if file_of(chosen.address) is not None:
+    if file_of(manager_settings.address) is not None:
         for endpoint in managed_endpoints(settings):
-            text = _of_file(chosen.address).timeouts(endpoint, chosen.table_prefix)
-            scripts.add(chosen.address, text, in_queue_file=True)
+            text = _file_scripts(manager_settings.address).timeouts(endpoint, manager_settings.table_prefix)
+            scripts.add(manager_settings.address, text, in_queue_file=True)
         return
     for endpoint, timeouts in open_timeouts(settings).items():
         if not isinstance(timeouts, Scripted):
-            raise _no_sql(chosen.address)
-        scripts.add(chosen.address, timeouts.setup_statements(endpoint))
+            raise _no_sql_error(manager_settings.address)
+        scripts.add(manager_settings.address, timeouts.setup_statements(endpoint))
 
 
-def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, scripts: _Scripts) -> None:
-    if file_of(place) is not None:
-        part_scripts = _of_file(place)
+def _add_part(address: Address, section: Literal["sagas", "outbox"], settings: Settings, scripts: _Scripts) -> None:
+    if file_of(address) is not None:
+        part_scripts = _file_scripts(address)
         scripts.add(
-            place,
+            address,
             part_scripts.sagas() if section == "sagas" else part_scripts.outbox(),
             in_queue_file=section == "sagas",
         )
         return
     part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
     if not isinstance(part, Scripted):
-        raise _no_sql(place)
-    scripts.add(place, part.setup_statements(settings.endpoint.name))
+        raise _no_sql_error(address)
+    scripts.add(address, part.setup_statements(settings.endpoint.name))
 
 
-def _of_file(place: Address) -> FileScripts:
-    kind = next((each for each in kinds("scripts").values() if place.scheme in schemes(each.backend)), None)
+def _file_scripts(address: Address) -> FileScripts:
+    kind = next((each for each in adapters_of("scripts").values() if address.scheme in schemes(each.backend)), None)
     if kind is None:
-        raise _no_sql(place)
-    return cast("FileScripts", loaded(kind)())
+        raise _no_sql_error(address)
+    return cast("FileScripts", load_factory(kind)())
 
 
-def _no_sql(place: Address) -> ConfigurationError:
-    return ConfigurationError(f"there is no SQL for {place!r}: what is needed there is made by `postdate setup`")
+def _no_sql_error(address: Address) -> ConfigurationError:
+    return ConfigurationError(f"there is no SQL for {address!r}: what is needed there is made by `postdate setup`")

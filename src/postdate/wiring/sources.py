@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from postdate.backends.sql.timeouts_migration.dialect import Dialect
 from postdate.backends.sql.timeouts_migration.tables import MigrationSource
-from postdate.config import resolved
+from postdate.config import resolve_address
 from postdate.errors import ConfigurationError, NotSupported
 from postdate.ports.scanning import RecordStreamStore
-from postdate.wiring.adapters import check_store, kind_of, kinds, open_adapter
+from postdate.wiring.adapters import adapters_of, check_store, find_adapter, open_adapter
 
 
 def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
@@ -20,16 +20,16 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
     ``settings`` that are ``None`` or that this store does not have are ignored. Raises `NotSupported` for a store whose
     records cannot be followed.
     """
-    place = resolved(address, os.environ)
-    store = check_store(place)
-    if (kind := kinds("records").get(store.scheme)) is None:
+    resolved_address = resolve_address(address, os.environ)
+    store = check_store(resolved_address)
+    if (kind := adapters_of("records").get(store.scheme)) is None:
         raise NotSupported(
             f"the records of {store.product} cannot be followed: their numbers are not in the order of commits, and "
             f"the server does not tell which transactions may still write lower ones; read what='records' again and "
             f"again instead, or keep the store in PostgreSQL or SQLite"
         )
-    arguments = {each: value for each, value in settings.items() if each in kind.takes and value is not None}
-    return cast("RecordStreamStore", open_adapter(kind, place, arguments))
+    arguments = {each: value for each, value in settings.items() if each in kind.argument_names and value is not None}
+    return cast("RecordStreamStore", open_adapter(kind, resolved_address, arguments))
 
 
 def migration_source(
@@ -47,15 +47,15 @@ def migration_source(
     Raises:
         ConfigurationError: there is no such source, or its driver is not installed. The text contains no password.
     """
-    place = resolved(address, os.environ)
-    all_kinds = kinds("timeouts_source")
-    if place.scheme not in all_kinds:
-        *first, last = dict.fromkeys(f"{each.scheme}:" for each in all_kinds.values())
+    resolved_address = resolve_address(address, os.environ)
+    adapters = adapters_of("timeouts_source")
+    if resolved_address.scheme not in adapters:
+        *first, last = dict.fromkeys(f"{each.scheme}:" for each in adapters.values())
         raise ConfigurationError(
-            f"no migration can be made from {place!r}; it can from {', '.join(first)} and {last} addresses"
+            f"no migration can be made from {resolved_address!r}; it can from {', '.join(first)} and {last} addresses"
         )
-    kind = kind_of(place, "source of a migration", "timeouts_source")
-    if "schema" not in kind.takes and schema is not None:
+    kind = find_adapter(resolved_address, "source of a migration", "timeouts_source")
+    if "schema" not in kind.argument_names and schema is not None:
         raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
-    arguments = {"schema": schema} if "schema" in kind.takes else {}
-    return MigrationSource(cast("Dialect", open_adapter(kind, place, arguments)), prefixes)
+    arguments = {"schema": schema} if "schema" in kind.argument_names else {}
+    return MigrationSource(cast("Dialect", open_adapter(kind, resolved_address, arguments)), prefixes)

@@ -104,7 +104,7 @@ class Place:
 
     async def put(self, queue: str, text: str) -> None:
         """Put a text into a queue, which is made if need be, with the plain SDK."""
-        async with self.login.queue_service() as service:
+        async with self.login.create_queue_service() as service:
             client = service.get_queue_client(queue)
             with suppress(ResourceExistsError):
                 await client.create_queue()
@@ -123,13 +123,13 @@ class Place:
 
     async def names(self) -> set[str]:
         """Return the queues that there are, without the prefix."""
-        async with self.login.queue_service() as service:
+        async with self.login.create_queue_service() as service:
             found = service.list_queues(name_starts_with=self.prefix)
             return {queue.name.removeprefix(f"{self.prefix}-") async for queue in found}
 
     async def waiting(self) -> list[tuple[str, bytes]]:
         """Return destination and body of what lies in the table, in the order in which it is due."""
-        async with self.login.table_service() as service:
+        async with self.login.create_table_service() as service:
             found = service.get_table_client(default_table(self.name)).list_entities()
             return [(each["Destination"].removeprefix(f"{self.prefix}-"), each["Body"]) async for each in found]
 
@@ -149,7 +149,7 @@ async def place(azurite_connection: str) -> AsyncGenerator[Place]:
 @pytest.fixture
 async def plain(place: Place) -> AsyncGenerator[QueueServiceClient]:
     """The SDK without us."""
-    async with place.login.queue_service() as service:
+    async with place.login.create_queue_service() as service:
         yield service
 
 

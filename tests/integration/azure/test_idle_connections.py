@@ -57,7 +57,7 @@ async def ways(request: pytest.FixtureRequest, azurite_connection: str) -> Async
 @pytest.fixture
 async def queue(azurite_connection: str) -> AsyncGenerator[str]:
     login, name = parse_login(azurite_connection), f"t{uuid.uuid4().hex[:12]}"
-    async with login.queue_service() as service:
+    async with login.create_queue_service() as service:
         await service.create_queue(name)
     yield name
     await delete_queues(login, name)

@@ -15,7 +15,7 @@ from tests.proxy import FaultyLink
 from tests.waiting import until
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
-from postdate.backends.azure.groups import Rounds
+from postdate.backends.azure.groups import OperationBatcher
 from postdate.backends.azure.lease import ContainerLease
 from postdate.backends.azure.login import ANSWERS_WITHIN_SECONDS, parse_login
 from postdate.backends.azure.store import AzureTableStore
@@ -56,8 +56,11 @@ async def leases(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> As
     for name in ("RENEWED_AFTER_SECONDS", "TRIED_AGAIN_AFTER_SECONDS"):
         monkeypatch.setattr(f"postdate.backends.azure.lease.{name}", 0.0)
     login, name = parse_login(azurite_connection), f"lease{uuid4().hex}"
-    services = [login.blob_service(), login.blob_service()]
-    yield [ContainerLease(each.get_container_client(name), login.place("blob"), lambda: None) for each in services]
+    services = [login.create_blob_service(), login.create_blob_service()]
+    yield [
+        ContainerLease(each.get_container_client(name), login.describe_service("blob"), lambda: None)
+        for each in services
+    ]
     for service in services:
         await service.close()
     with BlobServiceClient.from_connection_string(azurite_connection) as blobs:
@@ -68,20 +71,20 @@ async def test_row_79_a_second_process_cannot_have_the_lease_until_the_first_giv
     leases: list[ContainerLease],
 ) -> None:
     first, second = leases
-    assert await first.hold()
+    assert await first.acquire_or_renew()
     for _ in range(3):
-        assert not await second.hold()
-        assert await first.hold()
-    await first.give_up()
+        assert not await second.acquire_or_renew()
+        assert await first.acquire_or_renew()
+    await first.release()
     assert not first.is_in_force
-    assert await second.hold()
-    assert not await first.hold()
-    await second.give_up()
+    assert await second.acquire_or_renew()
+    assert not await first.acquire_or_renew()
+    await second.release()
 
 
 async def test_row_80_a_lease_is_renewed_many_times(leases: list[ContainerLease]) -> None:
-    assert [await leases[0].hold() for _ in range(11)] == [True] * 11
-    await leases[0].give_up()
+    assert [await leases[0].acquire_or_renew() for _ in range(11)] == [True] * 11
+    await leases[0].release()
 
 
 async def test_row_79_a_process_that_closes_its_store_lets_another_dispatch_at_once(place: TablePlace) -> None:
@@ -103,7 +106,7 @@ async def test_row_81_nothing_more_is_claimed_finished_or_given_back_once_the_le
     before = place.entities()
     thief = place.lease()
     # As after a pause of the whole process, which renews nothing meanwhile.
-    store._opened.lease._renewed_at -= 60
+    store._open_parts.lease._renewed_at -= 60
     assert await store.finish(held[:10], Outcome.DELIVERED, LATER) == 0
     assert not await store.retry_later(held[10], LATER, LATER, "why")
     assert await store.claim_due(LATER, 1_000) == []
@@ -142,12 +145,12 @@ async def test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost(place
     breaker = RepeatedFailures("sending", "cannot send", SECOND, lambda _reason, _error: None)
     rate = FailureRate("handling", "cannot handle", 1, lambda _reason, _error: None)
     dispatcher = Dispatcher(store, transport, settings, clock, breaker, rate)
-    async with dispatcher.running():
-        await dispatcher.take(clock.now())
+    async with dispatcher.overlap_batches():
+        await dispatcher.deliver_due(clock.now())
         await transport.is_sending.wait()
         place.lease()
-        store._opened.lease._renewed_at -= 60
-        await store._opened.lease.renew()  # as the keeper does
+        store._open_parts.lease._renewed_at -= 60
+        await store._open_parts.lease.renew()  # as the keeper does
     assert transport.was_cut_off
     assert transport.sent == ["m-000"]
     assert len(place.entities()) == 10
@@ -158,12 +161,12 @@ async def test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock(pla
     """As on waking in a process that was frozen, before anybody was asked: nothing may leave because of it any more."""
     store = await filled(place, 3)
     first, second, third = await store.claim_due(LATER, 10)
-    assert store.still_holds(first)
+    assert store.is_in_force(first)
     assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
-    assert not store.still_holds(first)
-    store._opened.lease._renewed_at -= 60
-    assert not store.still_holds(second)
-    assert not store.still_holds(third)
+    assert not store.is_in_force(first)
+    store._open_parts.lease._renewed_at -= 60
+    assert not store.is_in_force(second)
+    assert not store.is_in_force(third)
 
 
 async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and_nobody_can_be_asked(
@@ -187,15 +190,15 @@ async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and
         lost.extend(ids)
         over.set()
 
-    store.when_lost(note)
+    store.listen_for_lost_claims(note)
     claims = await store.claim_due(LATER, 10)
     await asked.wait()
-    lease = store._opened.lease
+    lease = store._open_parts.lease
     lease._renewed_at -= 14.5  # half a second before its end, to which the timer is set again
-    lease.look()
+    lease.expire_if_over()
     await over.wait()
     assert lost == ["m-000", "m-001"]
-    assert [store.still_holds(claim) for claim in claims] == [False, False]
+    assert [store.is_in_force(claim) for claim in claims] == [False, False]
 
 
 async def test_what_is_released_until_later_is_left_alone_and_costs_no_request(place: TablePlace) -> None:
@@ -218,7 +221,7 @@ async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace
     monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
     store = await filled(place, 1)
     (claim,) = await store.claim_due(LATER, 10)
-    lease = store._opened.lease
+    lease = store._open_parts.lease
     claimed_at = lease._renewed_at
     await until(lambda: lease._renewed_at != claimed_at)
     assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
@@ -232,7 +235,7 @@ async def test_the_lease_is_renewed_while_a_table_does_not_answer(place: TablePl
         stop = gateway.stop(lambda path, _body: f"{place.table}()" in path)
         stop_listening = await store.listen(lambda: None)
         await stop.reached.wait()  # the keeper looks for messages of other processes
-        lease = store._opened.lease
+        lease = store._open_parts.lease
         looked_at, began = lease._renewed_at, anyio.current_time()
         await until(lambda: lease._renewed_at != looked_at)
         assert anyio.current_time() - began < ANSWERS_WITHIN_SECONDS / 2, "only once the look had failed"
@@ -272,7 +275,7 @@ async def test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_
     monkeypatch.setattr("postdate.backends.azure.lease.ROUND_SECONDS", 0.05)
     dead = await filled(place, 3)
     assert len(await dead.claim_due(LATER, 10)) == 3
-    monkeypatch.setattr(dead._opened.lease, "_ask", anyio.sleep_forever)
+    monkeypatch.setattr(dead._open_parts.lease, "_request_lease", anyio.sleep_forever)
     assert place.ends_by_itself()
     second = await place.open()
     woken = anyio.Event()
@@ -318,19 +321,19 @@ async def test_leaving_waits_for_no_account_that_does_not_answer(
             await store.close()
     if "BlobEndpoint" not in silent:
         other = await place.open()
-        assert await other._opened.lease.hold()
+        assert await other._open_parts.lease.acquire_or_renew()
 
 
 async def test_leaving_gives_up_the_lease_whatever_goes_wrong_before(
     place: TablePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def stop(rounds: Rounds, until: float) -> None:
+    async def stop(rounds: OperationBatcher, until: float) -> None:
         raise RuntimeError("no")
 
     store = await filled(place, 1)
     assert len(await store.claim_due(LATER, 10)) == 1
     with monkeypatch.context() as wrong:
-        wrong.setattr(Rounds, "stop", stop)
+        wrong.setattr(OperationBatcher, "stop", stop)
         with pytest.raises(RuntimeError, match="no"):
             await store.close()
     successor = await place.open()
@@ -371,7 +374,7 @@ async def test_row_85_in_mode_none_a_claim_is_ours_whatever_becomes_of_the_lease
     store = await filled(place, 2, mode=TransactionMode.NONE)
     first, second = await store.claim_due(LATER, 10)
     place.lease()
-    store._opened.lease._renewed_at -= 60
+    store._open_parts.lease._renewed_at -= 60
     assert await store.claim_due(LATER, 10) == []
     assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
     assert await store.retry_later(second, LATER, LATER, "why")

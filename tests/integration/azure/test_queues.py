@@ -37,7 +37,7 @@ from postdate.errors import (
     QueueNotFound,
     TransportUnreachable,
 )
-from postdate.ports import End, Received, RecordKind
+from postdate.ports import Completion, Received, RecordKind
 from postdate.wiring import open_transport
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -54,7 +54,7 @@ def login(azurite_connection: str) -> AzureLogin:
 async def queue(login: AzureLogin) -> AsyncGenerator[str]:
     """An empty queue; every queue whose name begins like it is deleted at the end."""
     name = f"t{uuid.uuid4().hex[:12]}"
-    async with login.queue_service() as service:
+    async with login.create_queue_service() as service:
         await service.create_queue(name)
     yield name
     await delete_queues(login, name)
@@ -63,7 +63,7 @@ async def queue(login: AzureLogin) -> AsyncGenerator[str]:
 @pytest.fixture
 async def plain(login: AzureLogin) -> AsyncGenerator[QueueServiceClient]:
     """The SDK without us."""
-    async with login.queue_service() as service:
+    async with login.create_queue_service() as service:
         yield service
 
 
@@ -333,10 +333,10 @@ async def test_what_is_held_is_hidden_anew_before_its_time_has_run_out(
         await send(transport, envelope(queue, "long"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._claimed[held.token]
+        hold = receiver._messages_by_token[held.token]
         for _ in range(2):
             receipt = hold.receipt
-            hold.until -= 30  # seconds: its time has nearly run out
+            hold.hidden_until -= 30  # seconds: its time has nearly run out
             await until(lambda receipt=receipt: hold.receipt != receipt)
         await receiver.commit(held, NOW)
         assert await is_empty(transport, queue)
@@ -355,15 +355,15 @@ async def test_a_message_stays_held_for_as_long_as_it_takes_and_then_can_be_comm
         await send(transport, envelope(queue, "long"))
         receiver, competitor = transport.receiver(queue), other.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._claimed[held.token]
-        first, stolen = hold.until, list[Received]()
+        hold = receiver._messages_by_token[held.token]
+        first, stolen = hold.hidden_until, list[Received]()
 
         async def compete() -> None:
             stolen.extend(await competitor.receive(1))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(compete)
-            await until(lambda: hold.until > first + 4)
+            await until(lambda: hold.hidden_until > first + 4)
             assert not stolen, "another received what is held"
             tasks.cancel_scope.cancel()
         await receiver.commit(held, NOW)
@@ -399,7 +399,7 @@ async def test_a_message_that_another_took_over_is_lost_to_the_first(
         await send(transport, envelope(queue, "stolen"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._claimed[held.token]
+        hold = receiver._messages_by_token[held.token]
         client = plain.get_queue_client(queue)
         await client.update_message(hold.native_id, hold.receipt, visibility_timeout=0)
         assert await client.receive_message(visibility_timeout=30) is not None
@@ -418,16 +418,16 @@ async def test_a_hold_that_lapsed_is_made_sure_of_before_anything_is_sent(
         await send(transport, envelope(queue, "held"))
         receiver = transport.receiver(queue)
         (received,) = await receive(receiver)
-        hold, client = receiver._claimed[received.token], plain.get_queue_client(queue)
-        hold.until = anyio.current_time()
+        hold, client = receiver._messages_by_token[received.token], plain.get_queue_client(queue)
+        hold.hidden_until = anyio.current_time()
         if is_taken:
             await client.update_message(hold.native_id, hold.receipt, visibility_timeout=0)
             assert await client.receive_message(visibility_timeout=30) is not None
             with pytest.raises(ClaimLost):
-                await receiver.commit(received, NOW, End(outgoing=[envelope(queue, "sent")]))
+                await receiver.commit(received, NOW, Completion(outgoing=[envelope(queue, "sent")]))
             assert await is_empty(transport, queue)
         else:
-            await receiver.commit(received, NOW, End(outgoing=[envelope(queue, "sent")]))
+            await receiver.commit(received, NOW, Completion(outgoing=[envelope(queue, "sent")]))
             assert [each.envelope.message_id for each in await receive(receiver)] == ["sent"]
 
 
@@ -451,13 +451,13 @@ async def test_a_message_whose_hold_is_lost_under_renewal_is_given_up(
         await send(transport, envelope(queue, "stolen"))
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver)
-        hold = receiver._claimed[held.token]
+        hold = receiver._messages_by_token[held.token]
         with caplog.at_level(logging.WARNING, "postdate.azure"):
             await plain.get_queue_client(queue).delete_message(hold.native_id, hold.receipt)
-            await until(lambda: bool(hold.lost))
+            await until(lambda: bool(hold.lost_reason))
         assert "no longer held" in caplog.text
         with pytest.raises(ClaimLost, match="no longer held here"):
-            await receiver.commit(held, NOW, End(outgoing=[envelope(queue, "never")]))
+            await receiver.commit(held, NOW, Completion(outgoing=[envelope(queue, "never")]))
         assert await is_empty(transport, queue)
 
 
@@ -544,9 +544,9 @@ async def test_a_handler_whose_message_has_no_queue_or_is_too_large_sends_nothin
         (held,) = await receive(receiver)
         good = envelope(queue, "good")
         with pytest.raises(MessageTooLarge, match="65,536"):
-            await receiver.commit(held, NOW, End(outgoing=[good, envelope(queue, "large", b"x" * 50_000)]))
+            await receiver.commit(held, NOW, Completion(outgoing=[good, envelope(queue, "large", b"x" * 50_000)]))
         with pytest.raises(QueueNotFound):
-            await receiver.commit(held, NOW, End(outgoing=[good, envelope("no_name")]))
+            await receiver.commit(held, NOW, Completion(outgoing=[good, envelope("no_name")]))
         await receiver.commit(held, NOW)
         assert await is_empty(transport, queue)
 
@@ -573,7 +573,7 @@ async def test_a_throttled_account_is_left_alone_for_as_long_as_it_asks_and_noth
         with pytest.raises(TransportUnreachable, match="throttled"):
             await receiver.receive(1)
         assert gateway.requests == ["POST"]
-        transport.service._quiet_until -= 300  # seconds later
+        transport.service._throttled_until -= 300  # seconds later
         assert list(await transport.send(envelopes, NOW)) == [None] * 5
         received = await receive(receiver, 5)
         assert [each.envelope.message_id for each in received] == ["0", "1", "2", "3", "4"]
@@ -608,7 +608,7 @@ async def test_a_message_whose_deletion_got_lost_is_not_handled_again_by_the_sam
         (received,) = await receive(receiver)
         gateway.answer("DELETE", 500, x_ms_error_code="InternalError")
         with pytest.raises(TransportUnreachable):
-            await receiver.commit(received, NOW, End(outgoing=[envelope(queue, "sent")]))
+            await receiver.commit(received, NOW, Completion(outgoing=[envelope(queue, "sent")]))
         await receiver.roll_back(received)  # as the pump does
         (sent,) = await receive(receiver)
         assert sent.envelope.message_id == "sent"
@@ -691,7 +691,7 @@ async def test_closing_ends_every_receiver_and_every_connection_whatever_goes_wr
     with pytest.raises(RuntimeError, match="no"):
         await transport.close()
     assert transport.service._service is None
-    assert not right._claimed
+    assert not right._messages_by_token
     async with transport_at(login) as another:
         assert len(await receive(another.receiver(queue))) == 1
 

@@ -25,7 +25,7 @@ from postdate.backends.azure.lease import deletion_of
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
-from postdate.backends.azure.table_names import checked_table, default_table, records_table
+from postdate.backends.azure.table_names import default_table, normalize_table, records_table
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -93,8 +93,8 @@ def test_row_76_the_default_name_is_the_sha1_of_the_endpoint() -> None:
 
 
 def test_row_77_a_name_of_ones_own_is_lower_cased() -> None:
-    assert checked_table("Delays2Go") == "delays2go"
-    assert checked_table("a" * 63) == "a" * 63
+    assert normalize_table("Delays2Go") == "delays2go"
+    assert normalize_table("a" * 63) == "a" * 63
     assert len(records_table("a" * 63)) <= 63
 
 
@@ -198,12 +198,12 @@ def test_a_row_key_that_is_no_time_is_no_message(row: str) -> None:
 def test_row_82_with_a_second_of_peek_interval_there_are_at_most_seven_looks_in_fifteen_seconds() -> None:
     back_off = BackOff(Polling(peek_interval=SECOND))
     looks, at = 1, timedelta(0)
-    while (at := at + back_off.longer()) <= 15 * SECOND:
+    while (at := at + back_off.lengthen_pause()) <= 15 * SECOND:
         looks += 1
     assert 5 <= looks <= 7
     back_off.reset()
-    assert back_off.longer() == SECOND
-    assert [back_off.longer() for _ in range(50)][-1] == Polling().longest_wait_when_idle
+    assert back_off.lengthen_pause() == SECOND
+    assert [back_off.lengthen_pause() for _ in range(50)][-1] == Polling().longest_wait_when_idle
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def test_more_than_azure_gives_in_one_answer_is_claimed_once_each_and_noth
     rest = await store.claim_due(LATER, 1_000)
     assert len(first) == 1_000
     assert len({claim.message.message_id for claim in rest}) == len(rest) == 101
-    assert rest[0].message == first[0].message.__class__.restored(
+    assert rest[0].message == first[0].message.__class__.from_store(
         first[0].message.message_id, first[0].message.due, "orders", {"kind": "test"}, b"body", None, 1
     )
     assert await store.claim_due(LATER, 1_000) == []
@@ -277,8 +277,8 @@ async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_
     """It is due after what was the earliest until then, so that nobody is woken for it."""
     await store.store(message("before"), NOW)
     await store.finish(await store.claim_due(LATER, 10), Outcome.DELIVERED, NOW)
-    pages, meanwhile = store._opened.pages, [message("meanwhile", LATER)]
-    first = pages.first
+    pages, meanwhile = store._open_parts.pages, [message("meanwhile", LATER)]
+    first = pages.find_first_attempt
 
     async def first_and_store(is_wanted: Callable[[Entity], bool]) -> datetime | None:
         found = await first(is_wanted)
@@ -286,7 +286,7 @@ async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_
             await store.store(meanwhile.pop(), NOW)
         return found
 
-    monkeypatch.setattr(pages, "first", first_and_store)
+    monkeypatch.setattr(pages, "find_first_attempt", first_and_store)
     assert await store.next_attempt() == LATER
 
 
@@ -295,12 +295,12 @@ async def test_an_id_without_its_message_is_stored_by_the_next_attempt(
 ) -> None:
     """As a process leaves it that died between the two."""
     await store.store(message(body=b"first"), NOW)
-    await store._opened.table.each([_deletion(place)])
+    await store._open_parts.table.apply_each([_deletion(place)])
     await store.store(message(body=b"again"), NOW)
     (claim,) = await store.claim_due(LATER, 10)
     assert claim.message.body == b"again"
     report = await store.store_many([message()], NOW)
-    assert (report.stored, report.already_there) == (0, ("m-1",))
+    assert (report.stored, report.duplicate_ids) == (0, ("m-1",))
 
 
 def _deletion(place: TablePlace):
@@ -577,7 +577,7 @@ async def test_a_message_stays_known_when_a_retry_and_then_a_rescheduling_are_in
     """Both end before they write the message under its new key."""
     await store.store(message(), NOW + timedelta(hours=1))
     old = read_entity(place.entities()[0])
-    await store._opened.records.retried(old, old.after_failure(NOW + timedelta(hours=2), 1), NOW, "why")
+    await store._open_parts.records.record_retry(old, old.copy_for_retry(NOW + timedelta(hours=2), 1), NOW, "why")
 
     async def interrupted(*_: object) -> bool:
         raise StoreUnreachable("as by a death")
@@ -615,8 +615,8 @@ async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TableP
                 await stop.reached.wait()
                 await move()
             else:
-                table, stop = store._opened.table, gateway.stop(is_look)
-                atomically = table.atomically
+                table, stop = store._open_parts.table, gateway.stop(is_look)
+                atomically = table.apply_atomically
 
                 async def look_first(operations: Sequence[Operation]) -> bool:
                     if operations[0].kind == "upsert":
@@ -624,7 +624,7 @@ async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TableP
                         await stop.reached.wait()
                     return await atomically(operations)
 
-                table.atomically = look_first
+                table.apply_atomically = look_first
                 await move()
             stop.opened.set()
         assert found
@@ -777,7 +777,7 @@ async def test_a_retry_of_a_message_that_another_process_has_ended_brings_nothin
             await stop.reached.wait()
             old, _new = place.entities()
             other = await place.open()
-            await other._opened.records.end([read_entity(old)], RecordKind.DELIVERED, NOW)
+            await other._open_parts.records.record_ends([read_entity(old)], RecordKind.DELIVERED, NOW)
             place.remove(old)
             stop.opened.set()
         assert place.entities() == []
@@ -803,8 +803,8 @@ async def test_a_repeated_deletion_does_not_make_another_one_done(place: TablePl
     first, second = map(read_entity, place.entities())
     for entity in place.entities():
         place.remove(entity)
-    deletions = [deletion_of(first, is_again=True), deletion_of(second)]
-    assert await store._opened.table.each(deletions) == [True, False]
+    deletions = [deletion_of(first, is_repeated=True), deletion_of(second)]
+    assert await store._open_parts.table.apply_each(deletions) == [True, False]
 
 
 async def test_a_cancellation_whose_answer_is_lost_is_one(place: TablePlace) -> None:

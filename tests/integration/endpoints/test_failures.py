@@ -219,7 +219,7 @@ async def test_a_delayed_message_dispatched_twice_keeps_its_id_and_has_its_effec
     settings: dict[str, Any] = {"outbox": Outbox(outbox), "transaction_mode": "receive_only", "transport": transport}
     known = "message m-1 was handled before; nothing is left"
     async with place.endpoint(handle, delayed_delivery=DelayedDelivery(store), **settings) as endpoint:
-        delayed = endpoint.outgoing.make(Pay(1), SendOptions(delay=STEP, message_id="m-1"))
+        delayed = endpoint.outgoing.create(Pay(1), SendOptions(delay=STEP, message_id="m-1"))
         await place.store.store(delayed, now())  # in the queue before the store it may be found to be due already
         await until(lambda: known in caplog.text)
         await place.take(billing)

@@ -106,7 +106,7 @@ def run_archive(spark: SparkSession, store: StoreSpec, to: Path, **more: Any) ->
 
 
 def in_archive(spark: SparkSession, to: Path) -> list[tuple[Any, ...]]:
-    found = ArchiveFolder(to).records(spark).select("number", "kind", "message_id").orderBy("number").collect()
+    found = ArchiveFolder(to).read_published(spark).select("number", "kind", "message_id").orderBy("number").collect()
     return [tuple(row) for row in found]
 
 
@@ -127,7 +127,7 @@ def test_what_is_over_goes_and_what_is_not_stays(spark: SparkSession, store: Sto
     ]
 
     alone = audit(spark, store, NOW)
-    assert (alone.clean, alone.counts.archived, alone.counts.scheduled) == (True, len(OVER), len(OVER | NOT_OVER))
+    assert (alone.is_clean, alone.counts.archived, alone.counts.scheduled) == (True, len(OVER), len(OVER | NOT_OVER))
     whole = audit(spark, store, NOW, records=[tmp_path / "archive"])
     assert (whole.counts, whole.lateness, whole.by_destination) == (
         plain.counts, plain.lateness, plain.by_destination,
@@ -175,8 +175,8 @@ CUTS = {
     "before writing": (_Run, "_write_run"),
     "before verifying": (_Run, "_verify"),
     "before publishing": (ArchiveFolder, "publish"),
-    "before pruning": (_Run, "take_out"),
-    "before forgetting": (_Run, "forget"),
+    "before pruning": (_Run, "remove_records"),
+    "before forgetting": (_Run, "remove_marked_records"),
 }
 
 
@@ -263,7 +263,7 @@ def test_cut_off_half_way_through_publishing_and_pruning(
         with pytest.raises(Cut):
             run_archive(spark, store, to)
     half = audit(spark, store, NOW)
-    assert (half.clean, half.counts.archived) == (True, len(OVER))
+    assert (half.is_clean, half.counts.archived) == (True, len(OVER))
     assert rows(store, "SELECT count(*) FROM record WHERE message_id = 'on-time-1'") > [(1,)]
 
     rest = run_archive(spark, store, to)
@@ -375,7 +375,7 @@ def test_what_cannot_be_is_refused_before_any_work(spark: SparkSession, store: S
     live(other, some_days)
     with pytest.raises(PipelineError, match="give each store an archive of its own"):
         run_archive(spark, other, to)
-    with ArchiveFolder(to).alone(), pytest.raises(PipelineError, match="another process is at work"):
+    with ArchiveFolder(to).lock(), pytest.raises(PipelineError, match="another process is at work"):
         run_archive(spark, store, to)
     with closing(sqlite3.connect(tmp_path / "messages.db")) as connection:
         connection.execute("UPDATE record SET message_id = 'another', detail = NULL WHERE message_id = 'mail'")

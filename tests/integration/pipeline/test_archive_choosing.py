@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.pipeline.archive.folder import RECORD_SCHEMA
-from postdate.pipeline.archive.job import StoreContents, doubled_numbers, ended_stories
+from postdate.pipeline.archive.job import StoreContents, find_ended_messages, find_shared_numbers
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def test_what_came_back_or_waits_for_another_attempt_is_not_over(spark: SparkSes
     )
     nothing = spark.createDataFrame([], RECORD_SCHEMA)
     contents = StoreContents(known, nothing.select("message_id"))
-    over = ended_stories(contents, nothing, START + timedelta(days=1)).collect()
+    over = find_ended_messages(contents, nothing, START + timedelta(days=1)).collect()
     assert {row["message_id"] for row in over} == {"handled", "returned and handled", "sent again"}
     assert {row["day"] for row in over} == {"2026-03-01"}
 
@@ -43,5 +43,5 @@ def test_what_came_back_or_waits_for_another_attempt_is_not_over(spark: SparkSes
 def test_numbers_that_two_records_have_are_found(spark: SparkSession) -> None:
     once = records(spark, {"a": [("scheduled", None), ("delivered", None)]})
     twice = once.union(records(spark, {"b": [("scheduled", None)]}))
-    assert [row["number"] for row in doubled_numbers(twice).collect()] == [0]
-    assert doubled_numbers(once).collect() == []
+    assert [row["number"] for row in find_shared_numbers(twice).collect()] == [0]
+    assert find_shared_numbers(once).collect() == []

@@ -12,7 +12,7 @@ from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
@@ -20,7 +20,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.archive import archive, restore
 from postdate.pipeline.archive.job import _Run
 from postdate.pipeline.audit import audit
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Outcome, Scan
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -43,15 +43,15 @@ def mariadb(mariadb_url: str) -> Iterator[StoreSpec]:
     """The same in MariaDB."""
     database = fresh_database()
     session = MariaDbServer(mariadb_url).connect()
-    session.change(f"CREATE DATABASE {quoted(database)}")
+    session.change(f"CREATE DATABASE {quote_name(database)}")
     session.close()
     yield StoreSpec(mariadb_url, schema=database, endpoint="shop")
     drop_database(mariadb_url, database)
 
 
 def records(spec: StoreSpec) -> list[tuple[object, ...]]:
-    with opened(spec) as found:
-        store = found.scannable()
+    with open_spec(spec) as found:
+        store = found.require_scannable()
         parts = store.scan_parts("records", 1)
         pages = [page for part in parts for page in store.scan(Scan("records", COLUMNS), part, 1_000)]
     return sorted(tuple(row) for page in pages for row in page)
@@ -93,7 +93,7 @@ def test_out_of_postgresql_and_back(
     assert (result.messages, result.records, result.pruned, result.ids_kept) == (29, 87, 58, 29)
     assert [(day.day, day.messages) for day in result.days] == [("2026-03-01", 29)]
     alone = audit(spark, postgres, NOW)
-    assert (alone.clean, alone.counts.archived, alone.counts.scheduled) == (True, 29, 150)
+    assert (alone.is_clean, alone.counts.archived, alone.counts.scheduled) == (True, 29, 150)
     back = restore(spark, postgres, tmp_path / "archive", ended_to=LATER)
     assert (back.messages, back.left_out) == (29, 0)
     numbers = {row[0] for row in before}  # the service has gone on with what was left of the old ones
@@ -130,7 +130,7 @@ def test_out_of_mariadb_and_back_to_a_new_store(spark: SparkSession, mariadb: St
     gone = {row[0] for row in before} - {row[0] for row in records(mariadb)}
     assert len(gone) == 80
     new = StoreSpec(f"sqlite:///{tmp_path / 'new.db'}", synchronous="normal")
-    with opened(new, create=True) as store:
+    with open_spec(new, create=True) as store:
         store.setup()
     assert restore(spark, new, tmp_path / "archive").messages == 40
     assert records(new) == [row for row in before if row[0] in gone]

@@ -95,7 +95,7 @@ def test_a_day_is_counted(spark: SparkSession, store: StoreSpec) -> None:
         scheduled=16, delivered=11, handled=6, queued=5, pending=2, overdue=1, expired=1, cancelled=1, failed=1,
         retried=1, late=6,
     )  # fmt: skip
-    assert result.clean
+    assert result.is_clean
     assert result.lateness == Lateness(360.0, 600.0, 600.0, 600.0)
     assert {row.key: row.counts.scheduled for row in result.by_destination} == {"mails": 1, "nowhere": 1, "orders": 14}
     assert [(row.key, row.counts.scheduled) for row in result.by_hour] == [
@@ -143,7 +143,7 @@ def convicted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_each_crime_is_found_and_nothing_else(convicted: AuditResult) -> None:
-    assert not convicted.clean
+    assert not convicted.is_clean
     found = {finding.name: finding.sample for finding in convicted.findings}
     assert {name: found.pop(name) for name in CRIMES} == {
         name: tuple(sorted(victim for victim, _ in crimes)) for name, crimes in CRIMES.items()
@@ -175,7 +175,7 @@ def test_what_was_removed_for_its_age_still_adds_up(spark: SparkSession, store: 
 
     live(store, story)
     result = audit(spark, store, minutes(60))
-    assert result.clean
+    assert result.is_clean
     assert (result.counts.scheduled, result.counts.pending) == (2, 1)
     assert result.pruned == {"scheduled": 4, "delivered": 5}
     assert result.pruned_before == minutes(40)
@@ -235,7 +235,7 @@ def test_a_store_in_use_loses_nothing_to_the_audit(spark: SparkSession, store: S
 
     live(store, a_day)
     anyio.run(both)
-    assert [result.clean for result in results] == [True, True]
+    assert [result.is_clean for result in results] == [True, True]
     assert 0 < results[0].counts.scheduled < results[1].counts.scheduled
 
 

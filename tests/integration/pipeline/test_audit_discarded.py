@@ -19,13 +19,13 @@ from postdate.messages import Envelope
 from postdate.pipeline.audit import AuditResult, audit
 from postdate.pipeline.report import render_html
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import HANDLED, End, Recording, RecordKind
+from postdate.ports import HANDLED, Completion, Recording, RecordKind
 
 MINUTE = timedelta(minutes=1)
-DISCARDED = End(RecordKind.DISCARDED, "expired at noon")
+DISCARDED = Completion(RecordKind.DISCARDED, "expired at noon")
 
 
-async def _receive(transport: Any, queue: str, ends: dict[str, End], now: datetime) -> None:
+async def _receive(transport: Any, queue: str, ends: dict[str, Completion], now: datetime) -> None:
     receiver = transport.receiver(queue)
     for received in await receiver.receive(len(ends)):
         await receiver.commit(received, now, ends[received.envelope.message_id])
@@ -64,7 +64,7 @@ def test_what_was_never_delayed_and_discarded_is_counted_apart(
     anyio.run(_in_one_file, Path(store.address.removeprefix("sqlite:///")), now)
     result = audit(spark, store, now + 4 * MINUTE, late_after=2 * MINUTE)
     expected = {"scheduled": 3, "delivered": 3, "handled": 2, "expired": 1, "discarded": 2, "undelayed": 1}
-    assert (_counts(result), result.clean, result.findings) == (expected, True, ())
+    assert (_counts(result), result.is_clean, result.findings) == (expected, True, ())
     assert [(row.key, row.counts.discarded, row.counts.undelayed) for row in result.by_hour] == [
         ("(never due)", 1, 1),
         ("2026-03-01T12:00Z", 1, 0),
@@ -100,7 +100,7 @@ def test_several_stores_of_a_database_do_not_count_it_twice(
     finally:
         drop_schema(postgres_url, schema)
     expected = {"scheduled": 3, "delivered": 3, "handled": 2, "expired": 1, "discarded": 2, "undelayed": 1}
-    assert (_counts(result), result.clean) == (expected, True)
+    assert (_counts(result), result.is_clean) == (expected, True)
     by_endpoint = {row.key: (row.counts.discarded, row.counts.undelayed) for row in result.by_endpoint}
     assert by_endpoint == {"(never delayed)": (1, 1), "one": (1, 0)}
 
@@ -133,4 +133,4 @@ def test_a_record_of_a_discard_does_not_make_the_others_missing(
     anyio.run(live)
     result = audit(spark, replace(store, recording=recording.value), now + 4 * MINUTE, late_after=2 * MINUTE)
     handled = 2 if recording is Recording.ALL else 0
-    assert (result.clean, result.counts.handled, result.counts.discarded) == (True, handled, 2)
+    assert (result.is_clean, result.counts.handled, result.counts.discarded) == (True, handled, 2)

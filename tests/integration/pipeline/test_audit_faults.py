@@ -43,7 +43,7 @@ def test_exactly_the_planted_faults_are_found(
         expected = {name: (id_,) for name, id_ in planted._asdict().items()}
         assert {finding.name: finding.sample for finding in result.findings} == expected
         assert result.counts.scheduled == 6_667 - 1
-        assert not result.clean
+        assert not result.is_clean
         late_after = planted_faults.timedelta(seconds=2)
         audit(spark, store, planted_faults.NOW, late_after=late_after, findings_to=folder)
     found = spark.read.parquet(str(folder))

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.messages import DelayedMessage
-from postdate.pipeline.audit.judging import judged, one_row_a_message
-from postdate.pipeline.audit.reading import _events, read_now
+from postdate.pipeline.audit.judging import group_by_message, judge_messages
+from postdate.pipeline.audit.reading import _events, checkpoint_frame
 from postdate.pipeline.frames import scan_frame, scan_parts
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
@@ -28,8 +28,8 @@ def verdict(spark: SparkSession, stories: dict[str, Story], pruned_before: datet
         for number, (kind, at, detail) in enumerate([("scheduled", -60, None), *story])
     ]
     found = spark.createDataFrame(rows, spark_schema(arrow_schema("records")))
-    messages = one_row_a_message(_events(found, F.lit("shop"), before=1, times=1))
-    told = judged(messages, DUE + timedelta(hours=1), timedelta(seconds=1), pruned_before).collect()
+    messages = group_by_message(_events(found, F.lit("shop"), before=1, times=1))
+    told = judge_messages(messages, DUE + timedelta(hours=1), timedelta(seconds=1), pruned_before).collect()
     return {row["message_id"]: row for row in told}
 
 
@@ -102,7 +102,7 @@ def test_what_was_read_is_never_read_again(spark: SparkSession, store: StoreSpec
         await adapter.close()
 
     anyio.run(one_message)
-    frame = read_now(scan_frame(spark, store, "records", ("message_id",), scan_parts(store, "records", 1)))
+    frame = checkpoint_frame(scan_frame(spark, store, "records", ("message_id",), scan_parts(store, "records", 1)))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("DELETE FROM record")
         connection.commit()

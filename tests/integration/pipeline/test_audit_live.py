@@ -15,15 +15,15 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.waiting import Eventually
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import quoted
+from postdate.backends.mariadb.schema import quote_name
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.backends.sql.row_locks.parts import to_row
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditResult, audit, reading
-from postdate.pipeline.audit.reading import AuditedStore, without_pruned
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.audit.reading import AuditedStore, exclude_pruned
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Outcome
 from postdate.ports.scanning import ArchivableStore
 
@@ -54,7 +54,7 @@ def mariadb(mariadb_url: str) -> Iterator[StoreSpec]:
     """The same in MariaDB."""
     database = fresh_database()
     session = MariaDbServer(mariadb_url).connect()
-    session.change(f"CREATE DATABASE {quoted(database)}")
+    session.change(f"CREATE DATABASE {quote_name(database)}")
     session.close()
     yield from filled(
         StoreSpec(mariadb_url, schema=database, endpoint="live"), lambda: drop_database(mariadb_url, database)
@@ -63,7 +63,7 @@ def mariadb(mariadb_url: str) -> Iterator[StoreSpec]:
 
 def filled(spec: StoreSpec, drop: Callable[[], None]) -> Iterator[StoreSpec]:
     try:
-        with opened(spec, create=True) as store:
+        with open_spec(spec, create=True) as store:
             store.setup()
             store.store_many([DelayedMessage(f"m-{n}", LATER, "orders") for n in range(20)], START)
         yield spec
@@ -94,7 +94,7 @@ def test_a_low_number_that_is_committed_late_in_mariadb(
     writer.begin()
     tables = store._tables
     tables.insert(writer, [to_row(DelayedMessage("low", LATER, "orders"), 1_000)], 0)
-    finds_nothing_while(spark, mariadb, writer.commit, "_now", monkeypatch)
+    finds_nothing_while(spark, mariadb, writer.commit, "_read_waiting", monkeypatch)
     writer.close()
     store._pool.close()
 
@@ -103,10 +103,10 @@ def finds_nothing_while(
     spark: SparkSession, spec: StoreSpec, commit: Callable[[], None], step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Store a message, and audit; commit one with a lower number after a step of the reading."""
-    with opened(spec) as others:
+    with open_spec(spec) as others:
         others.store_many([DelayedMessage("high", LATER, "orders")], START)
     done = list[None]()
-    original = getattr(reading._Reading, step)
+    original = getattr(reading._StoreReading, step)
 
     def and_act(self: Any, *arguments: Any, **named: Any) -> Any:
         result = original(self, *arguments, **named)
@@ -115,12 +115,12 @@ def finds_nothing_while(
         return result
 
     with monkeypatch.context() as patched:
-        patched.setattr(reading._Reading, step, and_act)
+        patched.setattr(reading._StoreReading, step, and_act)
         result = audit(spark, spec, START, partitions=2)
     assert done
-    assert (result.clean, result.counts.pending) == (True, 21)
-    with opened(spec) as others:
-        assert others.overdue(LATER + timedelta(days=1)) == 22
+    assert (result.is_clean, result.counts.pending) == (True, 21)
+    with open_spec(spec) as others:
+        assert others.count_overdue(LATER + timedelta(days=1)) == 22
 
 
 @_BESIDE_A_SERVICE
@@ -148,7 +148,7 @@ def test_what_a_service_moves_meanwhile_in_postgresql(
         await store.close()
 
     results = audited_beside(spark, postgres, work, eventually)
-    assert [(result.clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
+    assert [(result.is_clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
     assert 0 < results[0].counts.handled < results[1].counts.handled
     assert 0 < results[0].counts.scheduled < results[1].counts.scheduled
 
@@ -170,7 +170,7 @@ def test_what_a_service_dispatches_meanwhile_in_mariadb(
         await store.close()
 
     results = audited_beside(spark, mariadb, work, eventually)
-    assert [(result.clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
+    assert [(result.is_clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
     assert 0 < results[0].counts.delivered < results[1].counts.delivered
 
 
@@ -207,10 +207,10 @@ def audited_beside(
 
 def test_what_was_archived_while_it_was_read_is_not_taken_for_lost(spark: SparkSession, store: StoreSpec) -> None:
     """Three messages seem lost or orphaned. One is archived by now, and one forgotten; the third is lost indeed."""
-    with opened(store, create=True) as found:
+    with open_spec(store, create=True) as found:
         found.setup()
         found.store_many([DelayedMessage(name, LATER, "orders") for name in ("archived", "lost", "newest")], START)
-        scannable = found.scannable()
+        scannable = found.require_scannable()
         assert isinstance(scannable, ArchivableStore)
         (part, *_) = scannable.scan_parts("records", 1)
         assert scannable.mark_archived(part, [1]) == 1
@@ -223,10 +223,10 @@ def test_what_was_archived_while_it_was_read_is_not_taken_for_lost(spark: SparkS
         ],
         "endpoint string, message_id string, lost boolean, orphaned boolean",
     )
-    (held,) = (AuditedStore("postdate", store, held=True),)
-    assert without_pruned(spark, seem, [held], 2) is None
-    left = without_pruned(spark, seem, [AuditedStore("postdate", store)], 2)
+    (held,) = (AuditedStore("postdate", store, has_snapshot=True),)
+    assert exclude_pruned(spark, seem, [held], 2) is None
+    left = exclude_pruned(spark, seem, [AuditedStore("postdate", store)], 2)
     assert left is not None
     assert sorted(row["message_id"] for row in left.collect()) == ["fine", "lost"]
-    again = without_pruned(spark, left, [AuditedStore("postdate", store)], 2)
+    again = exclude_pruned(spark, left, [AuditedStore("postdate", store)], 2)
     assert again is None

@@ -35,7 +35,7 @@ def test_audits_of_both_stores_are_clean_at_any_time(spark: SparkSession, ends: 
         assert (counts.scheduled, counts.cancelled, counts.pending, counts.lost) == (50, 0, 50, 0)
 
     old.add(messages(10, found[-1].due + DAY))
-    assert old.move_to(new).complete
+    assert old.move_to(new).is_complete
     assert len(new.deliver(found[5].due)) == 5
     counts = audit(spark, [old.spec, new.spec], SystemClock().now() + DAY).counts
     assert (counts.lost, counts.duplicated, counts.orphaned, counts.early) == (0, 0, 0, 0)

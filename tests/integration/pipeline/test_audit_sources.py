@@ -17,7 +17,7 @@ from postdate.backends.sqlite.transport import LocalTransport
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, to_envelope
 from postdate.pipeline.audit import AuditCounts, audit, endpoints_of
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Outcome
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -73,7 +73,7 @@ def test_a_ledger_is_a_copy_and_what_it_has_alone_counts(spark: SparkSession, st
     ]
     spark.createDataFrame(copies, LEDGER).write.parquet(str(ledger))
     with_copy = audit(spark, store, minutes(10), late_after=timedelta(hours=1), records=[ledger])
-    assert (with_copy.counts, with_copy.records, with_copy.clean) == (counts, (str(ledger),), True)
+    assert (with_copy.counts, with_copy.records, with_copy.is_clean) == (counts, (str(ledger),), True)
 
     tamper(store, "DELETE FROM record WHERE kind = 2 AND message_id = 'm-1'")
     spark.createDataFrame(copies[1:2], LEDGER).write.mode("append").parquet(str(ledger))
@@ -139,7 +139,7 @@ def test_a_queue_in_the_file_of_another_endpoint(spark: SparkSession, tmp_path: 
     assert {row.key: (row.counts.scheduled, row.counts.handled) for row in both.by_endpoint} == {
         "receiver": (1, 1), "sender": (2, 2),
     }  # fmt: skip
-    assert (both.clean, both.counts.orphaned) == (True, 0)
+    assert (both.is_clean, both.counts.orphaned) == (True, 0)
     alone = audit(spark, receiver, minutes(10), late_after=timedelta(hours=1))
     assert [(each.name, each.sample) for each in alone.findings] == [("orphaned", ("m-1", "m-2"))]
 
@@ -149,7 +149,7 @@ def test_all_endpoints_of_one_database(spark: SparkSession, postgres_url: str, t
     try:
         stores = [StoreSpec(postgres_url, schema=schema, endpoint=name) for name in ("sales", "billing")]
         for number, spec in enumerate(stores):
-            with opened(spec, create=True) as store:
+            with open_spec(spec, create=True) as store:
                 store.setup()
                 store.store_many([message(f"m-{n}", minutes(600)) for n in range(3 + number)], START)
         found = endpoints_of(stores[0])

@@ -21,9 +21,9 @@ from postdate.errors import PipelineError
 from postdate.pipeline.delay import packing
 from postdate.pipeline.delay import packing as packing_module
 from postdate.pipeline.delay import processor as processor_module
-from postdate.pipeline.delay.packing import CANCELS, OVERDUE, Packing, Wheel, to_content
-from postdate.pipeline.delay.processor import Delaying
-from postdate.pipeline.delay.slot import Cancelling
+from postdate.pipeline.delay.packing import CANCELS, OVERDUE, PackOptions, Wheel, to_content
+from postdate.pipeline.delay.processor import DelayProcessor
+from postdate.pipeline.delay.slot import CancelOptions
 from postdate.pipeline.rows import INSTANT
 
 START_MS = to_microseconds(datetime(2026, 3, 1, 12, tzinfo=UTC)) // 1000
@@ -51,7 +51,7 @@ def test_every_due_time_to_the_year_9999_has_a_place_that_opens_after_now_and_in
     if wheel.level(place) == 0:
         assert 0 <= timer * 1000 - due < resolution * 1000
     else:
-        assert START_MS < timer < wheel.begins_ms(place) <= due / 1000
+        assert START_MS < timer < wheel.start_ms(place) <= due / 1000
 
 
 @given(resolutions, delays_us)
@@ -66,7 +66,7 @@ def test_a_wide_bucket_that_opens_on_time_sends_its_rows_to_lower_levels(resolut
         place = int(wheel.places(np.array([due]), now, below=level)[0])
         assert wheel.level(place) < level
         assert wheel.timer_ms(place) >= now
-    assert opened <= wheel.top
+    assert opened <= wheel.top_level
     assert wheel.timer_ms(place) * 1000 >= due
 
 
@@ -78,10 +78,10 @@ def test_a_later_timer_opens_the_same_bucket_before_it_begins(resolution: int, d
         now = wheel.timer_ms(place) + 1 + later_ms
         later = wheel.later_timer_ms(place, now)
         if later is None:
-            assert now > wheel.begins_ms(place) - resolution
+            assert now > wheel.start_ms(place) - resolution
         else:
             assert wheel.place_of(later) == place
-            assert now <= later <= wheel.begins_ms(place)
+            assert now <= later <= wheel.start_ms(place)
 
 
 def test_what_is_due_has_no_place_and_a_due_time_before_all_is_due() -> None:
@@ -112,12 +112,12 @@ class VirtualStream:
     """Id, due time in microseconds, and the micro-batch in which the row went."""
 
     def __post_init__(self) -> None:
-        self.packing = Packing(Wheel(self.resolution_ms), ROWS, "due", (0,), "fail", self.keep_ms is not None)
-        self.cancelling = None if self.keep_ms is None else Cancelling("id", self.keep_ms)
+        self.packing = PackOptions(Wheel(self.resolution_ms), ROWS, "due", (0,), "fail", self.keep_ms is not None)
+        self.cancelling = None if self.keep_ms is None else CancelOptions("id", self.keep_ms)
         self.handle = TwsTester(self.processor(), timeMode="ProcessingTime").handle
 
-    def processor(self) -> Delaying:
-        return pickle.loads(pickle.dumps(Delaying(self.packing, {"slots": 1}, self.cancelling)))
+    def processor(self) -> DelayProcessor:
+        return pickle.loads(pickle.dumps(DelayProcessor(self.packing, {"slots": 1}, self.cancelling)))
 
     def batch(self, rows: list[tuple[str, int]] | None = None, cancel: list[str] | None = None) -> list[str]:
         """Let some rows (id, due in microseconds) and cancels arrive; return the ids that go."""
@@ -142,7 +142,7 @@ class VirtualStream:
             if self.cancelling:
                 arrays.append(pa.array([0] * len(rows), pa.int32()))
             batch = pa.RecordBatch.from_arrays(arrays, names=[*ROWS.names, packing_module.SLOT][: len(arrays)])
-            yield from packing_module._packages(self.packing, batch, 0, self.now_ms + self.executor_ahead_ms)
+            yield from packing_module._pack_batch(self.packing, batch, 0, self.now_ms + self.executor_ahead_ms)
 
     def cancels(self, ids: list[str]) -> Iterator[tuple[Any, ...]]:
         if ids:
@@ -316,7 +316,7 @@ def test_a_wide_bucket_is_taken_apart_in_several_micro_batches(monkeypatch: pyte
         stream.batch()
         batches += 1
     assert batches == 5
-    assert stream.now_ms < stream.packing.wheel.begins_ms(wide)
+    assert stream.now_ms < stream.packing.wheel.start_ms(wide)
     stream.run()
     assert len({row for row, _, _ in stream.gone}) == len(stream.gone) == 500
     assert max(now_ms * 1000 - due for _, due, now_ms in stream.gone) <= 251_000

@@ -14,12 +14,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import one_line_errors, watched
+from postdate.pipeline.failures import shorten_errors, wait_and_stop
 from postdate.pipeline.files import read_directory, read_input
 from postdate.pipeline.local_time import LocalTimes
 from postdate.pipeline.rows import INSTANT
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, schedule
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan
 
 DUE = "2026-04-01T12:00:00Z"
@@ -42,14 +42,14 @@ def put(folder: Path, name: str, text: str) -> Path:
 def streamed(stream: DataFrame, place: Path) -> list[dict[str, Any]]:
     """Return all rows of a stream so far, where it ended before or from its beginning."""
     writer = stream.writeStream.option("checkpointLocation", str(place / "state")).format("json")
-    watched(writer.trigger(availableNow=True).start(str(place / "out")), "the query", threading.Event())
+    wait_and_stop(writer.trigger(availableNow=True).start(str(place / "out")), "the query", threading.Event())
     files = sorted((place / "out").glob("part-*.json"))
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def stored(spec: StoreSpec, *columns: str) -> list[tuple[Any, ...]]:
-    with opened(spec) as store:
-        scannable = store.scannable()
+    with open_spec(spec) as store:
+        scannable = store.require_scannable()
         parts, scan = scannable.scan_parts("pending", 1), Scan("pending", columns)
         return sorted(row for part in parts for page in scannable.scan(scan, part, 1_000) for row in page)
 
@@ -96,7 +96,7 @@ def test_a_folder_whose_files_have_other_columns_is_refused_before_anything_is_s
 ) -> None:
     put(rows, "1.csv", f"message_id,due,destination,body\na,{DUE},orders,hello\n")
     put(rows, "2.csv", f"{header}\nb,{DUE},hello,orders\n")
-    with pytest.raises(PipelineError, match=rf"[12]\.csv {said}"), one_line_errors("the job has failed"):
+    with pytest.raises(PipelineError, match=rf"[12]\.csv {said}"), shorten_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     assert stored(store, "message_id") == []
 
@@ -120,7 +120,7 @@ def test_what_spark_writes_is_refused_by_name_unless_it_is_told_to_write_quotes_
     table.csv(str(rows))
     schema = ", ".join(f"{name} string" for name in columns)
     said = r"part-\S*\.csv has a quote inside quotes, after line \d,.*twice: .*\.option\(.escape., .*\)"
-    with pytest.raises(PipelineError, match=said), one_line_errors("the job has failed"):
+    with pytest.raises(PipelineError, match=said), shorten_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     with pytest.raises(PipelineError, match=said):
         streamed(read_directory(spark, str(rows), schema, "csv"), tmp_path / "refused")
@@ -140,7 +140,7 @@ def test_a_quote_that_is_never_closed_is_refused_by_file_and_line_before_anythin
     lines[10] = f'"m10,{DUE},orders,hello' if column == "message_id" else f'm10,{DUE},orders,"hello'
     put(rows, "1.csv", "message_id,due,destination,body\n" + "\n".join(lines) + "\n")
     said = r"1\.csv has a quote in line 12 .* never closed"
-    with pytest.raises(PipelineError, match=said), one_line_errors("the job has failed"):
+    with pytest.raises(PipelineError, match=said), shorten_errors("the job has failed"):
         schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
     assert stored(store, "message_id") == []
     if column == "body":

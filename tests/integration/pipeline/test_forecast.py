@@ -26,8 +26,8 @@ from postdate.pipeline.forecast_result import (
     ForecastResult,
     Herd,
     NeededRate,
+    format_rate,
     headlines,
-    shown_rate,
 )
 from postdate.pipeline.stores import StoreSpec
 
@@ -243,7 +243,7 @@ def fill(spec: StoreSpec, waiting: int, delivered: int) -> None:
 def test_a_store_is_counted_beside_what_it_has_delivered(spark: SparkSession, store: StoreSpec) -> None:
     fill(store, waiting=120, delivered=40)
     result = forecast(spark, store, minutes(60), ForecastOptions(width="hour"))
-    assert (result.source, result.messages, result.overdue) == (store.shown, 120, 60)
+    assert (result.source, result.messages, result.overdue) == (store.redacted_address, 120, 60)
     assert (result.interval_seconds, [interval.messages for interval in result.intervals]) == (3_600, [60])
     hour = int(START.timestamp())
     assert rows(result.load) == {(hour, "orders", 60, 60), (hour + 3_600, "orders", 60, 0)}
@@ -303,4 +303,4 @@ def test_what_cannot_be_read_is_refused(spark: SparkSession, store: StoreSpec, t
     ("rate", "shown"), [(0.0, "0"), (0.0001, "0.001"), (7.5, "7.5"), (10, "10"), (10.01, "11"), (340_015, "340,015")]
 )
 def test_rates_are_rounded_up(rate: float, shown: str) -> None:
-    assert shown_rate(rate) == shown
+    assert format_rate(rate) == shown

@@ -62,9 +62,9 @@ def test_a_message_of_the_year_9998_hides_nothing_of_today() -> None:
 
 
 def test_a_dispatcher_that_begins_finds_what_is_overdue() -> None:
-    begun = load({10: 3, 20: 4}).after(15, 5)
+    begun = load({10: 3, 20: 4}).starting_at(15, 5)
     assert (begun.seconds.tolist(), begun.counts.tolist()) == ([15, 20], [8, 4])
-    nothing = load({}).after(15, 0)
+    nothing = load({}).starting_at(15, 0)
     assert (len(nothing), needed_rate(nothing, 1)) == (0, 0)
 
 

@@ -13,7 +13,7 @@ from postdate import DelayedMessage
 from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.dispatching import SweepSpec, drain_due
 from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 
 SECOND = timedelta(seconds=1)
 _PAGE = Path(__file__).parents[3] / "docs" / "cli" / "pipeline-sweep.md"
@@ -26,7 +26,7 @@ def spec(tmp_path: Path) -> SweepSpec:
 
 def put(spec: SweepSpec, headers: dict[str, dict[str, str]]) -> None:
     messages = [DelayedMessage(name, now() - SECOND, "orders", each, b"") for name, each in headers.items()]
-    with opened(spec.store) as store:
+    with open_spec(spec.store) as store:
         store.store_many(messages, now())
 
 
@@ -84,8 +84,8 @@ def test_rows_that_lapse_before_they_are_due_are_set_aside_row_75(
         (row,) = spark.read.json(str(rejects.path)).collect()
         assert row["message_id"] == f"lapses {suffix}"
         assert row["detail"] == "its time to be received, which counts from its time sent, ends before it is due"
-    with opened(store) as there:
-        assert there.overdue(due + SECOND) == 2 * (len(rows) - 1)
+    with open_spec(store) as there:
+        assert there.count_overdue(due + SECOND) == 2 * (len(rows) - 1)
 
 
 def test_the_page_shows_how_to_ask_it_of_a_store(

@@ -14,8 +14,8 @@ from tests.lapsing_cases import ALLOWANCES, MICROSECOND, Answer, Case, answer, c
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, encode_headers, format_timestamp
-from postdate.pipeline import end_of_use, lapsed, malformed_end_of_use
-from postdate.pipeline.lapsing import end_of_time_to_be_received
+from postdate.pipeline import expiry_of, has_malformed_expiry, is_expired
+from postdate.pipeline.lapsing import relative_expiry_of
 
 SENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 _CASES = 1_000
@@ -38,11 +38,13 @@ def said_by_spark(spark: SparkSession, asked: list[Case]) -> tuple[list[Answer],
 
     def told_of(headers: Column) -> Column:
         past = reduce(
-            lambda chosen, number: chosen.when(F.col("allowance") == number, lapsed(headers, now, ALLOWANCES[number])),
+            lambda chosen, number: chosen.when(
+                F.col("allowance") == number, is_expired(headers, now, ALLOWANCES[number])
+            ),
             range(1, len(ALLOWANCES)),
-            F.when(F.col("allowance") == 0, lapsed(headers, now)),
+            F.when(F.col("allowance") == 0, is_expired(headers, now)),
         )
-        end, malformed = F.unix_micros(end_of_use(headers)), malformed_end_of_use(headers)
+        end, malformed = F.unix_micros(expiry_of(headers)), has_malformed_expiry(headers)
         return F.struct(end.alias("end"), malformed.alias("malformed"), past.alias("lapsed"))
 
     as_text = F.from_json("text", "map<string,string>")
@@ -138,29 +140,29 @@ def test_python_and_spark_agree_on_each_rule_and_on_random_headers_rows_65_to_70
 def test_no_headers_never_lapse(spark: SparkSession) -> None:
     one = spark.createDataFrame([(None,)], "headers map<string,string>")
     headers = F.col("headers")
-    told = one.select(end_of_use(headers), lapsed(headers, SENT), malformed_end_of_use(headers)).collect()[0]
+    told = one.select(expiry_of(headers), is_expired(headers, SENT), has_malformed_expiry(headers)).collect()[0]
     assert tuple(told) == (None, False, False)
 
 
 def test_a_column_of_instants_and_one_instant_say_the_same(spark: SparkSession) -> None:
     frame = headers_of(spark, {**_WITH, Headers.TIME_TO_BE_RECEIVED: "00:00:05"})
     for now, past in ((SENT + timedelta(seconds=5), False), (SENT + timedelta(seconds=5) + MICROSECOND, True)):
-        by_value, by_column = lapsed(F.col("headers"), now), lapsed(F.col("headers"), F.lit(now))
+        by_value, by_column = is_expired(F.col("headers"), now), is_expired(F.col("headers"), F.lit(now))
         assert tuple(frame.select(by_value, by_column).collect()[0]) == (past, past)
-    unknown = lapsed(F.col("headers"), F.lit(None).cast("timestamp"))
+    unknown = is_expired(F.col("headers"), F.lit(None).cast("timestamp"))
     assert frame.select(unknown).collect()[0][0] is False
 
 
 def test_an_instant_without_a_zone_is_refused() -> None:
     with pytest.raises(InvalidTimestamp, match="no time zone"):
-        lapsed(F.col("headers"), datetime(2026, 3, 1))  # noqa: DTZ001 - that is what is refused
+        is_expired(F.col("headers"), datetime(2026, 3, 1))  # noqa: DTZ001 - that is what is refused
 
 
 def test_an_absolute_expiry_is_no_time_to_be_received(spark: SparkSession) -> None:
     absolute = {Headers.EXPIRES_AT: format_timestamp(SENT)}
     both = {**absolute, **_WITH, Headers.TIME_TO_BE_RECEIVED: "1:00"}
     frame = headers_of(spark, absolute, both)
-    told = frame.select(F.unix_micros(end_of_time_to_be_received(F.col("headers")))).collect()
+    told = frame.select(F.unix_micros(relative_expiry_of(F.col("headers")))).collect()
     assert [row[0] for row in told] == [None, to_microseconds(SENT + timedelta(hours=1))]
 
 

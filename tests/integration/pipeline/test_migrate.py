@@ -22,11 +22,11 @@ from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
-from postdate.pipeline.migrate.ends import opened_target
+from postdate.pipeline.migrate.ends import open_target
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
 from postdate.pipeline.migrate.verifying import verify_batch
 from postdate.pipeline.rows import to_columns
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import MessageFilter, Outcome
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
@@ -42,7 +42,7 @@ def old(tmp_path: Path) -> OldFile:
 @pytest.fixture
 def target(store: StoreSpec) -> StoreSpec:
     """A store that is set up, with a queue ``orders`` beside it."""
-    with opened(store, create=True) as created:
+    with open_spec(store, create=True) as created:
         created.setup()
     return store
 
@@ -84,7 +84,7 @@ def begun(job: MigrateJob, source: MigrationSource, *, batches: int) -> Migratio
     """Begin a run as the job does, and hide some batches, as if it had been killed then."""
     now = SystemClock().now()
     run = MigrationRun(uuid.uuid4().hex, "billing", MigrationStatus.PREPARING, dict(job.parameters), job.cutoff, now)
-    source.begin(run)
+    source.start_run(run)
     assert len(source.hide(run, job.batch_size, batches, job.margin)) == batches
     return run
 
@@ -106,7 +106,7 @@ def test_row_115_a_preview_says_what_would_move_and_changes_nothing(old: OldFile
     assert (billing.earliest, billing.latest) == (far[0].due, far[-1].due)
     assert (dict(billing.destinations), billing.problems, billing.warnings) == ({"invoices": 5}, (), ())
     assert "headers that are no JSON object" in shipping.problems[0]
-    assert not found.possible
+    assert not found.is_possible
     (everything,) = preview(MigrateJob(old.origin, target, ("BILLING",)), now).endpoints
     assert (everything.count, everything.left) == (8, 0)
     assert everything.warnings[0].startswith("the earliest is due in 60 min 0 s: what is due within 60 s")
@@ -126,7 +126,7 @@ def test_row_115_chosen_endpoints_move_whole_and_what_is_before_the_cutoff_stays
     result = migrate(spark, job)
     (found,) = result.endpoints
     assert (found.messages, found.moved, found.verified, found.status) == (57, 57, 57, "completed")
-    assert (result.complete, found.mismatched, found.refused, found.already_there) == (True, 0, 0, 0)
+    assert (result.is_complete, found.mismatched, found.refused, found.already_there) == (True, 0, 0, 0)
     assert by_id(waiting(target)) == by_id(late)
     assert old.seen("billing") == sorted([*ids(early), *ids(in_hand)])
     assert old.seen("shipping") == ids(others)
@@ -161,13 +161,13 @@ def test_row_115_all_that_is_chosen_is_checked_before_any_of_it_moves(
 def left_in_the_middle(job: MigrateJob, old: OldFile, found: list[DelayedMessage]) -> None:
     """Leave a run as one that was killed may: a batch of each kind, and more that is not hidden."""
     old.add("billing", found)
-    with job.origin.opened() as source, opened_target(job.target) as store:
+    with job.origin.open() as source, open_target(job.target) as store:
         run = begun(job, source, batches=5)
         pending, staged, stored, delivered, completed = 1, 2, 3, 4, 5
         for number in (staged, stored, delivered):
             assert source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED)
         for number in (stored, delivered):
-            store.store_batch(to_columns(source.read(run, number)), SystemClock().now())
+            store.store_batch(to_columns(source.read_batch(run, number)), SystemClock().now())
         move_batch(source, store, run, BatchTask(run.run_id, completed, 10))
         assert [batch.number for batch in source.batches(run) if not batch.status] == [pending]
     fourth = sorted(found, key=lambda message: message.due)[30:40]
@@ -216,7 +216,7 @@ def test_row_115_an_abort_gives_back_what_the_target_cannot_have_and_finishes_th
     left_in_the_middle(job, old, found)
     (result,) = abort(job).endpoints
     assert (result.status, result.returned, result.moved) == ("aborted", 10, 40)
-    assert (result.verified, result.delivered_meanwhile, result.exact) == (30, 10, True)
+    assert (result.verified, result.delivered_meanwhile, result.is_exact) == (30, 10, True)
     in_order = sorted(found, key=lambda message: message.due)
     assert old.seen("billing") == ids([*in_order[:10], *in_order[50:]])
     assert by_id(waiting(job.target)) == by_id([*in_order[10:30], *in_order[40:50]])
@@ -231,15 +231,15 @@ def test_row_115_what_the_target_has_otherwise_is_named_and_the_run_is_not_done(
     """Whatever is wrong: another message has the id, or somebody has changed or removed one that was stored."""
     found = messages(30)
     old.add("billing", found)
-    with opened(job.target) as store:
+    with open_spec(job.target) as store:
         store.store_many([replace(found[0], body=b"another"), replace(found[1], due=found[1].due + DAY)], found[0].due)
     result = migrate(spark, job)
     (billing,) = result.endpoints
     assert (billing.moved, billing.already_there, billing.verified, billing.mismatched) == (30, 2, 28, 2)
     said = {difference.message_id: difference.what for difference in billing.differences}
     assert said == {found[0].message_id: "body", found[1].message_id: "due"}
-    assert (result.complete, billing.status) == (False, "prepared")
-    assert not resume(spark, job).complete
+    assert (result.is_complete, billing.status) == (False, "prepared")
+    assert not resume(spark, job).is_complete
 
 
 @pytest.mark.parametrize("size", [20, 120], ids=["looked up one by one", "scanned"])
@@ -247,7 +247,7 @@ def test_row_115_a_batch_is_compared_with_what_became_of_each_message(old: OldFi
     found = messages(size)
     old.add("billing", found)
     delivered, cancelled, later, other, removed = (each.message_id for each in found[:5])
-    with replace(job, batch_size=size).origin.opened() as source, opened_target(job.target) as store:
+    with replace(job, batch_size=size).origin.open() as source, open_target(job.target) as store:
         store.store_many([replace(found[3], body=b"another")], found[0].due)
         run = begun(replace(job, batch_size=size), source, batches=1)
         task = BatchTask(run.run_id, 1, size)
@@ -255,8 +255,8 @@ def test_row_115_a_batch_is_compared_with_what_became_of_each_message(old: OldFi
         assert verify_batch(source, store, run, task).verified == size - 1
         assert deliver(job.target, found[0].due + timedelta(microseconds=1)) == [delivered]
         now = SystemClock().now()
-        assert store.ask(lambda target: target.cancel(cancelled, now))
-        assert store.ask(lambda target: target.reschedule(later, found[2].due + DAY, now))
+        assert store.call(lambda target: target.cancel(cancelled, now))
+        assert store.call(lambda target: target.reschedule(later, found[2].due + DAY, now))
         with closing(sqlite3.connect(job.target.address.removeprefix("sqlite:///"))) as connection, connection:
             connection.execute("DELETE FROM delayed_message WHERE message_id = ?", (removed,))
         verified = verify_batch(source, store, run, task)
@@ -280,10 +280,10 @@ def test_row_115_what_the_target_does_not_take_stays_hidden_until_it_is_given_ba
         migrate(spark, small)
     assert old.rows("billing") == before
     # As if it had been stored after the look.
-    monkeypatch.setattr(migrating, "_unhindered", lambda *_: {"billing": 25})
+    monkeypatch.setattr(migrating, "_check_preview", lambda *_: {"billing": 25})
     result = migrate(spark, small)
     (billing,) = result.endpoints
-    assert (billing.moved, billing.verified, billing.refused, result.complete) == (15, 15, 10, False)
+    assert (billing.moved, billing.verified, billing.refused, result.is_complete) == (15, 15, 10, False)
     assert large.message_id in billing.problems[0]
     assert old.batches() == [2, 0, 2]
     (aborted,) = abort(small).endpoints
@@ -298,14 +298,14 @@ def test_row_115_a_run_that_another_process_ends_meanwhile_says_so(
     hide = MigrationSource.hide
 
     def beaten(source: MigrationSource, run: MigrationRun, *others: Any) -> Any:
-        with job.origin.opened() as other:
+        with job.origin.open() as other:
             other.set_status(run, ended, SystemClock().now())
         return hide(source, run, *others)
 
     monkeypatch.setattr(MigrationSource, "hide", beaten)
     if ended is MigrationStatus.COMPLETED:
         (found,) = migrate(spark, job).endpoints
-        assert (found.status, found.moved, found.exact) == ("completed", 0, True)
+        assert (found.status, found.moved, found.is_exact) == ("completed", 0, True)
     else:
         with pytest.raises(MigrationConflict, match="was aborted meanwhile, by another process"):
             migrate(spark, job)
@@ -316,15 +316,15 @@ def test_row_115_an_abort_keeps_a_run_that_is_alive_from_hiding(
 ) -> None:
     found = messages(25)
     old.add("billing", found)
-    with job.origin.opened() as alive:
+    with job.origin.open() as alive:
         run = begun(job, alive, batches=2)
-        give_back = MigrationSource.give_back
+        give_back = MigrationSource.return_batch
 
         def meanwhile(source: MigrationSource, *arguments: Any) -> int:
             assert not alive.hide(run, job.batch_size, 2, job.margin)
             return give_back(source, *arguments)
 
-        monkeypatch.setattr(MigrationSource, "give_back", meanwhile)
+        monkeypatch.setattr(MigrationSource, "return_batch", meanwhile)
         (result,) = abort(job).endpoints
     assert (result.status, result.messages, result.returned) == ("aborted", 20, 20)
     assert old.seen("billing") == ids(found)
@@ -339,7 +339,7 @@ def test_row_115_from_postgresql_into_a_store_beside_it(spark: SparkSession, pos
     answered = Row(NEXT_YEAR, destination=None, headers='{"NServiceBus.ReplyToAddress":"back"}')
     place.insert([*rows, spaced, answered])
     target = StoreSpec(postgres_url, schema=place.schema, endpoint="billing")
-    with opened(target, create=True) as created:
+    with open_spec(target, create=True) as created:
         created.setup()
     job = MigrateJob(OriginSpec(postgres_url, place.schema), target, batch_size=10)
     (before,) = preview(job, SystemClock().now()).endpoints
@@ -363,7 +363,7 @@ def test_row_116_whenever_it_ends_each_timeout_is_with_one_of_the_two(
             found = messages(4)
             file.add("billing", found)
             job = MigrateJob(file.origin, target, ("billing",), batch_size=2)
-            with job.origin.opened() as source, opened_target(target) as store:
+            with job.origin.open() as source, open_target(target) as store:
                 run = begun(job, source, batches=2)
                 left = Ending(point)
                 dying = left.wrapped(source), left.wrapped(store)

@@ -18,9 +18,9 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from postdate.errors import PipelineError
 from postdate.messages import encode_headers
 from postdate.pipeline.frames import open_snapshot, scan_frame, scan_parts
-from postdate.pipeline.rows import INSTANT, sort_out
+from postdate.pipeline.rows import INSTANT, split_rows
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, _store_all, schedule
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan, ScanFilter
 
 DUE = datetime(2026, 4, 1, 12, tzinfo=UTC)
@@ -37,8 +37,8 @@ def postgres(postgres_url: str) -> Iterator[StoreSpec]:
 
 def texts_of(spec: StoreSpec) -> dict[str, str]:
     """Return the headers of every waiting message, exactly as they are stored."""
-    with opened(spec) as store:
-        scannable, found = store.scannable(), dict[str, str]()
+    with open_spec(spec) as store:
+        scannable, found = store.require_scannable(), dict[str, str]()
         for part in scannable.scan_parts("pending", 1):
             for page in scannable.scan(Scan("pending", ("message_id", "headers")), part, 1_000):
                 found.update(page)
@@ -72,7 +72,7 @@ def test_spark_and_arrow_accept_what_the_message_accepts(
             "body": pa.array([chance.choice(bodies) for _ in ids], pa.binary()),
         }
     )
-    expected, bad = sort_out(batch, LIMIT)
+    expected, bad = split_rows(batch, LIMIT)
     assert expected
     assert {row.code for row in bad} == {"invalid_message", "invalid_headers", "message_too_large"}
 
@@ -170,8 +170,8 @@ def test_columns_are_resolved_as_spark_does(spark: SparkSession, postgres: Store
     )
     result = schedule(rows, ScheduleJob(postgres, now))
     assert (result.accepted, result.unused) == (1, ("note",))
-    with opened(postgres) as store:
-        scannable = store.scannable()
+    with open_spec(postgres) as store:
+        scannable = store.require_scannable()
         (part,) = scannable.scan_parts("pending", 1)
         assert [row for page in scannable.scan(Scan("pending", ("body",)), part, 10) for row in page] == [(b"x",)]
 
@@ -180,24 +180,24 @@ def test_columns_are_resolved_as_spark_does(spark: SparkSession, postgres: Store
 def test_a_column_that_is_another_only_by_a_slip_is_refused_unless_it_is_allowed(near: str) -> None:
     columns = ["message_id", "due", "destination", near]
     with pytest.raises(PipelineError, match=f"but '{near}': rename it"):
-        ColumnMapping.found_in(columns)
-    allowed = ColumnMapping.found_in(columns, unused=[near])
+        ColumnMapping.match_columns(columns)
+    allowed = ColumnMapping.match_columns(columns, unused=[near])
     assert (allowed.body, allowed.headers, allowed.expires_at) == (None, None, None)
     meant = {"b": "body", "h": "headers"}.get(near[0], "expires_at")
     named: dict[str, Any] = {meant: near}
-    assert getattr(ColumnMapping.found_in(columns, **named), meant) == near
+    assert getattr(ColumnMapping.match_columns(columns, **named), meant) == near
 
 
 def test_case_tells_columns_apart_only_where_spark_says_so() -> None:
     columns = ["message_id", "due", "destination", "Body"]
-    assert ColumnMapping.found_in(columns).body == "body"
+    assert ColumnMapping.match_columns(columns).body == "body"
     with pytest.raises(PipelineError, match="but 'Body'"):
-        ColumnMapping.found_in(columns, case_sensitive=True)
+        ColumnMapping.match_columns(columns, case_sensitive=True)
 
 
 @pytest.mark.parametrize("far", ["payload", "customer", "text", "code", "header_id_of_page", "due_date"])
 def test_a_column_of_another_name_is_no_slip(far: str) -> None:
-    assert ColumnMapping.found_in(["message_id", "due", "destination", far]).body is None
+    assert ColumnMapping.match_columns(["message_id", "due", "destination", far]).body is None
 
 
 def test_rows_that_change_between_the_passes_are_told(
@@ -275,7 +275,7 @@ def test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant(
         then = scan_frame(spark, postgres, "pending", ["message_id"], parts, snapshot=snapshot)
         assert then.distinct().count() == then.count() == 2_000
     where = ScanFilter(destinations=("thirds",), due_to=DUE + timedelta(seconds=30))
-    found = scan_frame(spark, postgres, "pending", (), scan_parts(postgres, "pending", 2), where=where)
+    found = scan_frame(spark, postgres, "pending", (), scan_parts(postgres, "pending", 2), scan_filter=where)
     assert found.columns == ["message_id", "destination", "due", "expires_at", "headers", "body", "number_of_failures"]
     by_id = {row.message_id: row for row in found.collect()}
     assert set(by_id) == {f"m{n}" for n in range(0, 30, 3)}
@@ -321,8 +321,8 @@ def counted(outcomes: Iterator[pa.RecordBatch]) -> Counter[str]:
 
 
 def recorded(spec: StoreSpec) -> Counter[str]:
-    with opened(spec) as store:
-        scannable = store.scannable()
+    with open_spec(spec) as store:
+        scannable = store.require_scannable()
         pages = [
             page
             for part in scannable.scan_parts("records", 1)
@@ -335,7 +335,7 @@ def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
     postgres: StoreSpec, task_rows: list[pa.RecordBatch], now: datetime
 ) -> None:
     """It dies after a commit that Spark was not told of; Spark runs it again from the beginning."""
-    with opened(postgres, create=True) as store:
+    with open_spec(postgres, create=True) as store:
         store.setup()
     task = partial(_store_all, postgres, now, 70)
     dying = task(iter(task_rows))
@@ -350,7 +350,7 @@ def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
 def test_a_task_that_runs_twice_at_once_stores_nothing_twice(
     postgres: StoreSpec, task_rows: list[pa.RecordBatch], now: datetime
 ) -> None:
-    with opened(postgres, create=True) as store:
+    with open_spec(postgres, create=True) as store:
         store.setup()
     task = partial(_store_all, postgres, now, 20)
     with ThreadPoolExecutor(2) as both:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from postdate.clock import to_microseconds
 from postdate.messages import OF_THE_STORE, DelayedMessage, encode_headers
-from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, checked, restored, sort_out, to_columns
+from postdate.pipeline.rows import INSTANT, MESSAGE_COLUMNS, messages_of, split_columns, split_rows, to_columns
 
 DUE = to_microseconds(datetime(2026, 4, 1, tzinfo=UTC))
 FIRST, LAST = (to_microseconds(each.replace(tzinfo=UTC)) for each in (datetime.min, datetime.max))  # noqa: DTZ901
@@ -70,11 +70,11 @@ def as_set(messages: Sequence[DelayedMessage]) -> Counter[tuple[Any, ...]]:
 @example([("a", "q", DUE, None, [("k", None)], b""), ("b", "q", DUE, None, [("", "v")], b"")])
 @example([("a", "q", DUE, None, [("é" * 40, "")], b"x" * 30), ("b", "q", DUE, None, [("e" * 80, "")], b"x" * 33)])
 def test_the_same_rows_are_messages_and_the_same_reasons_are_given(rows: list[Row]) -> None:
-    expected, expected_bad = sort_out(batch_of(rows, as_text=False), LIMIT)
-    good, bad = checked(batch_of(rows, as_text=True), LIMIT)
+    expected, expected_bad = split_rows(batch_of(rows, as_text=False), LIMIT)
+    good, bad = split_columns(batch_of(rows, as_text=True), LIMIT)
     assert good.schema == MESSAGE_COLUMNS
-    assert as_set(restored(good)) == as_set(expected)
-    assert good.column("headers").to_pylist() == [encode_headers(each.headers) for each in restored(good)]
+    assert as_set(messages_of(good)) == as_set(expected)
+    assert good.column("headers").to_pylist() == [encode_headers(each.headers) for each in messages_of(good)]
     assert bad == expected_bad
 
 
@@ -84,7 +84,7 @@ def test_ordinary_headers_are_not_looked_at_one_by_one(headers: dict[str, str]) 
     """Text that needs no ``\\u`` is taken as it is: exactly what the message would have written."""
     row = ("a", "q", DUE, None, list(headers.items()), b"")
     text = in_json(row[4])
-    good, bad = checked(batch_of([row], as_text=True), 10_000)
+    good, bad = split_columns(batch_of([row], as_text=True), 10_000)
     assert bad == []
     assert good.column("headers").to_pylist() == [encode_headers(headers)]
     assert "\\u" in str(text) or good.column("headers")[0].as_py() == text
@@ -95,23 +95,23 @@ def test_ordinary_headers_are_not_looked_at_one_by_one(headers: dict[str, str]) 
 )
 def test_text_that_is_no_object_is_no_headers(text: str) -> None:
     batch = pa.record_batch({"message_id": ["a"], "destination": ["q"], "due": [DUE], "headers": [text]})
-    good, bad = checked(batch, LIMIT)
-    expected, expected_bad = sort_out(batch, LIMIT)
+    good, bad = split_columns(batch, LIMIT)
+    expected, expected_bad = split_rows(batch, LIMIT)
     assert ([row.code for row in bad], good.num_rows) == ([row.code for row in expected_bad], len(expected))
     assert text in ("", '{"a": "b"} ') or [row.code for row in bad] == ["invalid_headers"]
 
 
 def test_optional_columns_may_be_missing() -> None:
     batch = pa.record_batch({"message_id": ["a"], "destination": ["q"], "due": pa.array([DUE]).cast(INSTANT)})
-    good, bad = checked(batch, LIMIT)
-    messages, _ = sort_out(batch, LIMIT)
-    assert (restored(good), bad) == (messages, [])
+    good, bad = split_columns(batch, LIMIT)
+    messages, _ = split_rows(batch, LIMIT)
+    assert (messages_of(good), bad) == (messages, [])
     assert to_columns(messages) == good
 
 
 def test_a_batch_without_messages_has_the_columns() -> None:
     batch = pa.record_batch({"message_id": [" "], "destination": ["q"], "due": pa.array([DUE]).cast(INSTANT)})
-    good, bad = checked(batch, LIMIT)
+    good, bad = split_columns(batch, LIMIT)
     assert (good.num_rows, good.schema, [row.position for row in bad]) == (0, MESSAGE_COLUMNS, [0])
 
 
@@ -119,10 +119,10 @@ def test_ids_of_the_stores_own_messages_are_refused() -> None:
     """Stored, such a row would take the place of the rules of a zone (ADR 41)."""
     ids = ["postdate~Europe/Paris~00000001", "postdate", "a"]
     batch = pa.record_batch({"message_id": ids, "destination": ["q"] * 3, "due": pa.array([DUE] * 3).cast(INSTANT)})
-    good, bad = checked(batch, LIMIT)
+    good, bad = split_columns(batch, LIMIT)
     assert good.column("message_id").to_pylist() == ["postdate", "a"]
     assert [(row.position, row.code) for row in bad] == [(0, "invalid_message")]
-    assert sort_out(batch, LIMIT)[1] == bad
+    assert split_rows(batch, LIMIT)[1] == bad
 
 
 @pytest.mark.parametrize("destination", sorted(OF_THE_STORE))
@@ -131,8 +131,8 @@ def test_destinations_of_the_stores_own_messages_are_refused(destination: str) -
     ids = ["postdate~Europe/Paris~00000001", "a", "b"]
     destinations = [destination, destination, "q"]
     batch = pa.record_batch({"message_id": ids, "destination": destinations, "due": pa.array([DUE] * 3).cast(INSTANT)})
-    good, bad = checked(batch, LIMIT)
+    good, bad = split_columns(batch, LIMIT)
     assert (good.column("message_id").to_pylist(), [row.position for row in bad]) == (["b"], [0, 1])
     assert f"destination {destination!r} is a name for the store's own messages" in bad[1].detail
-    good, bad = checked(batch, LIMIT, of_a_store=True)
+    good, bad = split_columns(batch, LIMIT, allows_store_messages=True)
     assert (good.column("message_id").to_pylist(), bad) == (["b", *ids[:2]], [])

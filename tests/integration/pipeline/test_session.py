@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from tests import java
 
 from postdate.errors import PipelineError
-from postdate.pipeline.java import find_java_home, runnable_java_home
-from postdate.pipeline.session import require_utc, spark_session
+from postdate.pipeline.java import find_java_home, prepare_java_home
+from postdate.pipeline.session import check_utc, spark_session
 
 
 def java_home_at(path: Path, modules: str) -> Path:
@@ -38,21 +38,21 @@ def test_a_java_home_without_java_is_refused(tmp_path: Path) -> None:
 
 def test_a_complete_java_is_run_as_it_is(tmp_path: Path) -> None:
     complete = java_home_at(tmp_path / "jdk", "java.base jdk.incubator.vector")
-    assert runnable_java_home(complete, tmp_path) == complete
+    assert prepare_java_home(complete, tmp_path) == complete
 
 
 def test_a_small_java_runs_without_the_module_it_lacks_and_keeps_every_other_argument(tmp_path: Path) -> None:
     small = java_home_at(tmp_path / "a small 'java'", "java.base")
     (small / "bin" / "java").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (small / "bin" / "java").chmod(0o700)
-    runner = runnable_java_home(small, tmp_path / "private") / "bin" / "java"
+    runner = prepare_java_home(small, tmp_path / "private") / "bin" / "java"
     arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "Main", "", "it's"]
     shown = subprocess.run([runner, *arguments], capture_output=True, text=True, check=True).stdout
     assert shown.split("\n") == ["-cp", "a b:*", "Main", "", "it's", ""]
 
 
 def test_the_session_is_in_utc_and_listens_on_loopback_only(spark: SparkSession) -> None:
-    require_utc(spark)
+    check_utc(spark)
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert spark.sql("SELECT string(timestamp '2026-07-01 12:00:00')").collect()[0][0] == "2026-07-01 12:00:00"
 
@@ -70,7 +70,7 @@ def test_a_session_in_another_zone_is_refused(spark: SparkSession) -> None:
     elsewhere = spark.newSession()
     elsewhere.conf.set("spark.sql.session.timeZone", "Europe/Paris")
     with pytest.raises(PipelineError, match="Europe/Paris"):
-        require_utc(elsewhere)
+        check_utc(elsewhere)
 
 
 def test_cores_are_for_a_local_spark() -> None:

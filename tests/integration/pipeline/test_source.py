@@ -18,12 +18,12 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import LocalTransport
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import one_line_errors
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import open_snapshot
-from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, prepare_java_home
 from postdate.pipeline.rows import MESSAGE_SCHEMA
-from postdate.pipeline.source.writing import with_headers_as_text
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.source.writing import convert_headers_to_text
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.texts import json_pairs
 
 DUE = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_only_the_columns_that_are_named_are_read(spark: SparkSession, store: St
 
 
 def test_an_empty_store_reads_as_no_rows(spark: SparkSession, store: StoreSpec) -> None:
-    with opened(store, create=True) as open_store:
+    with open_spec(store, create=True) as open_store:
         open_store.setup()
     for what in ("pending", "records", "queued"):
         assert read(spark, store, what=what).collect() == []
@@ -170,7 +170,7 @@ def test_maps_of_headers_become_the_same_headers_as_text(maps: list[list[tuple[s
     batch = pa.record_batch(
         {"message_id": pa.array([str(n) for n in range(len(maps))], pa.string()), "headers": column}
     )
-    found = with_headers_as_text(batch.slice(first)).column("headers").to_pylist()
+    found = convert_headers_to_text(batch.slice(first)).column("headers").to_pylist()
     assert [None if text is None else json_pairs(text) for text in found] == [
         None if pairs is None else [(name, dict(pairs)[name]) for name, _ in pairs] for pairs in maps[first:]
     ]
@@ -185,7 +185,7 @@ def test_a_row_with_a_text_that_is_no_utf8_fails_the_job_in_a_sentence(
     values = {"message_id": "'a'", "destination": "'q'", "headers": "'{}'", "body": "'x'"}
     values |= {"headers": f"map('k', {broken})"} if column == "map" else {column: broken}
     rows = spark.sql(f"SELECT timestamp '2030-05-01 12:00:00' due, {', '.join(f'{v} {n}' for n, v in values.items())}")
-    with pytest.raises(PipelineError, match="the text is no UTF-8"), one_line_errors("the job has failed"):
+    with pytest.raises(PipelineError, match="the text is no UTF-8"), shorten_errors("the job has failed"):
         write(rows, store)
     assert read(spark, store).count() == 0
 
@@ -233,7 +233,7 @@ def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str,
     (tmp_path / "events").mkdir()
     environment = {
         **os.environ,
-        "JAVA_HOME": str(runnable_java_home(find_java_home(None, os.environ), tmp_path)),
+        "JAVA_HOME": str(prepare_java_home(find_java_home(None, os.environ), tmp_path)),
         "SPARK_LAUNCHER_OPTS": " ".join(STARTUP_OPTIONS),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

@@ -27,8 +27,8 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import arrow_schema
-from postdate.pipeline.source.reading import MOST_TEXTS, FilteringStoreReader, Pushed, Reading
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.source.reading import MOST_TEXTS, FilteringStoreReader, PushedFilters, ReadPlan
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan, ScanFilter
 
 DUE = datetime(2026, 3, 1, 12, 0, 0, 500_000, tzinfo=UTC)
@@ -51,7 +51,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         spec = StoreSpec(f"sqlite:///{tmp_path_factory.mktemp('filters') / 'messages.db'}", synchronous="normal")
     else:
         spec = StoreSpec(request.getfixturevalue("postgres_url"), schema=schema)
-    with opened(spec, create=True) as store:
+    with open_spec(spec, create=True) as store:
         store.setup()
         store.store_many(ROWS, DUE)
     yield spec
@@ -113,7 +113,7 @@ def test_any_filters_give_the_rows_that_spark_would_keep(filled: StoreSpec, give
     if what == "records":
         given_ = [each for each in given_ if getattr(each, "attribute", ("",))[0] != "expires_at"]
     schema = arrow_schema(what)
-    reader = FilteringStoreReader(Reading(filled, Scan(what, tuple(schema.names)), schema, 2))
+    reader = FilteringStoreReader(ReadPlan(filled, Scan(what, tuple(schema.names)), schema, 2))
     left = list(reader.pushFilters(given_))
     assert all(any(each is one for one in given_) for each in left), "only what was offered may be given back"
     batches = [batch for share in reader.partitions() for batch in reader.read(share)]
@@ -126,13 +126,13 @@ def test_any_filters_give_the_rows_that_spark_would_keep(filled: StoreSpec, give
 
 
 def test_what_was_taken_is_told_exactly() -> None:
-    pushed = Pushed("pending")
+    pushed = PushedFilters("pending")
     late, kind = GreaterThan(("due",), DUE), EqualTo(("number_of_failures",), 1)
-    left = pushed.take(
+    left = pushed.accept(
         [IsNotNull(("due",)), late, LessThanOrEqual(("due",), DUE), In(("message_id",), ("b", "a")), kind]
     )
     assert left == [kind]
-    assert pushed.where == ScanFilter(("a", "b"), None, DUE + INSTANT, DUE + INSTANT)
+    assert pushed.scan_filter == ScanFilter(("a", "b"), None, DUE + INSTANT, DUE + INSTANT)
     assert pushed.is_impossible
 
 
@@ -151,24 +151,24 @@ def test_what_was_taken_is_told_exactly() -> None:
     ],
 )
 def test_what_the_store_cannot_fulfil_exactly_is_left_to_spark(each: Filter) -> None:
-    pushed = Pushed("pending")
-    assert pushed.take([each]) == [each]
-    assert pushed.where == ScanFilter()
+    pushed = PushedFilters("pending")
+    assert pushed.accept([each]) == [each]
+    assert pushed.scan_filter == ScanFilter()
 
 
 def test_a_store_that_compares_loosely_narrows_and_spark_decides(store: StoreSpec) -> None:
     schema = arrow_schema("pending")
     offered: list[Filter] = [EqualTo(("message_id",), "m1"), GreaterThan(("due",), DUE)]
-    reading = Reading(store, Scan("pending", tuple(schema.names)), schema, 1, compares_loosely=True)
+    reading = ReadPlan(store, Scan("pending", tuple(schema.names)), schema, 1, compares_loosely=True)
     reader = FilteringStoreReader(reading)
     assert reader.pushFilters(offered) == offered
-    assert reader._pushed.where.message_ids == ("m1",)
+    assert reader._pushed_filters.scan_filter.message_ids == ("m1",)
 
 
 def test_queues_are_destinations() -> None:
-    pushed = Pushed("queued")
-    assert pushed.take([EqualTo(("queue",), "orders")]) == []
-    assert pushed.where.destinations == ("orders",)
+    pushed = PushedFilters("queued")
+    assert pushed.accept([EqualTo(("queue",), "orders")]) == []
+    assert pushed.scan_filter.destinations == ("orders",)
 
 
 # --- in Spark -----------------------------------------------------------------------------------------------------

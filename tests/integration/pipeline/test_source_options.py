@@ -21,8 +21,8 @@ from postdate.errors import ConfigurationError, PipelineError
 from postdate.pipeline.source import PostdateDataSource
 from postdate.pipeline.source.options import OPTIONS, SourceOptions, StoreUse
 from postdate.pipeline.source.reading import columns_of_schema
-from postdate.pipeline.source.streaming import Following
-from postdate.pipeline.source.writing import Writing, check_columns
+from postdate.pipeline.source.streaming import FollowPlan
+from postdate.pipeline.source.writing import WritePlan, check_columns
 from pyspark_postdate import DefaultSource
 
 SECRET = "t0p-s3cret"
@@ -208,9 +208,9 @@ def test_a_schema_of_the_readers_own_must_be_one_of_columns() -> None:
 def test_only_records_are_followed_and_only_messages_written(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'a.db'}"
     with pytest.raises(PipelineError, match=re.escape(".option('what', 'records')")):
-        Following.of(options(StoreUse.FOLLOWING, store=store), struct(due=TimestampType()))
+        FollowPlan.of(options(StoreUse.FOLLOWING, store=store), struct(due=TimestampType()))
     with pytest.raises(PipelineError, match="must be pending or queued here, not 'records'"):
-        Writing.of(options(StoreUse.WRITING, store=store, what="records"))
+        WritePlan.of(options(StoreUse.WRITING, store=store, what="records"))
 
 
 def test_the_package_that_spark_finds_stands_for_the_format() -> None:

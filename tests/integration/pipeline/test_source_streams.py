@@ -23,8 +23,8 @@ from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.rows import arrow_schema
 from postdate.pipeline.source import streaming
-from postdate.pipeline.source.streaming import Following, RecordStreamReader, split
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.source.streaming import FollowPlan, RecordStreamReader, split_range
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import Scan
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -35,7 +35,7 @@ PROJECT = Path(__file__).parents[3]
 def on_postgres(postgres_url: str) -> Iterator[StoreSpec]:
     """A store in a schema of the test's own."""
     spec = StoreSpec(postgres_url, schema=fresh_schema())
-    with opened(spec, create=True) as store:
+    with open_spec(spec, create=True) as store:
         store.setup()
     yield spec
     assert spec.schema is not None
@@ -43,14 +43,14 @@ def on_postgres(postgres_url: str) -> Iterator[StoreSpec]:
 
 
 def add(spec: StoreSpec, *message_ids: str) -> None:
-    with opened(spec, create=True) as store:
+    with open_spec(spec, create=True) as store:
         store.setup()
         store.store_many([DelayedMessage(each, NOW + timedelta(hours=1), "orders") for each in message_ids], NOW)
 
 
 def pending_ids(spec: StoreSpec) -> list[str]:
-    with opened(spec) as store:
-        scannable, scan = store.scannable(), Scan("pending", ("message_id",))
+    with open_spec(spec) as store:
+        scannable, scan = store.require_scannable(), Scan("pending", ("message_id",))
         return sorted(
             row[0]
             for part in scannable.scan_parts("pending", 1)
@@ -120,10 +120,10 @@ def reader(spec: StoreSpec, **changed: Any) -> RecordStreamReader:
         "spec": spec,
         "schema": arrow_schema("records", ["number", "message_id"]),
         "partitions": 3,
-        "from_the_end": False,
+        "starts_at_end": False,
         "rows_per_batch": 10,
     }
-    return RecordStreamReader(Following(**(values | changed)))
+    return RecordStreamReader(FollowPlan(**(values | changed)))
 
 
 def rows(one: RecordStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
@@ -153,7 +153,7 @@ def test_a_limit_bounds_each_batch_and_all_available_has_none(either: StoreSpec)
 
 def test_latest_begins_with_what_comes_next(either: StoreSpec) -> None:
     add(either, "before")
-    one = reader(either, from_the_end=True)
+    one = reader(either, starts_at_end=True)
     start = one.initialOffset()
     add(either, "after")
     assert rows(one, start, one.latestOffset(start, ReadAllAvailable())) == ["after"]
@@ -165,7 +165,7 @@ def test_latest_begins_with_what_comes_next(either: StoreSpec) -> None:
     [(0, 10_001, [(0, 3334), (3334, 6668), (6668, 10_001)]), (5, 20, [(5, 20)]), (7, 7, [])],
 )
 def test_shares_cover_the_numbers_evenly(first: int, end: int, shares: list[tuple[int, int]]) -> None:
-    assert split(first, end, 3) == shares
+    assert split_range(first, end, 3) == shares
 
 
 def test_a_run_over_what_is_available_ends_although_others_go_on_writing(either: StoreSpec) -> None:
@@ -190,7 +190,7 @@ def test_a_transaction_that_stays_open_leaves_later_records_to_the_next_run(
         store.enqueue_blocking(connection, [DelayedMessage("slow", NOW, "orders")], NOW)
         add(on_postgres, "quick")
         with monkeypatch.context() as impatient:
-            impatient.setattr(streaming, "WRITERS_ARE_AWAITED_SECONDS", 0.1)
+            impatient.setattr(streaming, "WRITER_TIMEOUT_SECONDS", 0.1)
             one.prepareForTriggerAvailableNow()
         assert rows(one, start, one.latestOffset(start, ReadAllAvailable())) == []
         assert "has been open for more than" in caplog.text

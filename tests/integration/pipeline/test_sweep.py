@@ -22,7 +22,7 @@ from postdate.cli.pipeline import sweep as command_module
 from postdate.errors import PipelineError, StoreNotSetUp, TransportUnavailable
 from postdate.pipeline.audit import audit
 from postdate.pipeline.dispatching import SweepSpec
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.pipeline.sweep import SweepQuery, sweep, sweep_continuously
 
 SECOND = timedelta(seconds=1)
@@ -50,7 +50,7 @@ def made(path: Path, **settings: Any) -> SweepSpec:
 
     store = StoreSpec(f"sqlite:///{path}", synchronous="normal")
     spec = SweepSpec(store, f"local:///{path}", {"synchronous": "normal"}, **settings)
-    with opened(spec.store, create=True) as store:
+    with open_spec(spec.store, create=True) as store:
         store.setup()
     anyio.run(create)
     return spec
@@ -58,13 +58,13 @@ def made(path: Path, **settings: Any) -> SweepSpec:
 
 def put(spec: SweepSpec, names: Iterable[str], due: datetime | None = None, destination: str = "orders") -> None:
     messages = [DelayedMessage(name, due or now() - SECOND, destination, {}, b"") for name in names]
-    with opened(spec.store) as store:
+    with open_spec(spec.store) as store:
         store.store_many(messages, now())
 
 
 def overdue(spec: SweepSpec) -> int:
-    with opened(spec.store) as store:
-        return store.overdue(now())
+    with open_spec(spec.store) as store:
+        return store.count_overdue(now())
 
 
 def kinds(lines: DataFrame) -> dict[str, int]:
@@ -76,9 +76,9 @@ def test_once_delivers_what_is_due_and_counts_it(spark: SparkSession, spec: Swee
     put(spec, ["lost way"], destination="no-such-queue")
     put(spec, ["later"], due=now() + timedelta(hours=1))
     result = sweep(spark, spec, slots=2)
-    assert (result.delivered, result.failed, result.left, result.complete) == (3_000, 1, 0, False)
+    assert (result.delivered, result.failed, result.left, result.is_complete) == (3_000, 1, 0, False)
     again = sweep(spark, spec, slots=2)
-    assert (again.delivered, again.failed, again.left, again.complete) == (0, 0, 0, True)
+    assert (again.delivered, again.failed, again.left, again.is_complete) == (0, 0, 0, True)
     assert _delivered(spec) == 3_000
 
 
@@ -89,7 +89,7 @@ def test_a_ledger_is_added_to_and_the_audit_reads_it(spark: SparkSession, spec: 
         assert sweep(spark, spec, ledger=ledger).delivered == 100
     assert kinds(spark.read.parquet(str(ledger))) == {"delivered": 200}
     audited = audit(spark, spec.store, now(), records=[str(ledger)])
-    assert (audited.clean, audited.counts.delivered, audited.counts.duplicated) == (True, 200, 0)
+    assert (audited.is_clean, audited.counts.delivered, audited.counts.duplicated) == (True, 200, 0)
 
 
 def test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint(
@@ -192,7 +192,7 @@ def test_the_command_goes_on_until_a_signal_comes(
     number: signal.Signals,
 ) -> None:
     """In this process, on its Spark. What is stored after something was delivered is delivered still."""
-    monkeypatch.setattr(command_module, "on_spark", lambda job, cluster, **_: job(spark))
+    monkeypatch.setattr(command_module, "run_on_spark", lambda job, cluster, **_: job(spark))
     for variable, value in settings_of(spec).items():
         monkeypatch.setenv(variable, value)
     monkeypatch.chdir(tmp_path)

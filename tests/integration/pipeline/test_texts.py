@@ -21,7 +21,7 @@ ENCODINGS = ["UTF-8", "latin-1", "cp1252", "utf-16"]
 def rows_of(content: bytes, header: Sequence[str], encoding: str = "UTF-8") -> list[Row]:
     """Read a file as Spark hands it over: in characters of one byte each, or decoded where that cannot be."""
     chosen = Encoding(encoding)
-    text = content.decode("latin-1" if chosen.keeps_ascii else encoding)
+    text = content.decode("latin-1" if chosen.is_ascii_compatible else encoding)
     return list(CsvFile("file.csv", header, chosen).rows(text.removesuffix("\n")))
 
 

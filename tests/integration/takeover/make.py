@@ -26,7 +26,7 @@ from postdate.ports import (
     Correlation,
     Outcome,
     SagaChange,
-    SagaFate,
+    SagaChangeKind,
     SagaRecord,
     TransactionMode,
 )
@@ -284,18 +284,18 @@ async def fill_client(store, place):
     await client.close()
     await store.store(waiting("held", timedelta(0), "paused"), NOW)
     (held,) = await store.claim_due(THEN, 10)
-    (limits,) = await store.kept_limits(["paused"])
-    await store.release([held], limits.place(held.message.due))
+    (limits,) = await store.load_limits(["paused"])
+    await store.release([held], limits.attempt_time(held.message.due))
 
 
 async def fill_sagas(sagas):
     await sagas.setup()
     one = SagaRecord("id-1", "Order", Correlation("order_id", "o-1 é"), '{"n":1}', '{"timeouts":{}}')
     two = replace(one, saga_id="id-2", correlation=Correlation("order_id", "o-2"))
-    await sagas.apply([SagaChange(SagaFate.CREATED, one), SagaChange(SagaFate.CREATED, two)])
+    await sagas.apply([SagaChange(SagaChangeKind.CREATED, one), SagaChange(SagaChangeKind.CREATED, two)])
     one = await sagas.load("Order", "id-1")
-    await sagas.apply([SagaChange(SagaFate.UPDATED, replace(one, state='{"n":2}'))])
-    await sagas.apply([SagaChange(SagaFate.COMPLETED, await sagas.load("Order", "id-2"))])
+    await sagas.apply([SagaChange(SagaChangeKind.UPDATED, replace(one, state='{"n":2}'))])
+    await sagas.apply([SagaChange(SagaChangeKind.COMPLETED, await sagas.load("Order", "id-2"))])
 
 
 async def fill_outbox(outbox):

@@ -33,9 +33,9 @@ async def test_with_an_outbox_state_and_messages_are_one_commit_and_a_duplicate_
     settings = {"outbox": Outbox(outbox), "transaction_mode": "receive_only"}
     async with world.endpoint(**settings) as endpoint:
         await endpoint.send(Place("o-1", ["mail first"]), message_id="m-1")
-        await clock.settle()
+        await clock.run_until_idle()
         await endpoint.send(Place("o-1", ["mail first"]), message_id="m-1")
-        await clock.settle()
+        await clock.run_until_idle()
         await world.send(endpoint, Change("o-1", ["mail second", "rename"]))  # fails when its state is looked at
     assert await world.seen() == ["Place"]
     assert (await world.length("mails"), await world.length("error")) == (1, 1)
@@ -64,7 +64,7 @@ async def test_row_108_a_timeout_manager_is_told_to_forget_the_timeouts_of_a_com
         assert await world.seen() == ["Place", "Due 10"]
         assert len((await timeouts.next_chunk(world.start, clock.now() + 60 * SECOND, 10)).due) == 2
         await world.send(endpoint, Change("o-1", ["complete"]))
-        await clock.settle()
+        await clock.run_until_idle()
         left = (await timeouts.next_chunk(world.start, clock.now() + 60 * SECOND, 10)).due
         assert [each.due - world.start for each in left] == [30 * SECOND]
         await clock.advance(30 * SECOND)

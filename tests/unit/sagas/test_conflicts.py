@@ -19,7 +19,7 @@ from postdate import (
 )
 from postdate.errors import SagaConflict, TransportUnavailable
 from postdate.messages import to_envelope
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
+from postdate.ports import Correlation, SagaChange, SagaChangeKind, SagaRecord
 from postdate.testing import VirtualClock
 
 
@@ -33,7 +33,7 @@ async def test_a_message_that_met_a_conflict_is_handled_again_at_once_and_sends_
         record = await find(saga_type, correlation)
         if record is not None and conflicts:
             conflicts -= 1
-            await world.sagas.apply([SagaChange(SagaFate.UPDATED, record)])  # somebody else is quicker
+            await world.sagas.apply([SagaChange(SagaChangeKind.UPDATED, record)])  # somebody else is quicker
         return record
 
     async with world.endpoint() as endpoint:
@@ -73,12 +73,12 @@ async def test_a_message_whose_saga_was_kept_and_whose_messages_were_not_sent_is
     for message in (Change("o-1", ["due 1", "mail sent"]), None):
         await _killed_before_it_sends(memory, monkeypatch, message)
         async with memory.endpoint():
-            await memory.clock.settle()
+            await memory.clock.run_until_idle()
     assert await memory.length("mails") == 1
     assert await memory.seen() == ["Place", "Change", "Change", "Due 1", "Due 1"]
     await _killed_before_it_sends(memory, monkeypatch, Change("o-1", ["mail sent", order]))
     async with memory.endpoint():
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
     assert await memory.length("mails") == (3 if order == "mail sent" else 2)
     assert (await memory.record() is None) == (order == "complete")
 
@@ -120,7 +120,7 @@ async def test_a_handler_that_sees_that_it_ran_before_need_not_request_its_timeo
         async with memory.endpoint() as endpoint:
             await memory.send(endpoint, Place("o-1", ["due 10"]))
             await endpoint.send(Place("o-1"), headers={Headers.MESSAGE_ID: await _first_message_id(memory)})
-            await memory.clock.settle()
+            await memory.clock.run_until_idle()
     else:
         await _killed_before_it_sends(memory, monkeypatch, Place("o-1", ["due 10"]))
     assert await memory.waiting() == int(sent)
@@ -141,7 +141,7 @@ async def test_a_completed_instance_that_was_not_removed_counts_as_completed_and
     apply = memory.sagas.apply
 
     async def apply_without_removing(changes: Any) -> None:
-        if any(change.fate is SagaFate.COMPLETED for change in changes):
+        if any(change.kind is SagaChangeKind.COMPLETED for change in changes):
             raise SagaConflict("not now")
         await apply(changes)
 
@@ -205,7 +205,7 @@ async def test_an_instance_that_is_replaced_while_its_last_messages_leave_is_rem
             completed = await memory.record()
             assert completed is not None
             another = replace(completed, saga_id=str(uuid.uuid4()), version=0, details="{}")
-            changes = [SagaChange(SagaFate.SET_ASIDE, completed), SagaChange(SagaFate.CREATED, another)]
+            changes = [SagaChange(SagaChangeKind.SET_ASIDE, completed), SagaChange(SagaChangeKind.CREATED, another)]
             await memory.sagas.apply(changes)
         return await send(envelopes, now, work=work)
 
@@ -214,7 +214,7 @@ async def test_an_instance_that_is_replaced_while_its_last_messages_leave_is_rem
         await memory.send(endpoint, Place("o-1"))
         monkeypatch.setattr(memory.transport, "send", begin_another_first)
         await memory.send(endpoint, Change("o-1", ["mail bye", "complete"]))
-    (record,) = await memory.sagas.page(("", ""), 10)
+    (record,) = await memory.sagas.read_page(("", ""), 10)
     assert (record.correlation, record.details) == (Correlation("order_id", "o-1"), "{}")
 
 
@@ -224,7 +224,7 @@ async def test_of_two_completed_instances_one_is_removed_although_the_other_meet
     apply = memory.sagas.apply
 
     async def apply_without_removing_one(changes: Any) -> None:
-        if any(each.fate is SagaFate.COMPLETED and each.record.saga_type == "OrderSaga" for each in changes):
+        if any(each.kind is SagaChangeKind.COMPLETED and each.record.saga_type == "OrderSaga" for each in changes):
             raise SagaConflict("not now")
         await apply(changes)
 
@@ -232,7 +232,7 @@ async def test_of_two_completed_instances_one_is_removed_although_the_other_meet
         await memory.send(endpoint, Place("o-1"))
         monkeypatch.setattr(memory.sagas, "apply", apply_without_removing_one)
         await memory.send(endpoint, Change("o-1", ["complete"]))
-    assert [each.saga_type for each in await memory.sagas.page(("", ""), 10)] == ["OrderSaga"]
+    assert [each.saga_type for each in await memory.sagas.read_page(("", ""), 10)] == ["OrderSaga"]
 
 
 async def test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_one_transaction(
@@ -247,8 +247,8 @@ async def test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_on
         (message,) = await world.pending()
         await world.clock.advance(11 * SECOND)
         await transport.send([to_envelope(message)], clock.now())
-        await clock.settle()
-        await clock.settle()
+        await clock.run_until_idle()
+        await clock.run_until_idle()
         assert await world.seen() == ["Place", "Due 10"]
     for each in (transport, store, sagas):
         await each.close()

@@ -29,7 +29,7 @@ from postdate import (
     started_by,
 )
 from postdate.config import load_settings
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decoded, encoded
+from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decode_details, encode_details
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError, UnsupportedTransactionMode
 from postdate.testing import VirtualClock
 from postdate.wiring import open_outbox, open_saga_store
@@ -150,12 +150,12 @@ def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
         details.timeouts[f"t-{number}"] = PendingTimeout(
             f"m-{number}", datetime(2030, 1, 1, tzinfo=UTC), "T", Raw(b"{}")
         )
-        assert details.expects(f"m-{number}")
-        details.came(f"m-{number}", remember=True)
-    assert [number for number in range(100) if details.expects(f"m-{number}")] == list(range(68, 100))
-    details.came("m-99", remember=True)  # a second time
+        assert details.has_timeout(f"m-{number}")
+        details.remember_handled(f"m-{number}", remember=True)
+    assert [number for number in range(100) if details.has_timeout(f"m-{number}")] == list(range(68, 100))
+    details.remember_handled("m-99", remember=True)  # a second time
     assert len(details.fired) == 32
-    assert decoded(encoded(details), "a saga") == details
+    assert decode_details(encode_details(details), "a saga") == details
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
 )
 def test_details_that_cannot_be_read_are_told(details: str) -> None:
     with pytest.raises(InvalidMessage, match="what is kept of Order order_id='o-1' cannot be read"):
-        decoded(details, "Order order_id='o-1'")
+        decode_details(details, "Order order_id='o-1'")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -200,7 +200,7 @@ async def test_a_timeout_for_nobody_here_goes_to_the_error_queue(memory: World, 
     async with memory.endpoint() as endpoint:
         headers = {Headers.IS_SAGA_TIMEOUT_MESSAGE: "True", **headers}
         await endpoint.send(Due(), destination="orders", headers=headers)
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         assert await memory.length("error") == 1
 
 

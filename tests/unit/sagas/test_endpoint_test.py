@@ -34,7 +34,7 @@ from postdate import (
 from postdate.errors import ConfigurationError
 from postdate.ports import Claim
 from postdate.testing import EndpointTest
-from postdate.testing.endpoints import Waiting
+from postdate.testing.endpoints import WaitingMessage
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -53,7 +53,7 @@ async def test_an_order_that_is_not_paid_is_reminded_of_three_times_and_ends_aft
         await test.send(PlaceOrder("o-1", "Cleo", 30))
         first, due = await test.waiting()
         assert (first.message, due.message) == (ReminderDue(1), PaymentDue())
-        assert due == Waiting(PaymentDue(), "tested", START + timedelta(hours=1))
+        assert due == WaitingMessage(PaymentDue(), "tested", START + timedelta(hours=1))
         assert await test.state_of(OrderSaga, "o-1") is not None
         await test.advance(minutes=59, seconds=59)
         assert texts(test)[1:] == ["reminder 1", "reminder 2", "reminder 3"]

@@ -62,7 +62,7 @@ async def test_instances_are_found_in_one_query_those_of_a_second_message_by_its
     asked = Asked(world, monkeypatch)
     await queue(world, *(Place(f"o-{number % 9}") for number in range(10)), Change("none"))
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert asked.many == [[*(f"o-{number}" for number in range(9)), "none"]]
     assert set(asked.one) == {"o-0", "none"}, "before a message is ignored its instance is looked for afresh"
     assert ("not found", "Change", "") in LOG
@@ -81,8 +81,8 @@ async def test_of_messages_that_are_not_handled_nothing_is_remembered(world: Wor
             await world.clock.advance(SECOND)
         handlers = endpoint._handlers
         assert handlers.sagas is not None
-        assert not handlers._decoded
-        assert not handlers.sagas._expected
+        assert not handlers._preloaded
+        assert not handlers.sagas._preloaded
     assert await world.length("orders") == 0
 
 
@@ -92,7 +92,7 @@ async def test_what_cannot_be_found_together_is_found_for_each(world: World, mon
     asked.error = StoreUnavailable("now")
     await queue(world, *(Place(f"o-{number}") for number in range(3)))
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert (len(asked.many), sorted(asked.one)) == (1, ["o-0", "o-1", "o-2"])
     assert [await world.seen(f"o-{number}") for number in range(3)] == [["Place"]] * 3
 
@@ -101,7 +101,7 @@ async def test_what_cannot_be_found_together_is_found_for_each(world: World, mon
 async def test_one_at_a_time_a_message_finds_what_the_one_before_it_has_left(world: World) -> None:
     await queue(world, Place("o-0"), Change("o-0"), Change("o-0", ["complete"]), Place("o-0"), Change("o-0"))
     async with world.endpoint(concurrency=1):
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert await world.seen("o-0") == ["Place", "Change"]
 
 
@@ -113,7 +113,7 @@ async def test_an_instance_that_ends_as_it_begins_is_looked_for_again(
     asked = Asked(world, monkeypatch)
     await queue(world, Place("o-0", ["complete"]), Place("o-1"))
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert (asked.many, asked.one) == ([["o-0", "o-1"]], ["o-0"])
     assert [await world.seen(f"o-{number}") for number in range(2)] == [None, ["Place"]]
 
@@ -132,5 +132,5 @@ async def test_messages_of_one_id_are_not_taken_for_each_other(world: World) -> 
     """An id is whatever a sender writes."""
     await queue(world, Place("o-0"), Place("o-1"), ids=["same", "same"])
     async with world.endpoint():
-        await world.clock.settle()
+        await world.clock.run_until_idle()
     assert [await world.seen(f"o-{number}") for number in range(2)] == [["Place"]] * 2

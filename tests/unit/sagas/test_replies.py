@@ -24,7 +24,7 @@ from postdate import (
     handles_timeout,
     started_by,
 )
-from postdate.endpoint.saga_handling import SagaDetails, decoded
+from postdate.endpoint.saga_handling import SagaDetails, decode_details
 from postdate.errors import InvalidMessage
 from postdate.ports import Correlation
 from postdate.testing import EndpointTest, VirtualClock
@@ -144,7 +144,7 @@ async def answers(world: World, order_id: str = "o-1", saga: str = "Buying") -> 
 async def test_a_reply_finds_the_instance_that_asked_although_it_does_not_say_which(world: World) -> None:
     async with world.endpoint(Buying, AlsoBuying) as endpoint, replying(world):
         await world.send(endpoint, Buy("o-1"), Buy("o-2"))
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert [await answers(world, order) for order in ("o-1", "o-2")] == [["ok for o-1"], ["ok for o-2"]]
         assert await answers(world, saga="AlsoBuying") == []
     assert unclaimed == []
@@ -161,7 +161,7 @@ async def test_what_a_saga_sends_says_who_sent_it_and_the_reply_who_is_to_get_it
     assert request.headers["NServiceBus.OriginatingSagaType"] == "Buying"
     assert not {Headers.SAGA_ID, Headers.SAGA_TYPE} & request.headers.keys()
     async with replying(memory):
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         ((reply, _),) = memory.transport.queues["orders"].messages
     assert {key: value for key, value in reply.headers.items() if "Saga" in key} == {
         "NServiceBus.SagaId": record.saga_id,
@@ -179,8 +179,8 @@ async def test_a_reply_to_an_instance_that_has_ended_is_not_for_the_next_of_its_
         await world.transport.create_queues(["payments"])
         await world.send(endpoint, Buy("o-1"), Leave("o-1"), Buy("o-1"))
         async with replying(world):
-            await world.clock.settle()
-            await world.clock.settle()
+            await world.clock.run_until_idle()
+            await world.clock.run_until_idle()
         assert await answers(world) == ["ok for o-1"]  # of the second
     assert unclaimed == [("Buying", Authorized("ok for o-1"))]
     assert "belongs to no Buying: ignored" in caplog.text
@@ -199,7 +199,7 @@ async def test_a_reply_to_an_instance_that_has_ended_is_not_for_the_next_of_its_
 async def test_a_reply_that_nobody_waits_for_goes_to_the_hook(memory: World, headers: dict[str, str]) -> None:
     async with memory.endpoint(Buying) as endpoint:
         await endpoint.send(Authorized(), headers=headers)
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         assert await memory.length("error") == 0
     assert unclaimed == [("Buying", Authorized())]
 
@@ -207,7 +207,7 @@ async def test_a_reply_that_nobody_waits_for_goes_to_the_hook(memory: World, hea
 async def test_a_reply_to_something_that_is_no_id_goes_to_the_error_queue(memory: World) -> None:
     async with memory.endpoint(Buying) as endpoint:
         await endpoint.send(Authorized(), headers={Headers.SAGA_TYPE: "Buying, Shop", Headers.SAGA_ID: "seven"})
-        await memory.clock.settle()
+        await memory.clock.run_until_idle()
         ((copy, _),) = memory.transport.queues["error"].messages
     assert "NServiceBus.SagaId names no saga instance: 'seven' is no UUID" in copy.headers[Headers.EXCEPTION_MESSAGE]
 
@@ -336,4 +336,4 @@ async def test_a_reply_under_test_goes_where_a_reply_would_go() -> None:
 
 
 def test_details_of_earlier_versions_name_nobody_who_began_it() -> None:
-    assert decoded('{"timeouts": {}, "fired": [], "completed_by": null}', "a saga") == SagaDetails()
+    assert decode_details('{"timeouts": {}, "fired": [], "completed_by": null}', "a saga") == SagaDetails()

@@ -22,7 +22,7 @@ from postdate import (
     started_by,
 )
 from postdate.errors import StoreError, StoreTroubled, StoreUnreachable
-from postdate.ports import Correlation, SagaChange, SagaFate
+from postdate.ports import Correlation, SagaChange, SagaChangeKind
 from postdate.ports.transports import ExpiryRules
 from postdate.testing import VirtualClock
 
@@ -83,16 +83,17 @@ async def test_a_message_that_meets_trouble_alone_again_and_again_fails_as_other
 
 
 @pytest.mark.parametrize(
-    ("method", "fate"), [("find", None), ("load", None), ("apply", SagaFate.CREATED), ("apply", SagaFate.UPDATED)]
+    ("method", "fate"),
+    [("find", None), ("load", None), ("apply", SagaChangeKind.CREATED), ("apply", SagaChangeKind.UPDATED)],
 )
 async def test_trouble_with_all_of_one_kind_is_an_outage_whatever_becomes_of_other_kinds(
-    memory: World, monkeypatch: pytest.MonkeyPatch, method: str, fate: SagaFate | None
+    memory: World, monkeypatch: pytest.MonkeyPatch, method: str, fate: SagaChangeKind | None
 ) -> None:
     """A page may be damaged on which new rows go, or an index; nobody is to blame for that."""
     call = getattr(memory.sagas, method)
 
     async def damaged(*arguments: Any) -> Any:
-        if fate is None or any(each.fate is fate for each in arguments[0]):
+        if fate is None or any(each.kind is fate for each in arguments[0]):
             raise StoreTroubled("page 7 is damaged")
         return await call(*arguments)
 
@@ -145,14 +146,14 @@ async def test_what_must_leave_outside_of_transactions_leaves_once_although_its_
             record = await sagas.find("Expiring", Correlation("order_id", "o-1"))
             if record is not None and others:
                 others -= 1
-                await sagas.apply([SagaChange(SagaFate.UPDATED, record)])  # somebody else is quicker
+                await sagas.apply([SagaChange(SagaChangeKind.UPDATED, record)])  # somebody else is quicker
 
     endpoint.saga(Expiring)
     await queues.create_queues(["mails"])
     async with endpoint:
         for _ in range(2):
             await endpoint.send(Place("o-1"))
-            await clock.settle()
+            await clock.run_until_idle()
         lengths = await queues.queue_lengths()
     assert (others, lengths["mails"], lengths["error"]) == (0, 2, 0)
     await queues.close()

@@ -106,7 +106,7 @@ async def test_a_new_instance_with_the_same_id_does_not_get_the_timeouts_of_the_
 async def test_a_span_of_zero_comes_at_once(world: World) -> None:
     async with world.endpoint() as endpoint:
         await world.send(endpoint, Place("o-1", ["due 0"]))
-        await world.clock.settle()
+        await world.clock.run_until_idle()
         assert await world.seen() == ["Place", "Due 0"]
 
 

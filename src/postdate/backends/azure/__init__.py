@@ -88,13 +88,13 @@ BACKEND: Final = Backend(
         ("azure-table",),
         "azure-table://account:key@account.table.core.windows.net",
         product="Azure Table Storage",
-        found_by="azure-table://?connection=env:POSTDATE_AZURITE_CONNECTION",
+        bench_address="azure-table://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     queue_addresses=Addresses(
         ("azure-queues",),
         "azure-queues://account:key@account.queue.core.windows.net",
         product="Azure Storage Queues",
-        found_by="azure-queues://?connection=env:POSTDATE_AZURITE_CONNECTION",
+        bench_address="azure-queues://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     extra="azure",
     store=Adapter(

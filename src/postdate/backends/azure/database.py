@@ -31,9 +31,9 @@ class AzureStorage(DatabaseObject):
     @cached_property
     def store(self) -> AzureTableStore:
         """The store of delayed messages."""
-        return self.made(AzureTableStore(self._login))
+        return self.register_adapter(AzureTableStore(self._login))
 
     @cached_property
     def queues(self) -> AzureStorageQueueTransport:
         """The transport."""
-        return self.made(AzureStorageQueueTransport(self._login))
+        return self.register_adapter(AzureStorageQueueTransport(self._login))

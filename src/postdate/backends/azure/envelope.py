@@ -46,7 +46,7 @@ LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) *
 UNREADABLE: Final = "azure.unreadable"
 
 _OWN_KEY: Final = "Postdate"
-_RETURNS: Final = "GivenBack"
+_FAILURE_COUNTS: Final = "GivenBack"
 _Value = TypeVar("_Value")
 
 _INTENTS: Final = {"Send": 1, "Publish": 2, "Subscribe": 3, "Unsubscribe": 4, "Reply": 5}
@@ -70,7 +70,7 @@ def to_text(envelope: Envelope) -> str:
     sent without base64, as it may have come.
     """
     size = 0
-    for text in _texts(envelope):
+    for text in _text_forms(envelope):
         if (size := len(text.encode())) <= LARGEST_TEXT_BYTES:
             return text
     raise MessageTooLarge(
@@ -80,45 +80,45 @@ def to_text(envelope: Envelope) -> str:
     )
 
 
-def _texts(envelope: Envelope) -> Iterator[str]:
+def _text_forms(envelope: Envelope) -> Iterator[str]:
     """Yield the forms in which a message may be sent, the complete one first."""
-    yield base64.b64encode(_as_json(envelope)).decode("ascii")
+    yield base64.b64encode(_encode_json(envelope)).decode("ascii")
     if Headers.FAILED_QUEUE not in envelope.headers:
         return
-    for headers in _shorter(envelope.headers):
-        yield base64.b64encode(_as_json(replace(envelope, headers=headers))).decode("ascii")
+    for headers in _shortened_headers(envelope.headers):
+        yield base64.b64encode(_encode_json(replace(envelope, headers=headers))).decode("ascii")
     if UNREADABLE in envelope.headers:
         yield envelope.body.decode(errors="replace")
     else:
-        yield _as_json(replace(envelope, headers=_without_faults(envelope.headers))).decode()
+        yield _encode_json(replace(envelope, headers=_strip_failure_headers(envelope.headers))).decode()
 
 
-def _shorter(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _shortened_headers(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     brief = {key: value for key, value in headers.items() if not _LONG_FAULT.match(key)}
     if Headers.EXCEPTION_MESSAGE in brief:
         brief[Headers.EXCEPTION_MESSAGE] = brief[Headers.EXCEPTION_MESSAGE][:_ERROR_TEXT_LIMIT]
     yield brief
     names = {Headers.FAILED_QUEUE, Headers.EXCEPTION_TYPE}
-    yield {**_without_faults(headers), **{key: headers[key] for key in names if key in headers}}
-    yield _without_faults(headers)
+    yield {**_strip_failure_headers(headers), **{key: headers[key] for key in names if key in headers}}
+    yield _strip_failure_headers(headers)
 
 
-def _without_faults(headers: Mapping[str, str]) -> dict[str, str]:
+def _strip_failure_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in headers.items() if key not in _OTHER_FAULTS and not _FAULT.match(key)}
 
 
-def _as_json(envelope: Envelope) -> bytes:
+def _encode_json(envelope: Envelope) -> bytes:
     check_headers(envelope.headers)
     headers = envelope.headers
     wrapper: dict[str, Any] = {
         "IdForCorrelation": None,
         "Id": envelope.message_id,
         "MessageIntent": _INTENTS.get(headers.get(Headers.MESSAGE_INTENT, ""), 1),
-        "ReplyToAddress": _copied(headers.get(Headers.REPLY_TO_ADDRESS)),
+        "ReplyToAddress": _short_copy(headers.get(Headers.REPLY_TO_ADDRESS)),
         "TimeToBeReceived": format_time_span(envelope.time_to_be_received or timedelta(0)),
         "Headers": dict(headers),
         "Body": envelope.body,
-        "CorrelationId": _copied(headers.get(Headers.CORRELATION_ID)),
+        "CorrelationId": _short_copy(headers.get(Headers.CORRELATION_ID)),
         "Recoverable": True,
     }
     times = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
@@ -127,7 +127,7 @@ def _as_json(envelope: Envelope) -> bytes:
     return msgspec.json.encode(wrapper)
 
 
-def _copied(value: str | None) -> str | None:
+def _short_copy(value: str | None) -> str | None:
     """Return a header's copy: an address or an id; ``None`` for anything longer, which stays in the headers only."""
     return value if value is None or len(value.encode()) <= _COPIED_BYTES else None
 
@@ -138,14 +138,14 @@ def _copied(value: str | None) -> str | None:
 def from_text(queue: str, native_id: str, text: str) -> Envelope:
     """Return the envelope of a message; never raises for the text of another sender."""
     try:
-        return _unwrapped(queue, native_id, text)
+        return _decode_envelope(queue, native_id, text)
     except (ValueError, PostdateError, RecursionError) as error:
         reason = f"not a message in the envelope of Azure Storage Queues: {error}"
         return Envelope(queue, native_id, {UNREADABLE: reason}, text.encode(errors="replace"))
 
 
-def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
-    wrapper = _wrapper(text)
+def _decode_envelope(queue: str, native_id: str, text: str) -> Envelope:
+    wrapper = _parse_wrapper(text)
     body = wrapper.get("Body")
     if body is None and "Headers" not in wrapper:
         raise InvalidMessage("the JSON object has neither Headers nor Body")
@@ -161,31 +161,31 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
     )
 
 
-def with_returns(text: str, times_received: int, failures: int, unanswered: int) -> str | None:
-    """Return the text with the message's returns in it (see :func:`returns_in`), in base64 if it was.
+def add_failure_counts(text: str, times_received: int, failures: int, unanswered: int) -> str | None:
+    """Return the text with the message's returns in it (see :func:`read_failure_counts`), in base64 if it was.
 
     ``None`` when it would be too long: then this return counts as one without an answer.
     """
-    times = {name: each for name, each in _own_values(_wrapper(text)).items() if isinstance(each, str)}
-    own_values = {**times, _RETURNS: (times_received, failures, unanswered)}
-    as_it_came = _wrapper(text, msgspec.Raw)  # numbers and nesting stay unchanged
-    encoded = msgspec.json.encode({**as_it_came, _OWN_KEY: own_values})
+    times = {name: each for name, each in _own_values(_parse_wrapper(text)).items() if isinstance(each, str)}
+    own_values = {**times, _FAILURE_COUNTS: (times_received, failures, unanswered)}
+    raw_wrapper = _parse_wrapper(text, msgspec.Raw)  # numbers and nesting stay unchanged
+    encoded = msgspec.json.encode({**raw_wrapper, _OWN_KEY: own_values})
     encoded = encoded if _is_plain(text) else base64.b64encode(encoded)
     return encoded.decode() if len(encoded) <= LARGEST_TEXT_BYTES else None
 
 
-def returns_in(text: str, times_received: int) -> tuple[int, int]:
+def read_failure_counts(text: str, times_received: int) -> tuple[int, int]:
     """Return how often handling has failed, and how many of these attempts ended without an answer.
 
     Azure counts deliveries (``times_received``), not their outcome: the receiver that returns a message writes it into
     the text.
     """
-    counted = failures = unanswered = 0
+    counted_receives = failures = unanswered = 0
     with suppress(ValueError, PostdateError, RecursionError):
-        stored = msgspec.convert(_own_values(_wrapper(text)).get(_RETURNS), tuple[int, int, int])
-        if stored[0] <= times_received:  # otherwise another message's count, which was copied with its text
-            counted, failures, unanswered = stored
-    return failures + times_received - counted, unanswered + times_received - counted
+        stored_counts = msgspec.convert(_own_values(_parse_wrapper(text)).get(_FAILURE_COUNTS), tuple[int, int, int])
+        if stored_counts[0] <= times_received:  # otherwise another message's count, which was copied with its text
+            counted_receives, failures, unanswered = stored_counts
+    return failures + times_received - counted_receives, unanswered + times_received - counted_receives
 
 
 def _own_values(wrapper: Mapping[str, object]) -> Mapping[str, object]:
@@ -197,7 +197,7 @@ def _is_plain(text: str) -> bool:
     return text.lstrip(_BOM).lstrip().startswith("{")
 
 
-def _wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Value]:
+def _parse_wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Value]:
     """Return the JSON object in a text, with or without base64 around it."""
     plain = text.lstrip(_BOM)
     if not _is_plain(plain):
@@ -215,8 +215,8 @@ def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
     headers = wrapper.get("Headers")
     if headers is not None and not isinstance(headers, dict):
         raise InvalidMessage("Headers is no JSON object")
-    named = cast("Mapping[str, object]", headers or {})
-    texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in named.items()})
+    header_values = cast("Mapping[str, object]", headers or {})
+    texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in header_values.items()})
     check_headers(texts)
     for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):
         value = wrapper.get(name)

@@ -59,7 +59,7 @@ _TO_CREATE: Final = {"QueueNotFound": "postdate setup --queue NAME", "TableNotFo
 
 
 @dataclass(frozen=True, slots=True)
-class Meanings:
+class ErrorTypes:
     """Which errors the answers of one service become: ``missing`` 404, ``exists`` 409, ``too_large`` 413.
 
     ``unreachable``: no answer, throttling, or refused credentials; ``unavailable``: it refuses this request, and not
@@ -76,10 +76,10 @@ class Meanings:
     too_large: type[PostdateError] = MessageTooLarge
 
 
-QUEUES: Final = Meanings(
+QUEUES: Final = ErrorTypes(
     TransportUnreachable, DestinationUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
 )
-TABLES: Final = Meanings(
+TABLES: Final = ErrorTypes(
     StoreUnreachable, StoreTroubled, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError
 )
 
@@ -104,55 +104,59 @@ def retry_after(error: BaseException | None) -> timedelta | None:
     return None
 
 
-def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError:
-    """Return the error for an answer; ``what`` names the target without secrets: ``queue 'a' of Azure account 'b'``."""
+def translate(error: AzureError, error_types: ErrorTypes, target: str) -> PostdateError:
+    """Return the error for an answer.
+
+    ``target`` names the target without secrets: ``queue 'a' of Azure account 'b'``.
+    """
     if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
-        return meanings.unreachable(f"{what} cannot be reached: {first_line(error)}")
+        return error_types.unreachable(f"{target} cannot be reached: {first_line(error)}")
     status, code = error.status_code or 0, code_of(error)
     answer = f"{status} {code or error.reason or 'without a reason'}"
     if status in {401, 403}:
-        return meanings.unreachable(
-            f"{what} refuses us ({answer}): check the name of the account, its key or signature, and the clock of this "
+        return error_types.unreachable(
+            f"{target} refuses us ({answer}): check the name of the account, its key or signature, and the clock of "
+            f"this "
             f"machine, which must be right to 15 minutes"
         )
     if status in {408, 429} or status >= 500:
         state = "is throttled" if status in {429, 503} else "cannot answer now"
         pause = retry_after(error)
-        asked = "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
-        return meanings.unreachable(f"{what} {state} ({answer}){asked}")
+        pause_text = "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
+        return error_types.unreachable(f"{target} {state} ({answer}){pause_text}")
     if code in _TO_CREATE:
-        return meanings.missing(f"{what} does not exist ({answer}); create it: {_TO_CREATE[code]}")
-    return _refusal(meanings, code, status, f"{what}: {answer}: {first_line(error)}")
+        return error_types.missing(f"{target} does not exist ({answer}); create it: {_TO_CREATE[code]}")
+    return _refusal(error_types, code, status, f"{target}: {answer}: {first_line(error)}")
 
 
-def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:
+def _refusal(error_types: ErrorTypes, code: str, status: int, text: str) -> PostdateError:
     """Return the error for an answer between 400 and 499; one that no list names is an outage of its target."""
     by_code = {
-        **dict.fromkeys(_TOO_LARGE, meanings.too_large),
-        **dict.fromkeys(_ABOUT_CONTENT, meanings.other),
-        **dict.fromkeys(_EXISTS, meanings.exists),
-        "PopReceiptMismatch": meanings.changed,
+        **dict.fromkeys(_TOO_LARGE, error_types.too_large),
+        **dict.fromkeys(_ABOUT_CONTENT, error_types.other),
+        **dict.fromkeys(_EXISTS, error_types.exists),
+        "PopReceiptMismatch": error_types.changed,
     }
-    by_status = {404: meanings.missing, 412: meanings.changed, 413: meanings.too_large}
-    return by_code.get(code, by_status.get(status, meanings.unavailable))(text)
+    by_status = {404: error_types.missing, 412: error_types.changed, 413: error_types.too_large}
+    return by_code.get(code, by_status.get(status, error_types.unavailable))(text)
 
 
 @contextmanager
-def creating(exists: str) -> Generator[None]:
-    """Let it pass when what is created is there already: the service says so with the code ``exists``."""
+def suppress_error_code(code: str) -> Generator[None]:
+    """Let it pass when what is created is there already: the service says so with the code ``code``."""
     try:
         yield
     except HttpResponseError as error:
-        if code_of(error) != exists:
+        if code_of(error) != code:
             raise
 
 
 @contextmanager
-def translated(meanings: Meanings, what: str) -> Generator[None]:
+def translate_errors(error_types: ErrorTypes, target: str) -> Generator[None]:
     """Translate errors of the SDK and of its connections; see :func:`translate`."""
     try:
         yield
     except AzureError as error:
-        raise translate(error, meanings, what) from error
+        raise translate(error, error_types, target) from error
     except (ClientError, OSError) as error:  # the SDK lets some of these through, such as a body that is cut short
-        raise meanings.unreachable(f"{what} cannot be reached: {first_line(error)}") from error
+        raise error_types.unreachable(f"{target} cannot be reached: {first_line(error)}") from error

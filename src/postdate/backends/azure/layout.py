@@ -17,11 +17,11 @@ from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import InvalidMessage, MessageError, MessageTooLarge
 from postdate.messages import (
     DelayedMessage,
+    copy_with_due,
+    copy_with_failures,
     decode_headers,
     encode_headers,
-    rescheduled,
     size_in_bytes,
-    with_failures,
 )
 
 LARGEST_BODY: Final = 64 * 1024
@@ -52,8 +52,9 @@ _TAIL_DIGITS: Final = 27
 
 def second_key(instant: datetime) -> str:
     """Return ``yyyyMMddHHmmss`` in UTC, of the whole second."""
-    at = instant.astimezone(UTC)
-    return f"{at.year:04}{at.month:02}{at.day:02}{at.hour:02}{at.minute:02}{at.second:02}"
+    utc_instant = instant.astimezone(UTC)
+    day = f"{utc_instant.year:04}{utc_instant.month:02}{utc_instant.day:02}"
+    return f"{day}{utc_instant.hour:02}{utc_instant.minute:02}{utc_instant.second:02}"
 
 
 def partition_of(row: str) -> str:
@@ -113,7 +114,7 @@ class DelayedEntity:
 
     @classmethod
     def new(cls, message: DelayedMessage, records: int = 0) -> DelayedEntity:
-        return cls(with_failures(message, 0), row_key(message.message_id, message.due), message.due, records)
+        return cls(copy_with_failures(message, 0), row_key(message.message_id, message.due), message.due, records)
 
     @property
     def partition(self) -> str:
@@ -123,13 +124,18 @@ class DelayedEntity:
     def keys(self) -> dict[str, str]:
         return {"PartitionKey": self.partition, "RowKey": self.row}
 
-    def after_failure(self, attempt_at: datetime, records: int) -> DelayedEntity:
-        failed = with_failures(self.message, self.message.number_of_failures + 1)
-        return DelayedEntity(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
+    def copy_for_retry(self, attempt_at: datetime, records: int) -> DelayedEntity:
+        failed_message = copy_with_failures(self.message, self.message.number_of_failures + 1)
+        return DelayedEntity(failed_message, row_key(failed_message.message_id, attempt_at), attempt_at, records)
 
-    def rescheduled(self, due: datetime, wall_time: str | None, records: int) -> DelayedEntity:
-        moved = rescheduled(self.message, due, wall_time)
-        return DelayedEntity(moved, row_key(moved.message_id, moved.due), moved.due, records)
+    def copy_for_reschedule(self, due: datetime, wall_time: str | None, records: int) -> DelayedEntity:
+        rescheduled_message = copy_with_due(self.message, due, wall_time)
+        return DelayedEntity(
+            rescheduled_message,
+            row_key(rescheduled_message.message_id, rescheduled_message.due),
+            rescheduled_message.due,
+            records,
+        )
 
     def entity(self) -> dict[str, Any]:
         message = self.message
@@ -160,7 +166,7 @@ def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
         headers, body = entity.get("Headers"), entity.get("Body")
         if is_own and (headers is None or body is None):
             raise InvalidMessage("the content is gone")
-        message = DelayedMessage.restored(
+        message = DelayedMessage.from_store(
             _text(entity, "MessageId"),
             instant_of(due_text) if due_text is not None else attempt_at,
             _text(entity, "Destination"),
@@ -201,10 +207,10 @@ def etag_of(entity: Mapping[str, Any]) -> str:
 def changed_at(entity: Mapping[str, Any]) -> datetime:
     """Return an entity's time of last write, on the server's clock."""
     metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
-    at = metadata.get("timestamp")
-    if not isinstance(at, datetime):
+    timestamp = metadata.get("timestamp")
+    if not isinstance(timestamp, datetime):
         raise InvalidMessage(f"the entity {entity['RowKey']!r} came without its timestamp")
-    return from_microseconds(to_microseconds(at))  # a plain datetime: encoders reject the SDK's
+    return from_microseconds(to_microseconds(timestamp))  # a plain datetime: encoders reject the SDK's
 
 
 def text_of(instant: datetime) -> str:
@@ -215,7 +221,7 @@ def instant_of(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def cut(note: str) -> str:
+def shorten_note(note: str) -> str:
     """Return as much of a reason or detail as a column takes."""
     if len(note) * 2 <= LONGEST_NOTE:
         return note

@@ -22,7 +22,7 @@ import anyio
 from azure.core.exceptions import AzureError, HttpResponseError
 from azure.storage.blob.aio import BlobLeaseClient
 
-from postdate.backends.azure.errors import TABLES, code_of, creating, translate, translated
+from postdate.backends.azure.errors import TABLES, code_of, suppress_error_code, translate, translate_errors
 from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.pages import BackOff
@@ -52,19 +52,22 @@ log = logging.getLogger("postdate.azure.lease")
 
 
 class ContainerLease:
-    """The lease on a container; ``lost`` is called when it was held and is lost."""
+    """The lease on a container; ``on_lost`` is called when it was held and is lost."""
 
-    def __init__(self, container: ContainerClient, place: str, lost: Callable[[], None]) -> None:
-        self._container, self.what = container, f"container {container.container_name!r} of {place}"
-        self._lost = lost
+    def __init__(self, container: ContainerClient, account_description: str, on_lost: Callable[[], None]) -> None:
+        self._container, self.description = (
+            container,
+            f"container {container.container_name!r} of {account_description}",
+        )
+        self._on_lost = on_lost
         self._lease: BlobLeaseClient | None = None
         self._id = str(uuid.uuid4())
         """The same every time: a process that has forgotten its lease can take it again at once."""
         self._renewed_at = self._refused_at = -LASTS_SECONDS * 2.0
         self.term = 0
         """Changes each time the lease is taken."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._turn = anyio.Lock()
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._lock = anyio.Lock()
 
     @property
     def is_in_force(self) -> bool:
@@ -93,59 +96,61 @@ class ContainerLease:
         """Return whether it was never lost since ``term`` began, and has not ended by our own clock."""
         return self.is_in_force and self.term == term and not self.is_over
 
-    async def hold(self) -> bool:
+    async def acquire_or_renew(self) -> bool:
         """Renew it when due, or take it when it may be free; return whether it is ours. Without an answer it may be."""
-        async with self._turn:
+        async with self._lock:
             if not (self.was_renewed_within(RENEWED_AFTER_SECONDS) or self.was_just_refused):
-                await self._ask()
+                await self._request_lease()
             return self.is_in_force
 
     async def renew(self, after_seconds: float = RENEWED_AFTER_SECONDS) -> None:
         """Renew it when it was not renewed for so long; never take it."""
-        async with self._turn:
+        async with self._lock:
             if self.is_in_force and not self.was_renewed_within(after_seconds):
-                await self._ask()
+                await self._request_lease()
 
-    async def sure(self) -> None:
+    async def renew_if_uncertain(self) -> None:
         """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
         if self.is_in_force and not self.was_renewed_within(SURE_FOR_SECONDS):
             await self.renew(SURE_FOR_SECONDS)
 
-    async def _ask(self) -> None:
-        asked_at, lease = _now(), self._lease
-        with translated(TABLES, f"the lease on {self.what}"):
+    async def _request_lease(self) -> None:
+        requested_at, lease = _now(), self._lease
+        with translate_errors(TABLES, f"the lease on {self.description}"):
             is_renewed = await (self._acquire() if lease is None else self._renew(lease))
         if not is_renewed:
-            self._refused_at = asked_at
-            self._end("was lost to another process")
+            self._refused_at = requested_at
+            self._void_lease("was lost to another process")
             return
-        self._renewed_at = asked_at
+        self._renewed_at = requested_at
         if lease is None:
             self.term += 1
-            self._watch()
-            log.info("dispatches under the lease on %s", self.what)
+            self._start_expiry_timer()
+            log.info("dispatches under the lease on %s", self.description)
 
-    def look(self) -> None:
+    def expire_if_over(self) -> None:
         """Void the claims as soon as the lease may have ended.
 
         A timer calls it: in a process that was frozen, timers run before any awaited answer. Timers stand still while
         the machine sleeps, the lease does not: so call it after a sleep, too.
         """
         if self.is_over:
-            self._end(f"has ended: it was not renewed for {LASTS_SECONDS} s")
+            self._void_lease(f"has ended: it was not renewed for {LASTS_SECONDS} s")
         elif self.is_in_force:
-            self._watch()
+            self._start_expiry_timer()
 
-    def _watch(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_later(max(self.remaining_seconds, 0.0), self.look)
+    def _start_expiry_timer(self) -> None:
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expiry_timer = asyncio.get_running_loop().call_later(
+            max(self.remaining_seconds, 0.0), self.expire_if_over
+        )
 
-    def _end(self, why: str) -> None:
+    def _void_lease(self, reason: str) -> None:
         if self.is_in_force:
             self._lease = None
-            log.warning("the lease on %s %s", self.what, why)
-            self._lost()
+            log.warning("the lease on %s %s", self.description, reason)
+            self._on_lost()
 
     async def _renew(self, lease: BlobLeaseClient) -> bool:
         try:
@@ -162,7 +167,7 @@ class ContainerLease:
             await self._acquire_or_create(lease)
         except HttpResponseError as error:
             if code_of(error) == "ContainerBeingDeleted":
-                raise translate(error, TABLES, self.what) from error
+                raise translate(error, TABLES, self.description) from error
             if error.status_code != 409 or code_of(error) not in _HAS_OTHER_HOLDER:
                 raise
             return False
@@ -179,21 +184,23 @@ class ContainerLease:
             await lease.acquire(LASTS_SECONDS, read_timeout=_ANSWERED_WITHIN_SECONDS)
 
     async def create(self) -> None:
-        with translated(TABLES, self.what), creating("ContainerAlreadyExists"):
+        with translate_errors(TABLES, self.description), suppress_error_code("ContainerAlreadyExists"):
             await self._container.create_container()
 
-    async def give_up(self) -> None:
+    async def release(self) -> None:
         """Release it; without an answer it expires."""
         try:
-            async with self._turn:
+            async with self._lock:
                 lease, self._lease = self._lease, None
                 if lease is not None:
                     await lease.release(read_timeout=_ANSWERED_WITHIN_SECONDS)
         except (AzureError, OSError) as error:
-            log.info("the lease on %s could not be given up and ends within %d s: %s", self.what, LASTS_SECONDS, error)
+            log.info(
+                "the lease on %s could not be given up and ends within %d s: %s", self.description, LASTS_SECONDS, error
+            )
         finally:
-            if self._alarm is not None:
-                self._alarm.cancel()
+            if self._expiry_timer is not None:
+                self._expiry_timer.cancel()
 
 
 def _now() -> float:
@@ -211,7 +218,7 @@ ROUND_SECONDS: Final = 0.5
 log_of_keeper = logging.getLogger("postdate.azure.keeper")
 
 
-class Keeper:
+class LeaseTask:
     """Runs in the event loop of its first caller, until it is stopped.
 
     ``took`` is called when the lease was taken anew; ``look`` looks for messages that other processes stored.
@@ -220,15 +227,15 @@ class Keeper:
     def __init__(
         self,
         lease: ContainerLease,
-        took: Callable[[], None],
-        look: Callable[[], Awaitable[None]],
+        on_acquired: Callable[[], None],
+        poll: Callable[[], Awaitable[None]],
         back_off: BackOff,
         resource: Resource,
     ) -> None:
-        self._lease, self._took, self._look, self._back_off = lease, took, look, back_off
+        self._lease, self._on_acquired, self._poll, self._back_off = lease, on_acquired, poll, back_off
         self._task: asyncio.Task[None] | None = None
         self._lease_health = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
-        self._look_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
+        self._poll_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
         self.is_needed = False
         """Whether a poller waits: only then a free lease is taken, and looks are made."""
 
@@ -236,58 +243,58 @@ class Keeper:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-azure-keeper")
 
-    async def begin(self) -> None:
+    async def acquire_and_start(self) -> None:
         """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
         if self._task is None or self._task.done():
-            await self._safely(self._round, self._lease_health)
+            await self._run_safely(self._renew_or_acquire, self._lease_health)
         self.start()
 
-    async def stop(self, until: float) -> None:
-        """End the task and give up the lease; after ``until`` (loop's clock) the lease is left to expire."""
+    async def stop(self, deadline: float) -> None:
+        """End the task and give up the lease; after ``deadline`` (loop's clock) the lease is left to expire."""
         task, self._task = self._task, None
         if task is None:
             return
         task.cancel()
         await asyncio.wait([task])
-        with anyio.CancelScope(deadline=until) as giving_up:
-            await self._lease.give_up()
-        if giving_up.cancelled_caught:
+        with anyio.CancelScope(deadline=deadline) as release_scope:
+            await self._lease.release()
+        if release_scope.cancelled_caught:
             log_of_keeper.info("the lease of this process could not be given up and ends within %d s", LASTS_SECONDS)
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._look_again_and_again)
+            tasks.start_soon(self._poll_repeatedly)
             while True:
-                await self._safely(self._round, self._lease_health)
+                await self._run_safely(self._renew_or_acquire, self._lease_health)
                 await asyncio.sleep(ROUND_SECONDS)
 
-    async def _look_again_and_again(self) -> None:
+    async def _poll_repeatedly(self) -> None:
         """Run beside the renewals: the lease would end during a look at tables that answer late."""
         while True:
             if self.is_needed and self._lease.is_in_force:
-                await self._safely(self._look, self._look_health)
-            await asyncio.sleep(self._back_off.longer().total_seconds())
+                await self._run_safely(self._poll, self._poll_health)
+            await asyncio.sleep(self._back_off.lengthen_pause().total_seconds())
 
-    async def _safely(self, step: Callable[[], Awaitable[None]], health: CallHealth) -> None:
+    async def _run_safely(self, step: Callable[[], Awaitable[None]], health: CallHealth) -> None:
         """Do a step and log any error: if the task ended, the lease would be lost."""
         now = asyncio.get_running_loop().time()
         try:
             await step()
         except PostdateError as error:
-            health.failed(error, now)
+            health.report_failure(error, now)
         except Exception:
             log_of_keeper.exception("the keeper of the lease failed for a reason that nobody thought of")
         else:
-            health.succeeded(now)
+            health.report_success(now)
 
-    async def _round(self) -> None:
-        self._lease.look()
+    async def _renew_or_acquire(self) -> None:
+        self._lease.expire_if_over()
         had_lease = self._lease.is_in_force
         if not self.is_needed:
             await self._lease.renew()
-        elif await self._lease.hold() and not had_lease:
+        elif await self._lease.acquire_or_renew() and not had_lease:
             self._back_off.reset()
-            self._took()
+            self._on_acquired()
 
 
 # --- claims of this process -------------------------------------------------------------------------------------------
@@ -322,7 +329,7 @@ class ClaimLimit:
             return self._longest
         return max(min(self._length, _PIECES_IN_HAND * self._length - in_progress), 0)
 
-    def done(self, now: float, seconds: float) -> None:
+    def adjust_limit(self, now: float, seconds: float) -> None:
         """Adjust the limit: a batch took ``seconds`` from claim to finish."""
         self._measured_until = now + _MEASURED_FOR_SECONDS
         if seconds > _SLOW_SECONDS:
@@ -335,24 +342,24 @@ class ClaimLimit:
 class ClaimedEntity:
     """A claimed message; the token of its `Claim`.
 
-    ``since`` is by the clock of the event loop. One that ``is_removed`` from the table already (mode ``none``) stays
-    ours when the lease is lost; any other only during the ``term`` of the lease.
+    ``claimed_at`` is by the clock of the event loop. One that ``is_removed`` from the table already (mode ``none``)
+    stays ours when the lease is lost; any other only during the ``term`` of the lease.
     """
 
-    waiting: DelayedEntity
+    delayed_entity: DelayedEntity
     term: int
     is_removed: bool = False
-    since: float = 0.0
-    was_asked_for: bool = False
+    claimed_at: float = 0.0
+    was_requested: bool = False
     """Whether its deletion was requested before. A caller that repeats a call got no answer to the last one."""
 
-    def deletion(self) -> Operation:
-        is_again, self.was_asked_for = self.was_asked_for, True
-        return deletion_of(self.waiting, is_again=is_again)
+    def build_deletion(self) -> Operation:
+        is_repeated, self.was_requested = self.was_requested, True
+        return deletion_of(self.delayed_entity, is_repeated=is_repeated)
 
 
-def deletion_of(waiting: DelayedEntity, *, is_again: bool = False) -> Operation:
-    return Operation("delete", waiting.keys, waiting.etag, is_again)
+def deletion_of(entity: DelayedEntity, *, is_repeated: bool = False) -> Operation:
+    return Operation("delete", entity.keys, entity.etag, is_repeated)
 
 
 class AzureClaims:
@@ -365,32 +372,32 @@ class AzureClaims:
         self.doubtful: dict[str, DelayedEntity] = {}
         """In mode ``none``: messages whose deletion was requested and not answered, or answered to a cancelled claim.
         The next claim finds out. They are ours only while the lease is."""
-        self._when_lost: list[Callable[[Collection[str]], None]] = []
+        self._loss_listeners: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
         return message_id in self._claims or message_id in self.doubtful
 
-    def of(self, message_id: str) -> ClaimedEntity | None:
+    def find(self, message_id: str) -> ClaimedEntity | None:
         return self._claims.get(message_id)
 
-    def hold(self, claim: ClaimedEntity) -> Claim:
-        self._claims[claim.waiting.message.message_id] = claim
-        return Claim(claim.waiting.message, claim)
+    def remember(self, claim: ClaimedEntity) -> Claim:
+        self._claims[claim.delayed_entity.message.message_id] = claim
+        return Claim(claim.delayed_entity.message, claim)
 
-    def let_go(self, claims: Iterable[ClaimedEntity]) -> None:
+    def forget_claims(self, claims: Iterable[ClaimedEntity]) -> None:
         """Drop these claims; a newer claim of the same message stays."""
         for each in claims:
-            if self._claims.get(each.waiting.message.message_id) is each:
-                del self._claims[each.waiting.message.message_id]
+            if self._claims.get(each.delayed_entity.message.message_id) is each:
+                del self._claims[each.delayed_entity.message.message_id]
 
-    def end_deferring(self, now: datetime) -> bool:
+    def resume_deferred(self, now: datetime) -> bool:
         """Stop deferring messages whose time has come; return whether there were any."""
-        over = [id_ for id_, attempt_at in self.deferred.items() if attempt_at < now]
-        for id_ in over:
+        due_ids = [id_ for id_, attempt_at in self.deferred.items() if attempt_at < now]
+        for id_ in due_ids:
             del self.deferred[id_]
-        return bool(over)
+        return bool(due_ids)
 
-    def forget(self) -> None:
+    def forget_all(self) -> None:
         self._claims.clear()
         self.deferred.clear()
         self.doubtful.clear()
@@ -398,31 +405,31 @@ class AzureClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def lose(self) -> None:
-        """Drop the claims that a new holder of the lease may take, and tell the listeners of `when_lost`."""
+    def forget_lost_claims(self) -> None:
+        """Drop the claims that a new holder of the lease may take, and notify the listeners for lost claims."""
         if self.doubtful:
             log.warning("may have left the table without being sent (mode none): %s", ", ".join(self.doubtful))
             self.doubtful.clear()
         ids = [id_ for id_, claim in self._claims.items() if not claim.is_removed]
         for id_ in ids:
             del self._claims[id_]
-        for lost in list(self._when_lost) if ids else ():
-            lost(ids)
+        for listener in list(self._loss_listeners) if ids else ():
+            listener(ids)
 
-    def still_holds(self, claim: Claim, lease: ContainerLease) -> bool:
-        return bool(self._in_force([claim], lease))
+    def is_in_force(self, claim: Claim, lease: ContainerLease) -> bool:
+        return bool(self._claims_in_force([claim], lease))
 
-    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        self._when_lost.append(lost)
-        return lambda: self._when_lost.remove(lost)
+    def listen_for_lost_claims(self, on_lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        self._loss_listeners.append(on_lost)
+        return lambda: self._loss_listeners.remove(on_lost)
 
-    async def claims_in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
+    async def select_claims_in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
         """Return the claims that are certainly ours: a lease that may have ended is renewed first."""
-        if any(not claim.is_removed for claim in self._in_force(claims, lease)):
-            await lease.sure()
-        return self._in_force(claims, lease)
+        if any(not claim.is_removed for claim in self._claims_in_force(claims, lease)):
+            await lease.renew_if_uncertain()
+        return self._claims_in_force(claims, lease)
 
-    def _in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
+    def _claims_in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
         pairs = [(self._claims.get(claim.message.message_id), claim.token) for claim in claims]
         own_claims = [entity for entity, token in pairs if entity is not None and entity is token]
         return [entity for entity in own_claims if entity.is_removed or lease.is_in_force_since(entity.term)]

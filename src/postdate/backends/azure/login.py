@@ -35,7 +35,7 @@ from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import AioHttpTransport
 
 from postdate.errors import ConfigurationError
-from postdate.ports.settings import referred
+from postdate.ports.settings import resolve_reference
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient
@@ -100,10 +100,10 @@ class AzureLogin:
             )
         return url
 
-    def place(self, service: str) -> str:
+    def describe_service(self, service: str) -> str:
         """Return the account and host for messages, without secrets."""
-        where = self.endpoints.get(service)
-        return f"Azure account {self.account!r}" + (f" at {urlsplit(where).netloc}" if where else "")
+        url = self.endpoints.get(service)
+        return f"Azure account {self.account!r}" + (f" at {urlsplit(url).netloc}" if url else "")
 
     @property
     def credential(self) -> AzureNamedKeyCredential | AzureSasCredential:
@@ -112,18 +112,18 @@ class AzureLogin:
         assert self.signature is not None
         return AzureSasCredential(self.signature)
 
-    def queue_service(self) -> QueueServiceClient:
+    def create_queue_service(self) -> QueueServiceClient:
         """Return a client; it connects at first use and must be closed."""
         from azure.storage.queue.aio import QueueServiceClient
 
         return QueueServiceClient(self.endpoint("queue"), self.credential, **_client_settings())
 
-    def table_service(self) -> TableServiceClient:
+    def create_table_service(self) -> TableServiceClient:
         from azure.data.tables.aio import TableServiceClient
 
         return TableServiceClient(endpoint=self.endpoint("table"), credential=self.credential, **_client_settings())
 
-    def blob_service(self) -> BlobServiceClient:
+    def create_blob_service(self) -> BlobServiceClient:
         from azure.storage.blob.aio import BlobServiceClient
 
         return BlobServiceClient(self.endpoint("blob"), self.credential, **_client_settings())
@@ -131,7 +131,7 @@ class AzureLogin:
 
 def _client_settings() -> dict[str, Any]:
     """Return the settings of every client: no retries of the SDK's own, which hide an outage from our breakers."""
-    transport = LastingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
+    transport = RetryingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
     return {"transport": transport, "retry_total": 0, "logger": requests_log}
 
 
@@ -167,7 +167,7 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
     if "connection" in options:
         if parts.netloc:
             raise ConfigurationError("the address of Azure Storage names an account and a connection string: take one")
-        return parse_connection_string(_referred(options["connection"], environment))
+        return parse_connection_string(_resolve_reference(options["connection"], environment))
     return _login("queue" if scheme.lower() == "azure-queues" else "table", parts.netloc, parts.path, options)
 
 
@@ -191,9 +191,9 @@ def _neighbours(service: str, host: str) -> dict[str, str]:
     return {of: f"{account}.{of}.{suffix}" for of in SERVICES} if separator else {}
 
 
-def _referred(reference: str, environment: Mapping[str, str] | None) -> str:
+def _resolve_reference(reference: str, environment: Mapping[str, str] | None) -> str:
     """Return the connection string behind ``env:NAME`` or ``file:PATH``."""
-    text = referred(
+    text = resolve_reference(
         reference,
         os.environ if environment is None else environment,
         "put the connection string of the Azure account into it",
@@ -256,7 +256,7 @@ def _emulator() -> AzureLogin:
 
 log = logging.getLogger("postdate.azure.connections")
 
-_AT_ONCE: Final = 16
+_MOST_CALLS: Final = 16
 
 
 @dataclass(slots=True)
@@ -275,7 +275,7 @@ _attempts: ContextVar[RequestAttempts | None] = ContextVar("postdate-azure-attem
 
 
 @contextmanager
-def count_attempts(attempts: RequestAttempts) -> Generator[None]:
+def track_attempts(attempts: RequestAttempts) -> Generator[None]:
     """Count the attempts of the one request within the block, those that aiohttp makes by itself included."""
     token = _attempts.set(attempts)
     try:
@@ -284,68 +284,68 @@ def count_attempts(attempts: RequestAttempts) -> Generator[None]:
         _attempts.reset(token)
 
 
-class LastingTransport(AioHttpTransport):
+class RetryingTransport(AioHttpTransport):
     """Repeats a request when a reused connection ends before any of the answer has come."""
 
     async def open(self) -> None:
         """Open the session, with a trace that notes which connections are reused."""
         sdk: Any = super()  # untyped
-        before = self.session
+        previous_session = self.session
         await sdk.open()
-        if self.session is not None and self.session is not before:
-            self.session.trace_configs.append(_tracing())
+        if self.session is not None and self.session is not previous_session:
+            self.session.trace_configs.append(_create_tracing())
 
     async def send(self, request: Any, **settings: Any) -> Any:
         sdk: Any = super()
         while True:  # each repetition uses up one kept connection
-            use = SimpleNamespace(is_again=False, attempts=_attempts.get() or RequestAttempts())
+            request_context = SimpleNamespace(is_again=False, attempts=_attempts.get() or RequestAttempts())
             try:
-                return await sdk.send(request, trace_request_ctx=use, **settings)
+                return await sdk.send(request, trace_request_ctx=request_context, **settings)
             except AzureError as error:
-                if not (use.is_again and _has_ended(error.__cause__)):
+                if not (request_context.is_again and _is_disconnection(error.__cause__)):
                     raise
                 log.debug("%s is asked for again, as its connection had ended: %s", request.method, error)
 
 
-def _tracing() -> TraceConfig:
-    async def used_again(_session: object, of: SimpleNamespace, _what: object) -> None:
-        of.trace_request_ctx.is_again = True
-        of.trace_request_ctx.attempts.count += 1
+def _create_tracing() -> TraceConfig:
+    async def on_reuse(_session: object, context: SimpleNamespace, _what: object) -> None:
+        context.trace_request_ctx.is_again = True
+        context.trace_request_ctx.attempts.count += 1
 
-    async def made(_session: object, of: SimpleNamespace, _what: object) -> None:
-        of.trace_request_ctx.is_again = False
-        of.trace_request_ctx.attempts.count += 1
+    async def on_create(_session: object, context: SimpleNamespace, _what: object) -> None:
+        context.trace_request_ctx.is_again = False
+        context.trace_request_ctx.attempts.count += 1
 
     tracing = TraceConfig()
-    tracing.on_connection_reuseconn.append(used_again)
-    tracing.on_connection_create_start.append(made)
+    tracing.on_connection_reuseconn.append(on_reuse)
+    tracing.on_connection_create_start.append(on_create)
     tracing.freeze()
     return tracing
 
 
-def _has_ended(error: BaseException | None) -> bool:
+def _is_disconnection(error: BaseException | None) -> bool:
     """Return whether an open connection ended without an answer; ``False`` when none could be opened."""
     return isinstance(error, ServerDisconnectedError | ClientOSError) and not isinstance(error, ClientConnectorError)
 
 
-async def headers_of(service: Any) -> Mapping[str, str]:  # the SDK leaves the types of its keyword arguments open
+async def fetch_headers(service: Any) -> Mapping[str, str]:  # the SDK leaves the types of its keyword arguments open
     """Return the headers of an answer of a service, their names in lower case."""
     headers: dict[str, str] = {}
 
-    def keep(response: Any) -> None:
+    def remember_headers(response: Any) -> None:
         headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
 
-    await service.get_service_properties(raw_response_hook=keep)
+    await service.get_service_properties(raw_response_hook=remember_headers)
     return headers
 
 
-async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Make calls, :data:`_AT_ONCE` at a time; raise the first failure after all have ended."""
+async def run_concurrently(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Make calls, :data:`_MOST_CALLS` at a time; raise the first failure after all have ended."""
     failures: list[Exception] = []
-    room = anyio.Semaphore(_AT_ONCE)
+    slots = anyio.Semaphore(_MOST_CALLS)
 
     async def call(each: Callable[[], Awaitable[None]]) -> None:
-        async with room:
+        async with slots:
             try:
                 await each()
             except Exception as error:  # noqa: BLE001 - raised below, once the others are done

@@ -24,10 +24,10 @@ from postdate.backends.azure.layout import (
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage
-from postdate.ports import MessageFilter, PendingPage, StoreStatistics, counted_between
-from postdate.ports.administration import no_cursor
+from postdate.ports import MessageFilter, PendingPage, StoreStatistics, counts_between
+from postdate.ports.administration import invalid_cursor_error
 
-READ_AT_ONCE: Final = 1_000
+LARGEST_PAGE: Final = 1_000
 """Azure's most entities in one answer."""
 
 _SHORTEST_IDLE: Final = timedelta(milliseconds=100)
@@ -36,7 +36,7 @@ _ROW_TIME_LENGTH: Final = 14
 _BEHIND_ALL_TIMES: Final = ":"
 """Sorts after every digit: keys that are no times are others' entities."""
 
-_LOOKED_AT_ONCE: Final = 250
+_SEARCH_PAGE_SIZE: Final = 250
 
 Entity = Mapping[str, Any]
 
@@ -64,8 +64,8 @@ class Polling:
             raise ConfigurationError(f"peek_interval must be more than 0, not {self.peek_interval}")
         if not _SHORTEST_IDLE <= longest <= _LONGEST_IDLE:
             raise ConfigurationError(f"longest_wait_when_idle must be 100 ms to 60 s, not {longest}")
-        if not 1 <= self.page_size <= READ_AT_ONCE:
-            raise ConfigurationError(f"page_size must be 1 to {READ_AT_ONCE:,}, not {self.page_size}")
+        if not 1 <= self.page_size <= LARGEST_PAGE:
+            raise ConfigurationError(f"page_size must be 1 to {LARGEST_PAGE:,}, not {self.page_size}")
 
 
 class BackOff:
@@ -75,7 +75,7 @@ class BackOff:
         self._polling = polling
         self._pause = timedelta(0)
 
-    def longer(self) -> timedelta:
+    def lengthen_pause(self) -> timedelta:
         self._pause = min(self._pause + self._polling.peek_interval, self._polling.longest_wait_when_idle)
         return self._pause
 
@@ -86,106 +86,108 @@ class BackOff:
 class Pages:
     """Reads due messages ahead of their claims; valid only under one lease, as nobody else takes them meanwhile."""
 
-    def __init__(self, table: Table, mark: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
-        self._table, self._mark = table, mark
-        self._ahead: deque[DelayedEntity] = deque()
-        self._read_to = ""
+    def __init__(
+        self, table: Table, mark_unreadable: Callable[[Entity, MessageError, datetime], Awaitable[None]]
+    ) -> None:
+        self._table, self._mark_unreadable = table, mark_unreadable
+        self._buffer: deque[DelayedEntity] = deque()
+        self._last_row_key = ""
         """The last key that was read; empty to start at the front."""
 
-    def forget(self) -> None:
+    def forget_buffer(self) -> None:
         """Read from the start of the table next time: something may have changed there."""
-        self._ahead.clear()
-        self._read_to = ""
+        self._buffer.clear()
+        self._last_row_key = ""
 
-    def changed(self, attempt_at: datetime) -> None:
+    def forget_if_before(self, attempt_at: datetime) -> None:
         """A message may be attempted at ``attempt_at``: read again if that lies before the position reached."""
-        if self._read_to and second_key(attempt_at) <= self._read_to:
-            self.forget()
+        if self._last_row_key and second_key(attempt_at) <= self._last_row_key:
+            self.forget_buffer()
 
     @property
-    def next_ahead(self) -> datetime | None:
+    def next_known_attempt(self) -> datetime | None:
         """Time of the next attempt as far as it is known without a request."""
-        if self._ahead:
-            return self._ahead[0].attempt_at
-        return attempt_of(self._read_to[:_ROW_TIME_LENGTH], is_own=False) if self._read_to else None
+        if self._buffer:
+            return self._buffer[0].attempt_at
+        return attempt_of(self._last_row_key[:_ROW_TIME_LENGTH], is_own=False) if self._last_row_key else None
 
-    async def take(
+    async def read_due(
         self, now: datetime, limit: int, is_selected: Callable[[DelayedEntity], bool]
     ) -> list[DelayedEntity]:
         """Return up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
-        selected: dict[str, DelayedEntity] = {}
+        entities_by_id: dict[str, DelayedEntity] = {}
         has_read = False
-        while len(selected) < limit:
-            if not self._ahead:
-                if has_read and not self._read_to:
+        while len(entities_by_id) < limit:
+            if not self._buffer:
+                if has_read and not self._last_row_key:
                     break
-                await self._read(now)
+                await self._load_page(now)
                 has_read = True
                 continue
-            waiting = self._ahead.popleft()
-            id_ = waiting.message.message_id  # two messages with one id: one at a time
-            if waiting.attempt_at < now and id_ not in selected and is_selected(waiting):
-                selected[id_] = waiting
-        return list(selected.values())
+            candidate = self._buffer.popleft()
+            message_id = candidate.message.message_id  # two messages with one id: one at a time
+            if candidate.attempt_at < now and message_id not in entities_by_id and is_selected(candidate):
+                entities_by_id[message_id] = candidate
+        return list(entities_by_id.values())
 
-    async def _read(self, now: datetime) -> None:
+    async def _load_page(self, now: datetime) -> None:
         """Read the next page, or the first one."""
-        page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
+        page = await self.read_page(self._last_row_key, second_key(later(now, timedelta(seconds=1))))
         messages: list[DelayedEntity] = []
         for entity in page:
             try:
                 messages.append(read_entity(entity))
             except MessageError as error:
-                await self._mark(entity, error, now)
+                await self._mark_unreadable(entity, error, now)
         # Only now: when a mark fails, the page is read again, else its messages would be passed over.
-        self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
-        self._ahead.extend(sorted(messages, key=lambda waiting: waiting.attempt_at))
+        self._last_row_key = page[-1]["RowKey"] if len(page) >= LARGEST_PAGE else ""
+        self._buffer.extend(sorted(messages, key=lambda waiting: waiting.attempt_at))
 
-    async def one_page(self, after: str, before: str) -> list[Entity]:
-        """Return up to :data:`READ_AT_ONCE` entities with a row key above ``after`` and below ``before``.
+    async def read_page(self, after: str, before: str) -> list[Entity]:
+        """Return up to :data:`LARGEST_PAGE` entities with a row key above ``after`` and below ``before``.
 
         A short or empty answer may not be the last: answers are followed until the page is full or the table ends.
         """
         page: list[Entity] = []
-        async with aclosing(self.entities(after, before)) as entities:
+        async with aclosing(self.query_entities(after, before)) as entities:
             async for entity in entities:
                 page.append(entity)
-                if len(page) == READ_AT_ONCE:
+                if len(page) == LARGEST_PAGE:
                     break
         return page
 
-    async def at(self, row: str) -> Entity | None:
+    async def get_entity(self, row: str) -> Entity | None:
         return await self._table.get({"PartitionKey": partition_of(row), "RowKey": row})
 
     async def is_unreadable(self, row: str) -> bool:
         """Return whether the entity with that row key is marked as unreadable."""
         return await self._table.get({"PartitionKey": UNREADABLE, "RowKey": row}) is not None
 
-    async def entities(
+    async def query_entities(
         self,
         after: str = "",
         before: str = "",
         *,
         select: Sequence[str] | None = None,
-        also: str = "",
-        at_once: int = READ_AT_ONCE,
+        extra_condition: str = "",
+        page_size: int = LARGEST_PAGE,
     ) -> AsyncGenerator[Entity]:
         """Yield entities in key order; row keys begin with the partition key, so they order the whole table.
 
-        Their row keys are above ``after`` and below ``before``. ``also`` is another condition, which no index serves.
-        An answer has up to ``at_once`` entities, at most :data:`READ_AT_ONCE`.
+        Their row keys are above ``after`` and below ``before``. ``extra_condition`` is another condition, which no
+        index serves. An answer has up to ``page_size`` entities, at most :data:`LARGEST_PAGE`.
         """
         bounds = [f"PartitionKey lt '{_BEHIND_ALL_TIMES}'"]
         if after:
-            bounds += [f"PartitionKey ge '{_quoted(partition_of(after))}'", f"RowKey gt '{_quoted(after)}'"]
+            bounds += [f"PartitionKey ge '{_quote(partition_of(after))}'", f"RowKey gt '{_quote(after)}'"]
         if before:
-            bounds += [f"PartitionKey le '{_quoted(partition_of(before))}'", f"RowKey lt '{_quoted(before)}'"]
-        if also:
-            bounds.append(also)
-        async for entity in self._table.query(" and ".join(bounds), select, at_once):
+            bounds += [f"PartitionKey le '{_quote(partition_of(before))}'", f"RowKey lt '{_quote(before)}'"]
+        if extra_condition:
+            bounds.append(extra_condition)
+        async for entity in self._table.query(" and ".join(bounds), select, page_size):
             yield entity
 
-    async def first(self, is_selected: Callable[[Entity], bool]) -> datetime | None:
+    async def find_first_attempt(self, is_selected: Callable[[Entity], bool]) -> datetime | None:
         """Return the earliest attempt of the wanted entities; ``None`` without any.
 
         Upstream's messages are due at the end of their second, wherever their keys sort in it; so a second that begins
@@ -193,12 +195,12 @@ class Pages:
         """
         earliest: datetime | None = None
         second = ""
-        async with aclosing(self.entities(select=KEY_COLUMNS, at_once=_LOOKED_AT_ONCE)) as entities:
+        async with aclosing(self.query_entities(select=KEY_COLUMNS, page_size=_SEARCH_PAGE_SIZE)) as entities:
             async for entity in entities:
                 row: str = entity["RowKey"]
                 if earliest is not None and row[:_ROW_TIME_LENGTH] != second:
                     break
-                attempt_at = _attempt(entity) if is_selected(entity) else None
+                attempt_at = _attempt_of(entity) if is_selected(entity) else None
                 if attempt_at is None:
                     continue
                 earliest = attempt_at if earliest is None else min(earliest, attempt_at)
@@ -212,21 +214,21 @@ class Pages:
     async def next_due(self) -> datetime | None:
         """Return the earliest due time; reads every message that has failed before."""
         dues: list[datetime] = []
-        async with aclosing(self.entities(select=KEY_COLUMNS, at_once=1)) as entities:
+        async with aclosing(self.query_entities(select=KEY_COLUMNS, page_size=1)) as entities:
             async for entity in entities:
                 if (due := _due_of(entity)) is not None:
                     dues.append(due)
                     break
-        failing = self.entities(select=KEY_COLUMNS, also="Failures gt 0")
+        failing = self.query_entities(select=KEY_COLUMNS, extra_condition="Failures gt 0")
         all_dues = [*dues, *[_due_of(entity) async for entity in failing]]
         return min((due for due in all_dues if due is not None), default=None)
 
-    async def statistics(self, holding: Container[object], now: datetime) -> StoreStatistics:
-        """Count the messages; those in ``holding`` are claimed."""
+    async def statistics(self, claims: Container[object], now: datetime) -> StoreStatistics:
+        """Count the messages; those in ``claims`` are claimed."""
         pending = overdue = claimed = failing = 0
         earliest: datetime | None = None
-        async for entity in self.entities(select=(*KEY_COLUMNS, "Failures")):
-            due, is_claimed = _due_of(entity), entity.get("MessageId") in holding
+        async for entity in self.query_entities(select=(*KEY_COLUMNS, "Failures")):
+            due, is_claimed = _due_of(entity), entity.get("MessageId") in claims
             pending, claimed = pending + 1, claimed + is_claimed
             failing += bool(entity.get("Failures"))
             if due is not None:
@@ -236,25 +238,25 @@ class Pages:
 
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
         """Count by due time; what has failed before stands at its next attempt, behind the last edge maybe."""
-        keys = self.entities(_since(edges[0]), select=KEY_COLUMNS)
+        keys = self.query_entities(_key_before_second(edges[0]), select=KEY_COLUMNS)
         dues = [due async for entity in keys if (due := _due_of(entity)) is not None]
-        return counted_between(edges, ((due, 1) for due in dues))
+        return counts_between(edges, ((due, 1) for due in dues))
 
-    async def pending(self, where: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
         """List messages in key order; one that has failed stands at its next attempt."""
         messages: list[DelayedMessage] = []
-        begin = "" if where.due_from is None else _since(where.due_from)
-        if where.after is not None:
-            begin = max(begin, _read_cursor(where.after))
-        at_once = min(max(limit, _LOOKED_AT_ONCE), READ_AT_ONCE)
-        async with aclosing(self.entities(begin, at_once=at_once)) as entities:
+        start_key = "" if message_filter.due_from is None else _key_before_second(message_filter.due_from)
+        if message_filter.after is not None:
+            start_key = max(start_key, _read_cursor(message_filter.after))
+        page_size = min(max(limit, _SEARCH_PAGE_SIZE), LARGEST_PAGE)
+        async with aclosing(self.query_entities(start_key, page_size=page_size)) as entities:
             async for entity in entities:
                 try:
                     message = read_entity(entity).message
                 except MessageError:  # marked when it is due
                     continue
-                if where.matches(message):
-                    messages.append(message.listed(entity["RowKey"]))
+                if message_filter.matches(message):
+                    messages.append(message.set_cursor(entity["RowKey"]))
                     if len(messages) == limit:
                         break
         return PendingPage.of(messages, limit)
@@ -263,16 +265,16 @@ class Pages:
 def _read_cursor(cursor: str) -> str:
     """Return the row key behind which a list goes on. Raises `InvalidMessage`."""
     if not (isinstance(cursor, str) and cursor.isprintable() and is_row_key(cursor)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise no_cursor(cursor)
+        raise invalid_cursor_error(cursor)
     return cursor
 
 
-def _since(instant: datetime) -> str:
+def _key_before_second(instant: datetime) -> str:
     """Return what sorts before all keys of a second, even the one without a GUID."""
     return second_key(instant)[:-1]
 
 
-def _attempt(entity: Entity) -> datetime | None:
+def _attempt_of(entity: Entity) -> datetime | None:
     """Return the attempt time of an entity; ``None`` when it is no message."""
     try:
         return attempt_of(entity["RowKey"], is_own=entity.get("Due") is not None)
@@ -280,7 +282,7 @@ def _attempt(entity: Entity) -> datetime | None:
         return None
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     return key.replace("'", "''")
 
 

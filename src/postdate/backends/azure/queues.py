@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from postdate.backends.azure.envelope import to_text
-from postdate.backends.azure.errors import QUEUES, retry_after, translated
+from postdate.backends.azure.errors import QUEUES, retry_after, translate_errors
 from postdate.backends.azure.login import AzureLogin
 from postdate.errors import (
     ConfigurationError,
@@ -41,7 +41,7 @@ from postdate.errors import (
     QueueNotFound,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, Headers, encode_headers, why_too_large
+from postdate.messages import Envelope, Headers, encode_headers, too_large_error
 from postdate.runtime import forks
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _NUMBER_LENGTH: Final = 36
 _OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 
-def _legacy(name: str) -> str:
+def _sanitize_legacy(name: str) -> str:
     clean = _DASHES.sub("-", _FORBIDDEN.sub("-", name))
     if len(clean) <= LONGEST_NAME:
         return clean
@@ -70,7 +70,7 @@ def _legacy(name: str) -> str:
 SANITIZERS: Final[Mapping[str, Sanitizer]] = {
     "strict": lambda name: _OWN_QUEUE.sub(r"-\1", name),
     "dashes": lambda name: name.replace(".", "-"),
-    "legacy": _legacy,
+    "legacy": _sanitize_legacy,
 }
 
 
@@ -88,25 +88,26 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
         clean = sanitizer(name.lower())
     except Exception as error:
         raise ConfigurationError(f"the sanitizer of queue names failed for {name!r}: {error}") from error
-    if _is_reserved(clean):
+    if _is_valid_name(clean):
         return clean
-    shown = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
+    name_text = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
     raise ConfigurationError(
-        f"{shown} cannot be the name of a queue in Azure: {SHORTEST_NAME} to {LONGEST_NAME} letters, digits and single "
-        f"dashes, beginning and ending with a letter or digit; {_mending(name)}"
+        f"{name_text} cannot be the name of a queue in Azure: {SHORTEST_NAME} to {LONGEST_NAME} letters, digits and "
+        f"single "
+        f"dashes, beginning and ending with a letter or digit; {_advice_for(name)}"
     )
 
 
-def _mending(name: str) -> str:
+def _advice_for(name: str) -> str:
     """Return advice for a name that Azure does not take."""
     for choice in ("dashes", "legacy"):
         clean = SANITIZERS[choice](name.lower())
-        if _is_reserved(clean):
+        if _is_valid_name(clean):
             return f"choose another, or sanitizer={choice!r}, which makes {clean!r} of it"
     return "choose another"
 
 
-def _is_reserved(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     return SHORTEST_NAME <= len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
@@ -121,29 +122,29 @@ class QueueService(forks.ForkAware):
         self._sanitizer = sanitizer
         self._service: QueueServiceClient | None = None
         self._clients: dict[str, QueueClient] = {}
-        self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._quiet_until = 0.0
+        self._send_events: dict[str, set[asyncio.Event]] = {}
+        self._throttled_until = 0.0
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         """Leave the connections to the parent; the next use opens others."""
-        forks.keep_for_ever((self._service, self._clients, self._waiting))
-        self._service, self._clients, self._waiting, self._quiet_until = None, {}, {}, 0.0
+        forks.prevent_destruction((self._service, self._clients, self._send_events))
+        self._service, self._clients, self._send_events, self._throttled_until = None, {}, {}, 0.0
 
     @property
-    def place(self) -> str:
-        return self.login.place("queue")
+    def description(self) -> str:
+        return self.login.describe_service("queue")
 
-    def what(self, queue: str) -> str:
+    def describe_queue(self, queue: str) -> str:
         """Return a queue's name for error messages."""
-        return f"queue {queue_name(queue, self._sanitizer)!r} of {self.place}"
+        return f"queue {queue_name(queue, self._sanitizer)!r} of {self.description}"
 
     @property
     def client(self) -> QueueServiceClient:
         """Made at first use, in the event loop that uses it."""
         if self._service is None:
-            self._service = self.login.queue_service()
+            self._service = self.login.create_queue_service()
         return self._service
 
     def queue(self, name: str) -> QueueClient:
@@ -157,36 +158,38 @@ class QueueService(forks.ForkAware):
         return client
 
     @contextmanager
-    def asking(self, queue: str) -> Generator[None]:
+    def guard_request(self, queue: str) -> Generator[None]:
         """Wrap a request to a queue: translate errors, and refuse it during a pause that the account asked for."""
         self.queue(queue)
-        what = self.what(queue)
-        if (wait := self._quiet_until - asyncio.get_running_loop().time()) > 0:
-            raise TransportUnreachable(f"{what} is throttled; it asked to be left alone for another {wait:.1f} s")
+        description = self.describe_queue(queue)
+        if (remaining_seconds := self._throttled_until - asyncio.get_running_loop().time()) > 0:
+            raise TransportUnreachable(
+                f"{description} is throttled; it asked to be left alone for another {remaining_seconds:.1f} s"
+            )
         try:
-            with translated(QUEUES, what):
+            with translate_errors(QUEUES, description):
                 yield
         except PostdateError as error:
             if (pause := retry_after(error)) is not None:
-                self._quiet_until = asyncio.get_running_loop().time() + pause.total_seconds()
+                self._throttled_until = asyncio.get_running_loop().time() + pause.total_seconds()
             raise
 
     # --- who waits for a message --------------------------------------------------------------------------------------
 
     @contextmanager
-    def listening(self, queue: str) -> Generator[asyncio.Event]:
+    def listen(self, queue: str) -> Generator[asyncio.Event]:
         """Yield an event that is set whenever this process sends to the queue."""
-        news = asyncio.Event()
-        waiting = self._waiting.setdefault(queue, set())
-        waiting.add(news)
+        sent_event = asyncio.Event()
+        events = self._send_events.setdefault(queue, set())
+        events.add(sent_event)
         try:
-            yield news
+            yield sent_event
         finally:
-            waiting.discard(news)
+            events.discard(sent_event)
 
     def announce(self, queue: str) -> None:
-        for news in self._waiting.get(queue, ()):
-            news.set()
+        for event in self._send_events.get(queue, ()):
+            event.set()
 
     async def close(self) -> None:
         service, self._service = self._service, None
@@ -245,63 +248,63 @@ class QueueSender(forks.ForkAware):
     ``limit`` is in bytes of headers and body together, besides Azure's own limit.
     """
 
-    def __init__(self, service: QueueService, at_once: int, limit: int | None) -> None:
-        self._service, self._limit = service, limit
-        self._at_once, self._places = at_once, asyncio.Semaphore(at_once)
+    def __init__(self, service: QueueService, concurrent_sends: int, largest_message_bytes: int | None) -> None:
+        self._service, self._largest_message_bytes = service, largest_message_bytes
+        self._concurrent_sends, self._send_slots = concurrent_sends, asyncio.Semaphore(concurrent_sends)
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
-        self._places = asyncio.Semaphore(self._at_once)
+        self._send_slots = asyncio.Semaphore(self._concurrent_sends)
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
         """A message that cannot be encoded costs no request."""
-        parcels = [self.packed(envelope, now) for envelope in envelopes]
-        outage: list[PostdateError] = []
-        sending = [
-            asyncio.ensure_future(self._send(envelope, parcel, outage))
-            for envelope, parcel in zip(envelopes, parcels, strict=True)
+        encoded_messages = [self.encode_message(envelope, now) for envelope in envelopes]
+        outages: list[PostdateError] = []
+        tasks = [
+            asyncio.ensure_future(self._send(envelope, encoded, outages))
+            for envelope, encoded in zip(envelopes, encoded_messages, strict=True)
         ]
         try:
-            return list(await asyncio.gather(*sending))
+            return list(await asyncio.gather(*tasks))
         finally:
-            for task in sending:
+            for task in tasks:
                 task.cancel()
 
-    def packed(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
+    def encode_message(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
         """Return a message ready to be sent, or the error that forbids it."""
         try:
             self._service.queue(envelope.destination)
-            if self._limit is not None and (
-                refused := why_too_large(envelope, encode_headers(envelope.headers), self._limit)
+            if self._largest_message_bytes is not None and (
+                size_error := too_large_error(envelope, encode_headers(envelope.headers), self._largest_message_bytes)
             ):
-                return refused
+                return size_error
             return EncodedMessage(to_text(envelope), time_to_live(envelope, now))
         except (MessageError, QueueNotFound) as error:
             return error
 
     async def _send(
-        self, envelope: Envelope, parcel: EncodedMessage | PostdateError, outage: list[PostdateError]
+        self, envelope: Envelope, encoded: EncodedMessage | PostdateError, outages: list[PostdateError]
     ) -> PostdateError | None:
-        if isinstance(parcel, PostdateError):
-            return parcel
-        if parcel.time_to_live is None:
+        if isinstance(encoded, PostdateError):
+            return encoded
+        if encoded.time_to_live is None:
             log.warning(
                 "message %s to %s was not sent: its time to be received had run out",
                 envelope.message_id,
                 envelope.destination,
             )
             return None
-        async with self._places:
-            if outage:  # the others would wait as long for the same error
-                return TransportUnreachable(f"not sent: {outage[0]}")
+        async with self._send_slots:
+            if outages:  # the others would wait as long for the same error
+                return TransportUnreachable(f"not sent: {outages[0]}")
             try:
-                with self._service.asking(envelope.destination):
+                with self._service.guard_request(envelope.destination):
                     queue = self._service.queue(envelope.destination)
-                    await queue.send_message(parcel.text, time_to_live=parcel.time_to_live)
+                    await queue.send_message(encoded.text, time_to_live=encoded.time_to_live)
             except PostdateError as error:
                 if isinstance(error, TransportUnreachable):
-                    outage.append(error)
+                    outages.append(error)
                 return error
         self._service.announce(envelope.destination)
         return None

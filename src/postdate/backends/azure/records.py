@@ -15,15 +15,15 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.groups import Operation, OperationBatcher, Table
 from postdate.backends.azure.layout import (
     DelayedEntity,
     changed_at,
-    cut,
     etag_of,
     id_hash,
     instant_of,
     read_entity,
+    shorten_note,
     text_of,
 )
 from postdate.backends.azure.pages import Pages
@@ -60,27 +60,29 @@ class IndexRow:
         self.message_id: str = row["MessageId"]
         self.etag = etag_of(row)
         self.records = int(row.get("Records") or 0)
-        ended = int(row.get("Ended") or 0)
-        self.end = RecordKind(ended) if ended else None
+        end_number = int(row.get("Ended") or 0)
+        self.end_kind = RecordKind(end_number) if end_number else None
 
     @property
-    def places(self) -> list[str]:
+    def row_keys(self) -> list[str]:
         """The row keys at which the message may wait, the latest last: at one of them, unless it has left.
 
         At both while it moves, and after a move that was interrupted.
         """
-        named = (self._row.get("Former"), self._row.get("Location"))
-        return list(dict.fromkeys(place for place in named if place))  # equal when it was changed where it stood
+        candidates = (self._row.get("Former"), self._row.get("Location"))
+        return list(
+            dict.fromkeys(row_key for row_key in candidates if row_key)
+        )  # equal when it was changed where it stood
 
-    def scheduled(self) -> list[Record]:
+    def scheduling_records(self) -> list[Record]:
         """Return the record of scheduling; none for messages of upstream or of older versions."""
         at = self._row.get("ScheduledAt")
         return [] if at is None else [self._record(RecordKind.SCHEDULED, at, self._row["ScheduledDue"], "")]
 
-    def ended(self) -> list[Record]:
-        if self.end is None:
+    def end_records(self) -> list[Record]:
+        if self.end_kind is None:
             return []
-        return [self._record(self.end, self._row["EndedAt"], self._row["Due"], self._row.get("Detail") or "")]
+        return [self._record(self.end_kind, self._row["EndedAt"], self._row["Due"], self._row.get("Detail") or "")]
 
     def _record(self, kind: RecordKind, at: str, due: str, detail: str) -> Record:
         return Record(kind, self.message_id, instant_of(at), instant_of(due), self._row["Destination"], detail)
@@ -93,22 +95,22 @@ class Records:
         self.table, self.keeps_retries = table, keeps_retries
         name = _NOT_IN_KEYS.sub("_", f"{platform.node()}:{os.getpid()}")
         self._clock_keys = {"PartitionKey": _CLOCK, "RowKey": name}
-        self.rounds = Rounds(table)
+        self.rounds = OperationBatcher(table)
         """For the ends of messages."""
 
     # --- entering --------------------------------------------------------------------------------------------------
 
-    async def enter(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
+    async def add_ids(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
         """Add the ids that are new; return for each whether it was."""
-        return await self.table.each([Operation("create", self._entry(each, now)) for each in messages])
+        return await self.table.apply_each([Operation("create", self._new_id_row(each, now)) for each in messages])
 
-    def _entry(self, waiting: DelayedEntity, now: datetime) -> dict[str, Any]:
-        scheduled = {"ScheduledAt": text_of(now), "ScheduledDue": text_of(waiting.message.due)}
-        return {**self._base(waiting), "Location": waiting.row, **scheduled}
+    def _new_id_row(self, entity: DelayedEntity, now: datetime) -> dict[str, Any]:
+        scheduled = {"ScheduledAt": text_of(now), "ScheduledDue": text_of(entity.message.due)}
+        return {**self._base_columns(entity), "Location": entity.row, **scheduled}
 
     @staticmethod
-    def _base(waiting: DelayedEntity) -> dict[str, Any]:
-        message = waiting.message
+    def _base_columns(entity: DelayedEntity) -> dict[str, Any]:
+        message = entity.message
         return {
             **keys_of(message.message_id),
             "MessageId": message.message_id,
@@ -122,87 +124,91 @@ class Records:
 
     async def has_ended(self, message_id: str) -> bool:
         index = await self.find(message_id)
-        return index is not None and index.end is not None
+        return index is not None and index.end_kind is not None
 
-    async def take_over(self, index: IndexRow, waiting: DelayedEntity) -> bool:
+    async def update_location(self, index: IndexRow, entity: DelayedEntity) -> bool:
         """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
-        entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
-        return await self.table.atomically([Operation("change", entry, index.etag)])
+        entry = {**self._base_columns(entity), "Location": entity.row, "Former": ""}
+        return await self.table.apply_atomically([Operation("change", entry, index.etag)])
 
-    async def come_back(self, index: IndexRow, waiting: DelayedEntity, now: datetime) -> bool:
+    async def reschedule_failed(self, index: IndexRow, entity: DelayedEntity, now: datetime) -> bool:
         """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
-        message, why = waiting.message, "came back from the error queue"
-        record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, why)
-        return await self.append(index, next(reversed(index.places), ""), waiting, record)
+        message, detail = entity.message, "came back from the error queue"
+        record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, detail)
+        return await self.append_record(index, next(reversed(index.row_keys), ""), entity, record)
 
-    async def append(self, index: IndexRow, former: str, waiting: DelayedEntity, record: Record) -> bool:
+    async def append_record(self, index: IndexRow, former_row_key: str, entity: DelayedEntity, record: Record) -> bool:
         """Add a record after the existing ones, its end included, and set the message's place and the former one.
 
         Returns ``False``, with nothing done, when the row had changed.
         """
-        message = waiting.message
-        added = [*index.ended(), record]
+        message = entity.message
+        new_records = [*index.end_records(), record]
         operations = [
-            Operation("create", _row(each, message.destination, index.records + number))
-            for number, each in enumerate(added, 1)
+            Operation("create", _record_columns(each, message.destination, index.records + number))
+            for number, each in enumerate(new_records, 1)
         ]
         entry = {
-            **self._base(waiting),
-            "Location": waiting.row,
-            "Former": former,
-            "Records": index.records + len(added),
+            **self._base_columns(entity),
+            "Location": entity.row,
+            "Former": former_row_key,
+            "Records": index.records + len(new_records),
             "Ended": 0,
         }
-        return await self.table.atomically([Operation("change", entry, index.etag), *operations])
+        return await self.table.apply_atomically([Operation("change", entry, index.etag), *operations])
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    async def retried(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
+    async def record_retry(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
         """Record a failed attempt, and the message's place for the next one."""
         message = old.message
-        entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
+        entry = {**self._base_columns(new), "Location": new.row, "Former": old.row, "Ended": 0}
         operations = [Operation("merge", entry)]
         if self.keeps_retries:
             entry["Records"] = new.records
             record = Record(RecordKind.RETRIED, message.message_id, now, message.due, None, reason)
-            operations.append(Operation("upsert", _row(record, message.destination, new.records)))
-        await self.table.atomically(operations)
+            operations.append(Operation("upsert", _record_columns(record, message.destination, new.records)))
+        await self.table.apply_atomically(operations)
 
-    async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
+    async def record_ends(
+        self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = ""
+    ) -> None:
         """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
-        end = _end(kind, now, detail)
-        await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
+        end_columns = _end_columns(kind, now, detail)
+        await self.rounds.apply_each(
+            [Operation("merge", {**self._base_columns(each), **end_columns}) for each in messages]
+        )
 
-    async def not_ended(self, index: IndexRow) -> None:
+    async def undo_end(self, index: IndexRow) -> None:
         """Take back an end whose deletion failed, unless the row has changed since it was read."""
-        await self.table.atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
+        await self.table.apply_atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
 
-    async def not_moved(self, old: DelayedEntity, new: DelayedEntity) -> None:
+    async def undo_reschedule(self, old: DelayedEntity, new: DelayedEntity) -> None:
         """Take back the record and the place of a rescheduling that was not done."""
         index = await self.find(old.message.message_id)
-        if index is None or index.places[-1:] != [new.row]:
+        if index is None or index.row_keys[-1:] != [new.row]:
             return
-        entry = {**self._base(old), "Location": old.row, "Former": "", "Records": index.records - 1}
+        entry = {**self._base_columns(old), "Location": old.row, "Former": "", "Records": index.records - 1}
         record = Operation("delete", keys_of(index.message_id, index.records))
-        await self.table.atomically([Operation("change", entry, index.etag), record])
+        await self.table.apply_atomically([Operation("change", entry, index.etag), record])
 
-    async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
+    async def record_unreadable(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
         """Record the failure of an unreadable message, of which perhaps only the id is known."""
-        entry = {**keys_of(message_id), "MessageId": message_id, **_end(RecordKind.FAILED, now, detail)}
-        if not await self.table.atomically([Operation("change", entry)]):
-            unknown = {"Destination": destination, "Due": text_of(now)}
-            await self.table.atomically([Operation("upsert", {**entry, **unknown})])
+        entry = {**keys_of(message_id), "MessageId": message_id, **_end_columns(RecordKind.FAILED, now, detail)}
+        if not await self.table.apply_atomically([Operation("change", entry)]):
+            missing_columns = {"Destination": destination, "Due": text_of(now)}
+            await self.table.apply_atomically([Operation("upsert", {**entry, **missing_columns})])
 
-    async def discard_failed(self, message_id: str, now: datetime) -> None:
+    async def record_discard(self, message_id: str, now: datetime) -> None:
         """Record that a failed message was discarded; nothing for one that waits again or is unknown."""
         index = await self.find(message_id)
-        if index is None or index.end is not RecordKind.FAILED:
+        if index is None or index.end_kind is not RecordKind.FAILED:
             return
-        (failed,) = index.ended()
+        (failure_record,) = index.end_records()
         number = index.records + 1
-        entry = {**keys_of(message_id), "Records": number, **_end(RecordKind.DISCARDED, now)}
-        row = _row(failed, failed.destination or "", number)
-        await self.table.atomically([Operation("change", entry, index.etag), Operation("create", row)])
+        entry = {**keys_of(message_id), "Records": number, **_end_columns(RecordKind.DISCARDED, now)}
+        row = _record_columns(failure_record, failure_record.destination or "", number)
+        await self.table.apply_atomically([Operation("change", entry, index.etag), Operation("create", row)])
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -213,9 +219,9 @@ class Records:
         if not rows or "_" in rows[0]["RowKey"]:
             return []
         index = IndexRow(rows[0])
-        return [*index.scheduled(), *map(_record, rows[1:]), *index.ended()]
+        return [*index.scheduling_records(), *map(_record_of, rows[1:]), *index.end_records()]
 
-    async def counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[RecordKind, int]:
         counts: dict[RecordKind, int] = {}
         select = ["RowKey", "Kind", "ScheduledAt", "Ended"]
         async for row in self.table.query(f"PartitionKey ge 'id0' and PartitionKey le 'id{_BUCKETS}'", select):
@@ -231,30 +237,34 @@ class Records:
 
     async def server_now(self) -> datetime:
         """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
-        await self.table.atomically([Operation("merge", self._clock_keys)])
+        await self.table.apply_atomically([Operation("merge", self._clock_keys)])
         row = await self.table.get(self._clock_keys)
         if row is None:  # another process deleted it as a dead one's
-            raise StoreUnavailable(f"the row with the time of this process in {self.table.what} is gone")
+            raise StoreUnavailable(f"the row with the time of this process in {self.table.description} is gone")
         return changed_at(row).astimezone(UTC)
 
     async def report_clock(self, ahead: timedelta) -> None:
-        await self.table.atomically([Operation("merge", {**self._clock_keys, _AHEAD: str(ahead // _MICROSECOND)})])
+        await self.table.apply_atomically(
+            [Operation("merge", {**self._clock_keys, _AHEAD: str(ahead // _MICROSECOND)})]
+        )
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """Deletes the rows of dead processes."""
         now = await self.server_now()
         rows: list[Mapping[str, Any]] = [row async for row in self.table.query(f"PartitionKey eq '{_CLOCK}'")]
-        dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
-        await self.table.each([Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead])
-        living = [row for row in rows if row not in dead and row.get(_AHEAD) is not None]
-        return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living}
+        dead_rows = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
+        await self.table.apply_each(
+            [Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead_rows]
+        )
+        living_rows = [row for row in rows if row not in dead_rows and row.get(_AHEAD) is not None]
+        return {row["RowKey"]: int(row[_AHEAD]) * _MICROSECOND for row in living_rows}
 
 
-def _end(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
-    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": cut(detail)}
+def _end_columns(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
+    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": shorten_note(detail)}
 
 
-def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
+def _record_columns(record: Record, destination: str, number: int) -> dict[str, Any]:
     return {
         **keys_of(record.message_id, number),
         "MessageId": record.message_id,
@@ -262,11 +272,11 @@ def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
         "At": text_of(record.at),
         "Due": None if record.due is None else text_of(record.due),
         "Destination": destination,
-        "Detail": cut(record.detail),
+        "Detail": shorten_note(record.detail),
     }
 
 
-def _record(row: Row) -> Record:
+def _record_of(row: Row) -> Record:
     due = row.get("Due")
     return Record(
         RecordKind(int(row["Kind"])),
@@ -281,7 +291,7 @@ def _record(row: Row) -> Record:
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-class Storing:
+class MessageEntities:
     """Puts messages into a table, and finds waiting messages by id."""
 
     def __init__(self, table: Table, records: Records, pages: Pages) -> None:
@@ -294,72 +304,74 @@ class Storing:
             DuplicateMessage: it was stored before, and has not come back from the error queue.
             StoreUnavailable: it may have been stored; storing it again finds out.
         """
-        waiting = DelayedEntity.new(message)
-        (is_new,) = await self._records.enter([waiting], now)
+        entity = DelayedEntity.new(message)
+        (is_new,) = await self._records.add_ids([entity], now)
         if not is_new:
-            return await self._store_again(waiting, now, may_come_back=True)
-        if not await self._put(waiting):
+            return await self._store_known_id(entity, now, may_replace_failed=True)
+        if not await self._put_entity(entity):
             raise DuplicateMessage.of(message.message_id)  # another process found the id without its message
-        return waiting
+        return entity
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
         """Store the new messages, the first of each id; return their entities."""
         unique = {message.message_id: message for message in reversed(messages)}
-        waiting = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
-        entered = await self._records.enter(waiting, now)
-        fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
-        put = await self._table.each([Operation("create", each.entity()) for each in fresh])
-        stored = [each for each, is_put in zip(fresh, put, strict=True) if is_put]
-        for each in (each for each, is_new in zip(waiting, entered, strict=True) if not is_new):
+        entities = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
+        are_new = await self._records.add_ids(entities, now)
+        new_entities = [each for each, is_new in zip(entities, are_new, strict=True) if is_new]
+        create_outcomes = await self._table.apply_each([Operation("create", each.entity()) for each in new_entities])
+        stored_entities = [each for each, is_put in zip(new_entities, create_outcomes, strict=True) if is_put]
+        for each in (each for each, is_new in zip(entities, are_new, strict=True) if not is_new):
             try:
-                stored.append(await self._store_again(each, now, may_come_back=False))
+                stored_entities.append(await self._store_known_id(each, now, may_replace_failed=False))
             except DuplicateMessage:
                 continue
-        return stored
+        return stored_entities
 
-    async def _store_again(self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool) -> DelayedEntity:
-        """Store a message whose id is known: its message is missing, or has failed and ``may_come_back``."""
-        records, id_ = self._records, waiting.message.message_id
-        if (index := await records.find(id_)) is None:  # it left a moment ago, and nothing is kept of it
-            (is_entered,) = await records.enter([waiting], now)
-        elif index.end is RecordKind.FAILED and may_come_back:
-            is_entered = not await self._is_there(index) and await records.come_back(index, waiting, now)
-            waiting = DelayedEntity.new(waiting.message, index.records + 2)
+    async def _store_known_id(self, entity: DelayedEntity, now: datetime, *, may_replace_failed: bool) -> DelayedEntity:
+        """Store a message whose id is known: its message is missing, or has failed and ``may_replace_failed``."""
+        records, message_id = self._records, entity.message.message_id
+        if (index := await records.find(message_id)) is None:  # it left a moment ago, and nothing is kept of it
+            (is_added,) = await records.add_ids([entity], now)
+        elif index.end_kind is RecordKind.FAILED and may_replace_failed:
+            is_added = not await self._is_stored(index) and await records.reschedule_failed(index, entity, now)
+            entity = DelayedEntity.new(entity.message, index.records + 2)
         else:  # an id without a message: storing was interrupted, or upstream's poller took it
-            is_entered = (
-                index.end is None and not await self._is_there(index) and await records.take_over(index, waiting)
+            is_added = (
+                index.end_kind is None
+                and not await self._is_stored(index)
+                and await records.update_location(index, entity)
             )
-        if not (is_entered and await self._put(waiting)):
-            raise DuplicateMessage.of(id_)
-        return waiting
+        if not (is_added and await self._put_entity(entity)):
+            raise DuplicateMessage.of(message_id)
+        return entity
 
-    async def _put(self, waiting: DelayedEntity) -> bool:
-        return await self._table.atomically([Operation("create", waiting.entity())])
+    async def _put_entity(self, entity: DelayedEntity) -> bool:
+        return await self._table.apply_atomically([Operation("create", entity.entity())])
 
     async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
         """Return the copies of a waiting message, the latest last, and its id's row; ``None`` when it does not wait."""
         index = await self._records.find(message_id)
         while index is not None:
-            if copies := await self._copies(index):
+            if copies := await self._read_copies(index):
                 return index, copies
-            if index.end is not None:
+            if index.end_kind is not None:
                 return None
-            read_before, index = index, await self._records.find(message_id)
-            if index is not None and index.etag == read_before.etag:
+            previous_index, index = index, await self._records.find(message_id)
+            if index is not None and index.etag == previous_index.etag:
                 return None  # else it has moved since its row was read
         return None
 
-    async def _is_there(self, index: IndexRow) -> bool:
+    async def _is_stored(self, index: IndexRow) -> bool:
         """Return whether a message waits, or is marked as unreadable."""
-        if await self._copies(index):
+        if await self._read_copies(index):
             return True
-        return any([await self._pages.is_unreadable(row) for row in index.places])
+        return any([await self._pages.is_unreadable(row) for row in index.row_keys])
 
-    async def _copies(self, index: IndexRow) -> list[DelayedEntity]:
+    async def _read_copies(self, index: IndexRow) -> list[DelayedEntity]:
         """Read the places in their order: a move adds at the latest before it deletes at the former one."""
         copies: list[DelayedEntity] = []
-        for row in index.places:
-            if (entity := await self._pages.at(row)) is not None:
+        for row in index.row_keys:
+            if (entity := await self._pages.get_entity(row)) is not None:
                 with suppress(MessageError):  # marked when it is due
                     copies.append(read_entity(entity))
         return copies

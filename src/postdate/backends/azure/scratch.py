@@ -20,7 +20,7 @@ from postdate.ports.backends import Scratch
 
 _SANITIZER: Final = "dashes"
 _IS_LEASED: Final = 412
-_AT_ONCE: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
+_NO_RETRIES: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
 """Failed deletions are reported at once: by default the SDK retries for more than a minute."""
 
 
@@ -36,7 +36,9 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
             _delete_table(login, table)
         except AzureError as error:
             reason = str(error).partition("\n")[0]
-            raise StoreUnavailable(f"{login.place('table')} kept what was made for the run: {reason}") from error
+            raise StoreUnavailable(
+                f"{login.describe_service('table')} kept what was made for the run: {reason}"
+            ) from error
 
 
 def _address_of_all_services(address: str, login: AzureLogin) -> str:
@@ -52,13 +54,13 @@ def delete_queues(login: AzureLogin, queues: Sequence[str]) -> None:
     """Delete queues with all that is in them; queues that do not exist are passed over."""
     if "queue" not in login.endpoints:
         return
-    with QueueServiceClient(login.endpoint("queue"), login.credential, **_AT_ONCE) as service:
+    with QueueServiceClient(login.endpoint("queue"), login.credential, **_NO_RETRIES) as service:
         for queue in queues:
             with suppress(ResourceNotFoundError):
-                service.delete_queue(clean(queue))
+                service.delete_queue(sanitize_queue(queue))
 
 
-def clean(queue: str) -> str:
+def sanitize_queue(queue: str) -> str:
     """Return the name of a queue as the account has it."""
     return queue_name(queue, sanitizer_of(_SANITIZER))
 
@@ -66,12 +68,12 @@ def clean(queue: str) -> str:
 def _delete_table(login: AzureLogin, table: str) -> None:
     """Delete the table of a store, that of its records, and the container by which it is leased."""
     if "table" in login.endpoints:
-        tables: Any = TableServiceClient(endpoint=login.endpoint("table"), credential=login.credential, **_AT_ONCE)
+        tables: Any = TableServiceClient(endpoint=login.endpoint("table"), credential=login.credential, **_NO_RETRIES)
         with tables:
             for name in (table, records_table(table)):
                 tables.delete_table(name)
     if "blob" in login.endpoints:
-        with BlobServiceClient(login.endpoint("blob"), login.credential, **_AT_ONCE) as blobs:
+        with BlobServiceClient(login.endpoint("blob"), login.credential, **_NO_RETRIES) as blobs:
             _delete_container(blobs, table)
 
 

@@ -17,7 +17,7 @@ def default_table(endpoint: str) -> str:
     return "delays" + _hash(endpoint)
 
 
-def checked_table(name: str) -> str:
+def normalize_table(name: str) -> str:
     """Return a table's name in lower case, because the leased container has the same name (row 77)."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(

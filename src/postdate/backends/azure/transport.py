@@ -19,23 +19,29 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, UNREADABLE, from_text, returns_in, with_returns
-from postdate.backends.azure.errors import QUEUES, creating, translated
+from postdate.backends.azure.envelope import (
+    LARGEST_MESSAGE_BYTES,
+    UNREADABLE,
+    add_failure_counts,
+    from_text,
+    read_failure_counts,
+)
+from postdate.backends.azure.errors import QUEUES, suppress_error_code, translate_errors
 from postdate.backends.azure.login import (
     LEAVES_WITHIN_SECONDS,
     AzureLogin,
     RequestAttempts,
-    at_once,
-    count_attempts,
-    headers_of,
+    fetch_headers,
     parse_login,
+    run_concurrently,
+    track_attempts,
 )
 from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
 from postdate.errors import ClaimLost, ConfigurationError, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
 from postdate.ports import (
     HANDLED,
-    End,
+    Completion,
     Received,
     Receiver,
     ServerFacts,
@@ -43,7 +49,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
-    refuse_work,
+    check_no_work,
 )
 from postdate.runtime.bounded import Bounded
 
@@ -91,7 +97,7 @@ class AzureStorageQueueTransport(Transport):
         self.service = QueueService(login, sanitizer_of(sanitizer))
         self._sender = QueueSender(self.service, concurrent_sends, largest_message_bytes)
         self.hold_for, self.peek_interval, self.longest_idle_wait = hold_for, peek_interval, longest_idle_wait
-        self.finished = Bounded[tuple[str, str], None](10_000)
+        self.handled_ids = Bounded[tuple[str, str], None](10_000)
         """What was handled and could not be deleted: queue, and Azure's id."""
         self.receivers: set[AzureQueueReceiver] = set()
         self._capabilities = TransportCapabilities(
@@ -105,12 +111,12 @@ class AzureStorageQueueTransport(Transport):
         )
 
     def __repr__(self) -> str:
-        return f"AzureStorageQueueTransport({self.service.place})"
+        return f"AzureStorageQueueTransport({self.service.description})"
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         for name in names:
-            with translated(QUEUES, self.service.what(name)), creating("QueueAlreadyExists"):
+            with translate_errors(QUEUES, self.service.describe_queue(name)), suppress_error_code("QueueAlreadyExists"):
                 await self.service.queue(name).create_queue()
 
     @override
@@ -118,7 +124,7 @@ class AzureStorageQueueTransport(Transport):
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
         """An expired message is not sent, and logged."""
-        refuse_work(work, "of Azure Storage")
+        check_no_work(work, "of Azure Storage")
         return await self._sender.send(envelopes, now)
 
     @override
@@ -130,9 +136,9 @@ class AzureStorageQueueTransport(Transport):
     async def send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
         """Send all, or raise before sending any when one is certain to fail."""
         for envelope in envelopes:
-            foreseen = self._sender.packed(envelope, now)
-            if not isinstance(foreseen, EncodedMessage):
-                raise foreseen
+            message_or_error = self._sender.encode_message(envelope, now)
+            if not isinstance(message_or_error, EncodedMessage):
+                raise message_or_error
         for error in await self._sender.send(envelopes, now):
             if error is not None:
                 raise error
@@ -148,7 +154,7 @@ class AzureStorageQueueTransport(Transport):
 
     async def _length_of(self, name: str) -> int:
         queue = self.service.queue(name)
-        with self.service.asking(name):
+        with self.service.guard_request(name):
             if (visible := len(await queue.peek_messages(max_messages=LARGEST_BATCH))) < LARGEST_BATCH:
                 return visible
             properties = await queue.get_queue_properties()
@@ -157,16 +163,16 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def server_facts(self) -> ServerFacts:
         """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
-        with translated(QUEUES, self.service.place):
-            headers = await headers_of(self.service.client)
+        with translate_errors(QUEUES, self.service.description):
+            headers = await fetch_headers(self.service.client)
         facts = {name: headers[name] for name in ("date", "server") if name in headers}
         return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=facts)
 
     @override
     async def close(self) -> None:
         """Closes open receivers side by side."""
-        async with AsyncExitStack() as leaving:
-            leaving.push_async_callback(self.service.close)
+        async with AsyncExitStack() as exit_stack:
+            exit_stack.push_async_callback(self.service.close)
             receivers = [receiver.close() for receiver in self.receivers]
             for outcome in await asyncio.gather(*receivers, return_exceptions=True):
                 if isinstance(outcome, BaseException):
@@ -195,31 +201,31 @@ class MessageWithReceipt:
     Args:
         native_id: Azure's id.
         receipt: the latest pop receipt.
-        until: when it becomes visible again, by the loop's clock.
-        expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
+        hidden_until: when it becomes visible again, by the loop's clock.
+        expiry_time: when the queue drops it, by the same clock, give or take a second; infinite: never.
         received: the object handed to the endpoint.
         times_received: number of deliveries, including this one.
         text: of the message.
-        lost: why it is no longer held.
+        lost_reason: why it is no longer held.
     """
 
     native_id: str
     receipt: str
-    until: float
-    expires: float
+    hidden_until: float
+    expiry_time: float
     received: Received
     times_received: int
     text: str
-    lost: str = ""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lost_reason: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class AzureQueueReceiver(Receiver):
     def __init__(self, transport: AzureStorageQueueTransport, queue: str) -> None:
         self._transport, self._service, self._queue = transport, transport.service, queue
-        self._claimed: dict[object, MessageWithReceipt] = {}
-        self._renewing: asyncio.Task[None] | None = None
-        self._returning: set[asyncio.Task[None]] = set()
+        self._messages_by_token: dict[object, MessageWithReceipt] = {}
+        self._renewal_task: asyncio.Task[None] | None = None
+        self._reject_tasks: set[asyncio.Task[None]] = set()
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -227,233 +233,249 @@ class AzureQueueReceiver(Receiver):
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         """An empty queue is asked less and less often."""
         pause = timedelta(0)
-        with self._service.listening(self._queue) as news:
+        with self._service.listen(self._queue) as sent_event:
             while True:
-                news.clear()
-                holds = await self._fetch(min(limit, LARGEST_BATCH))
-                if holds or not wait:
-                    return [hold.received for hold in holds]
+                sent_event.clear()
+                messages = await self._receive_batch(min(limit, LARGEST_BATCH))
+                if messages or not wait:
+                    return [message.received for message in messages]
                 pause = min(pause + self._transport.peek_interval, self._transport.longest_idle_wait)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), pause.total_seconds())
+                    await asyncio.wait_for(sent_event.wait(), pause.total_seconds())
 
-    async def _fetch(self, count: int) -> list[MessageWithReceipt]:
+    async def _receive_batch(self, count: int) -> list[MessageWithReceipt]:
         """Ask once; if cancelled, give back at once any message that the request still brings."""
-        asking = asyncio.ensure_future(self._ask(count))
+        request = asyncio.ensure_future(self._request_messages(count))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(request)
         except asyncio.CancelledError:
-            task = asyncio.ensure_future(self._give_back_what_comes(asking))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            task = asyncio.ensure_future(self._reject_response(request))
+            self._reject_tasks.add(task)
+            task.add_done_callback(self._reject_tasks.discard)
             raise
 
-    async def _ask(self, count: int) -> list[MessageWithReceipt]:
-        began, seconds = asyncio.get_running_loop().time(), round(self._transport.hold_for.total_seconds())
-        with self._service.asking(self._queue):
+    async def _request_messages(self, count: int) -> list[MessageWithReceipt]:
+        requested_at, seconds = asyncio.get_running_loop().time(), round(self._transport.hold_for.total_seconds())
+        with self._service.guard_request(self._queue):
             pages = self._service.queue(self._queue).receive_messages(
                 messages_per_page=count, visibility_timeout=seconds
             )
             page = await anext(pages.by_page(), None)
             messages: list[QueueMessage] = [] if page is None else [message async for message in page]
-        holds = [self._hold(message, began + seconds, seconds) for message in messages]
-        if finished := [hold for hold in holds if (self._queue, hold.native_id) in self._transport.finished]:
-            await at_once([partial(self._delete_finished, hold) for hold in finished])
-        if self._claimed and self._renewing is None:
-            self._renewing = asyncio.ensure_future(self._renew_until_done())
-        return [hold for hold in holds if hold not in finished]
+        received_messages = [self._remember(message, requested_at + seconds, seconds) for message in messages]
+        if handled_messages := [
+            hold for hold in received_messages if (self._queue, hold.native_id) in self._transport.handled_ids
+        ]:
+            await run_concurrently([partial(self._delete_handled, hold) for hold in handled_messages])
+        if self._messages_by_token and self._renewal_task is None:
+            self._renewal_task = asyncio.ensure_future(self._renew_repeatedly())
+        return [hold for hold in received_messages if hold not in handled_messages]
 
-    def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
+    def _remember(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
         native_id, receipt, text = str(message.id), str(message.pop_receipt), str(message.content)
         envelope, times_received = from_text(self._queue, native_id, text), message.dequeue_count or 1
-        failures, unanswered = returns_in(text, times_received - 1) if times_received > 1 else (0, 0)
-        expires = float("inf")
+        failures, unanswered = read_failure_counts(text, times_received - 1) if times_received > 1 else (0, 0)
+        expiry_time = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both times are by Azure's clock, so ours may differ.
-            expires = until + (message.expires_on - message.next_visible_on).total_seconds()
+            expiry_time = until + (message.expires_on - message.next_visible_on).total_seconds()
         received = Received(envelope, failures, object(), unanswered)
-        hold = MessageWithReceipt(native_id, receipt, until, expires, received, times_received, text)
-        self._claimed[hold.received.token] = hold
-        return hold
+        message_with_receipt = MessageWithReceipt(
+            native_id, receipt, until, expiry_time, received, times_received, text
+        )
+        self._messages_by_token[message_with_receipt.received.token] = message_with_receipt
+        return message_with_receipt
 
-    async def _delete_finished(self, hold: MessageWithReceipt) -> None:
+    async def _delete_handled(self, message: MessageWithReceipt) -> None:
         """Delete a message that was handled before but could not be deleted."""
         try:
-            await self._delete(hold)
+            await self._delete(message)
         except TransportError as error:
             log.warning(
-                "message %s in %s, handled before, cannot be deleted now: %s", hold.native_id, self._queue, error
+                "message %s in %s, handled before, cannot be deleted now: %s", message.native_id, self._queue, error
             )
-        self._drop(hold)
+        self._forget(message)
 
-    async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
+    async def _reject_response(self, request: asyncio.Future[list[MessageWithReceipt]]) -> None:
         with suppress(PostdateError):
-            await at_once([partial(self._give_back, hold, failed=False) for hold in await asking])
+            await run_concurrently([partial(self._reject, hold, failed=False) for hold in await request])
 
     # --- holding ------------------------------------------------------------------------------------------------------
 
-    async def _renew_until_done(self) -> None:
+    async def _renew_repeatedly(self) -> None:
         interval = self._transport.hold_for.total_seconds() / _RENEWALS_IN_A_HOLD
         try:
-            while self._claimed:
+            while self._messages_by_token:
                 await asyncio.sleep(interval)
-                latest = asyncio.get_running_loop().time() + 2 * interval
-                await at_once([partial(self._renew, hold) for hold in self._claimed.values() if hold.until < latest])
+                renew_before = asyncio.get_running_loop().time() + 2 * interval
+                await run_concurrently(
+                    [
+                        partial(self._renew, hold)
+                        for hold in self._messages_by_token.values()
+                        if hold.hidden_until < renew_before
+                    ]
+                )
         finally:
-            self._renewing = None
+            self._renewal_task = None
 
-    async def _renew(self, hold: MessageWithReceipt) -> None:
+    async def _renew(self, message: MessageWithReceipt) -> None:
         """Hide a message for longer, unless it has expired: then nobody receives it any more.
 
         Azure hides nothing beyond its expiry and counts in whole seconds: in its last two seconds a held message may be
         delivered once more.
         """
         try:
-            async with hold.turn:
-                await self._hide_longer(hold)
+            async with message.lock:
+                await self._extend_hiding(message)
         except TransportError as error:  # retried until another receiver has it
-            log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
+            log.warning("message %s in %s cannot be held for longer now: %s", message.native_id, self._queue, error)
 
-    async def _hide_longer(self, hold: MessageWithReceipt) -> None:
+    async def _extend_hiding(self, message: MessageWithReceipt) -> None:
         now = asyncio.get_running_loop().time()
-        if hold.lost or hold.received.token not in self._claimed or hold.expires <= hold.until:
+        if (
+            message.lost_reason
+            or message.received.token not in self._messages_by_token
+            or message.expiry_time <= message.hidden_until
+        ):
             return
-        remaining_seconds = hold.expires - now - _CLOCK_GRAIN_SECONDS
+        remaining_seconds = message.expiry_time - now - _CLOCK_GRAIN_SECONDS
         seconds = int(min(round(self._transport.hold_for.total_seconds()), remaining_seconds))
-        if now + seconds <= hold.until:
+        if now + seconds <= message.hidden_until:
             return
         try:
-            await self._hide(hold, seconds)
-            hold.until = now + seconds
+            await self._update_visibility(message, seconds)
+            message.hidden_until = now + seconds
         except (ClaimLost, QueueNotFound) as error:
-            hold.lost = str(error)
-            log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
+            message.lost_reason = str(error)
+            log.warning("message %s in %s is no longer held: %s", message.native_id, self._queue, error)
 
-    async def _make_sure(self, hold: MessageWithReceipt) -> None:
+    async def _renew_if_uncertain(self, message: MessageWithReceipt) -> None:
         """Hide a message again whose time has run out, in a process that was frozen or a handler that blocked its loop.
 
         Raises:
             ClaimLost: another receiver has it.
             TransportError: without an answer.
         """
-        async with hold.turn:
-            if asyncio.get_running_loop().time() >= hold.until - _CLOCK_GRAIN_SECONDS:
-                await self._hide_longer(hold)
-        self._what_holds(hold.received)
+        async with message.lock:
+            if asyncio.get_running_loop().time() >= message.hidden_until - _CLOCK_GRAIN_SECONDS:
+                await self._extend_hiding(message)
+        self._message_of(message.received)
 
-    async def _hide(self, hold: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
-        with self._service.asking(self._queue):
+    async def _update_visibility(self, message: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
+        with self._service.guard_request(self._queue):
             answer = await self._service.queue(self._queue).update_message(
-                hold.native_id, hold.receipt, text, visibility_timeout=seconds
+                message.native_id, message.receipt, text, visibility_timeout=seconds
             )
-        hold.receipt = str(answer.pop_receipt)
+        message.receipt = str(answer.pop_receipt)
 
-    def _what_holds(self, received: Received) -> MessageWithReceipt:
-        hold = self._claimed.get(received.token)
-        if hold is None or hold.received is not received or hold.lost:
-            reason = "" if hold is None else hold.lost
+    def _message_of(self, received: Received) -> MessageWithReceipt:
+        message = self._messages_by_token.get(received.token)
+        if message is None or message.received is not received or message.lost_reason:
+            reason = "" if message is None else message.lost_reason
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue, reason=reason)
-        return hold
+        return message
 
-    def _drop(self, hold: MessageWithReceipt) -> None:
-        self._claimed.pop(hold.received.token, None)
+    def _forget(self, message: MessageWithReceipt) -> None:
+        self._messages_by_token.pop(message.received.token, None)
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         """Sends the outgoing messages first, then deletes the message.
 
         After an interruption in between, this process only deletes the message on its next receive; another process
         handles it a second time.
         """
-        refuse_work(end.work, "of Azure Storage")
-        hold = self._what_holds(received)
-        if end.outgoing:
-            await self._make_sure(hold)
-            await self._transport.send_all(end.outgoing, now)
+        check_no_work(completion.work, "of Azure Storage")
+        message = self._message_of(received)
+        if completion.outgoing:
+            await self._renew_if_uncertain(message)
+            await self._transport.send_all(completion.outgoing, now)
         try:
-            await self._delete(hold)
+            await self._delete(message)
         except TransportError as error:
-            self._transport.finished[self._queue, hold.native_id] = None
+            self._transport.handled_ids[self._queue, message.native_id] = None
             if not error.transient:
-                self._drop(hold)
+                self._forget(message)
             raise
-        self._drop(hold)
-        self._transport.finished.pop((self._queue, hold.native_id), None)
+        self._forget(message)
+        self._transport.handled_ids.pop((self._queue, message.native_id), None)
 
-    async def _delete(self, hold: MessageWithReceipt) -> None:
-        async with hold.turn:
-            if hold.lost:
-                raise ClaimLost.of(hold.native_id, queue=self._queue, reason=hold.lost)
+    async def _delete(self, message: MessageWithReceipt) -> None:
+        async with message.lock:
+            if message.lost_reason:
+                raise ClaimLost.of(message.native_id, queue=self._queue, reason=message.lost_reason)
             attempts = RequestAttempts()
             try:
-                with count_attempts(attempts), self._service.asking(self._queue):
-                    await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)
+                with track_attempts(attempts), self._service.guard_request(self._queue):
+                    await self._service.queue(self._queue).delete_message(message.native_id, message.receipt)
             except QueueNotFound as error:  # the message, or the queue
                 if attempts.is_repeated:
                     return  # an earlier attempt, whose answer was lost, has deleted it
-                if asyncio.get_running_loop().time() < hold.expires - _CLOCK_GRAIN_SECONDS:
-                    raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is gone: {error}") from error
+                if asyncio.get_running_loop().time() < message.expiry_time - _CLOCK_GRAIN_SECONDS:
+                    raise ClaimLost(f"message {message.native_id} in {self._queue!r} is gone: {error}") from error
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """A message that is no longer held is visible already."""
         with suppress(ClaimLost):
-            await self._give_back(self._what_holds(received), failed=failed)
+            await self._reject(self._message_of(received), failed=failed)
 
-    async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
+    async def _reject(self, message: MessageWithReceipt, *, failed: bool) -> None:
         """Make a message visible now, with its returns in its text; do nothing with one that is not held any more.
 
         Raises `TransportError`, and then it is still held.
         """
-        text, received = None, hold.received
+        text, received = None, message.received
         if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
-            text = with_returns(hold.text, hold.times_received, received.failures + failed, received.unanswered)
-        async with hold.turn:
-            if not hold.lost:
+            text = add_failure_counts(
+                message.text, message.times_received, received.failures + failed, received.unanswered
+            )
+        async with message.lock:
+            if not message.lost_reason:
                 with suppress(ClaimLost, QueueNotFound):
-                    await self._hide(hold, 0, text)  # visible at once
-            self._drop(hold)
+                    await self._update_visibility(message, 0, text)  # visible at once
+            self._forget(message)
         self._service.announce(self._queue)
 
     @override
     async def close(self) -> None:
         """A message that cannot be given back becomes visible when its time has run out."""
-        closing = asyncio.ensure_future(self._close())
+        close_task = asyncio.ensure_future(self._close())
         try:
-            await asyncio.shield(closing)
+            await asyncio.shield(close_task)
         except asyncio.CancelledError:
-            await closing
+            await close_task
             raise
 
     async def _close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
+        if self._renewal_task is not None:
+            self._renewal_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._renewing
-        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
-            while self._returning:
-                await asyncio.wait(self._returning)
-            await at_once([partial(self._give_back_at_end, hold) for hold in self._claimed.values()])
-        for task in list(self._returning):
+                await self._renewal_task
+        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as close_scope:
+            while self._reject_tasks:
+                await asyncio.wait(self._reject_tasks)
+            await run_concurrently([partial(self._reject_at_close, hold) for hold in self._messages_by_token.values()])
+        for task in list(self._reject_tasks):
             task.cancel()
-        if leaving.cancelled_caught:
+        if close_scope.cancelled_caught:
             log.warning(
                 "what is held of %s cannot be given back now; it is free within %s",
                 self._queue,
                 self._transport.hold_for,
             )
-        self._claimed.clear()
+        self._messages_by_token.clear()
         self._transport.receivers.discard(self)
 
-    async def _give_back_at_end(self, hold: MessageWithReceipt) -> None:
+    async def _reject_at_close(self, message: MessageWithReceipt) -> None:
         try:
-            await self._give_back(hold, failed=False)
+            await self._reject(message, failed=False)
         except TransportError as error:
             log.warning(
                 "message %s in %s cannot be given back now (%s); it is free within %s",
-                hold.native_id,
+                message.native_id,
                 self._queue,
                 error,
                 self._transport.hold_for,

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final
 
 from postdate.backends.azure.groups import Operation, Table
-from postdate.backends.azure.layout import UNREADABLE, changed_at, cut
+from postdate.backends.azure.layout import UNREADABLE, changed_at, shorten_note
 from postdate.backends.azure.pages import Entity
 from postdate.backends.azure.records import Records
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, PostdateError
@@ -27,7 +27,7 @@ _FORMER_PARTITION: Final = "malformed"
 """Of the records table, where earlier versions put them."""
 
 _REASON: Final = "Reason"
-_OF_THE_MARK: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
+_MARK_COLUMNS: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
 _NUMBER_BYTES: Final = 5
 _LONGEST_LOGGED: Final = 500
 
@@ -50,32 +50,36 @@ class UnreadableEntities:
 
         It is recorded as failed, if its id can be read.
         """
-        row, reason = entity["RowKey"], cut(str(error))
+        row, reason = entity["RowKey"], shorten_note(str(error))
         try:
-            await self._keep(entity, reason)
+            await self._store_copy(entity, reason)
             if message_id := _id_of(entity):
                 destination = entity.get("Destination")
                 destination_text = destination if isinstance(destination, str) else ""
-                await self._records.end_unread(message_id, destination_text, now, f"{UNREADABLE_DETAIL}{reason}")
-            await self._table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
+                await self._records.record_unreadable(message_id, destination_text, now, f"{UNREADABLE_DETAIL}{reason}")
+            await self._table.apply_atomically(
+                [Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})]
+            )
         except PostdateError as failure:  # one about the content, too: it would stop dispatching for ever
             if failure.transient:
                 raise
-            log.error("entity %s of %s is no message, and cannot be marked so: %s", row, self._table.what, failure)
+            log.error(
+                "entity %s of %s is no message, and cannot be marked so: %s", row, self._table.description, failure
+            )
             return
         text = "cannot be read, and marked so: entity %s of %s (%s); `postdate messages list --unreadable` lists it"
-        log.error(text, row, self._table.what, reason[:_LONGEST_LOGGED])
+        log.error(text, row, self._table.description, reason[:_LONGEST_LOGGED])
 
-    async def _keep(self, entity: Entity, reason: str) -> None:
-        copy = {name: value for name, value in entity.items() if name not in _OF_THE_MARK}
-        await self._table.atomically([Operation("upsert", {**copy, "PartitionKey": UNREADABLE, _REASON: reason})])
+    async def _store_copy(self, entity: Entity, reason: str) -> None:
+        copy = {name: value for name, value in entity.items() if name not in _MARK_COLUMNS}
+        await self._table.apply_atomically([Operation("upsert", {**copy, "PartitionKey": UNREADABLE, _REASON: reason})])
 
-    async def bring_back(self) -> None:
+    async def migrate_former_rows(self) -> None:
         """Bring back what earlier versions kept in the records table. Until 0.2.0: ADR 46."""
         async for entity in self._records.table.query(f"PartitionKey eq '{_FORMER_PARTITION}'"):
-            await self._keep(entity, entity[_REASON])
+            await self._store_copy(entity, entity[_REASON])
             keys = {"PartitionKey": _FORMER_PARTITION, "RowKey": entity["RowKey"]}
-            await self._records.table.atomically([Operation("delete", keys)])
+            await self._records.table.apply_atomically([Operation("delete", keys)])
 
     async def list(self, limit: int) -> Sequence[UnreadableRow]:
         rows = [row async for row in self._table.query(f"PartitionKey eq '{UNREADABLE}'")]
@@ -87,15 +91,15 @@ class UnreadableEntities:
     async def discard(self, number: int, now: datetime) -> None:
         entity = await self._find(number)
         if message_id := _id_of(entity):
-            await self._records.discard_failed(message_id, now)
+            await self._records.record_discard(message_id, now)
         keys = {"PartitionKey": UNREADABLE, "RowKey": entity["RowKey"]}
-        await self._table.atomically([Operation("delete", keys)])
+        await self._table.apply_atomically([Operation("delete", keys)])
 
     async def _find(self, number: int) -> Entity:
         async for row in self._table.query(f"PartitionKey eq '{UNREADABLE}'"):
             if number_of(row["RowKey"]) == number:
                 return row
-        raise MessageNotFound(f"no unreadable entity of {self._table.what} has the number {number}")
+        raise MessageNotFound(f"no unreadable entity of {self._table.description} has the number {number}")
 
 
 def _id_of(entity: Entity) -> str:
@@ -111,7 +115,7 @@ def _id_of(entity: Entity) -> str:
 
 
 def _unreadable_row(row: Entity) -> UnreadableRow:
-    raw = {name: _bytes_of(value) for name, value in row.items() if name not in _OF_THE_MARK}
+    raw = {name: _bytes_of(value) for name, value in row.items() if name not in _MARK_COLUMNS}
     key: str = row["RowKey"]
     return UnreadableRow(number_of(key), "", _id_of(row), row[_REASON], changed_at(row), raw)
 

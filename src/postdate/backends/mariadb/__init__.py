@@ -16,7 +16,7 @@ BACKEND: Final = Backend(
     product="MariaDB",
     place=Place.SERVER,
     addresses=Addresses(
-        ("mariadb",), "mariadb://user@host/database", aliases=("mysql",), found_by="env:POSTDATE_MARIADB_URL"
+        ("mariadb",), "mariadb://user@host/database", aliases=("mysql",), bench_address="env:POSTDATE_MARIADB_URL"
     ),
     extra="mariadb",
     oldest_version=(10, 6),

@@ -24,7 +24,7 @@ from postdate.backends.sql.row_locks.connection import (
     DatabaseServer,
     ServerSession,
     check_options,
-    connected,
+    connect_socket,
 )
 from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, error_of, meaning_of
 from postdate.errors import (
@@ -94,7 +94,7 @@ def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
 
 
 @contextmanager
-def translated(where: str, seconds: float | None = None) -> Generator[None]:
+def translate_errors(where: str, seconds: float | None = None) -> Generator[None]:
     """Translate errors of MariaDB and of its connection to errors of Postdate; ``seconds``: deadline of an answer."""
     try:
         yield
@@ -151,20 +151,20 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
     @override
     def connect(self) -> MariaDbSession:
         """The login may take longer than an answer."""
-        session = self._opened(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
+        session = self._open_session(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
         with closing_on_error(session):
-            session.set_up()
-            session.limit(self.seconds_to_answer)
+            session.configure()
+            session.set_answer_limit(self.seconds_to_answer)
         return session
 
     @override
     def connect_as_application(self) -> MariaDbSession:
-        session = self._opened(0, self.address.database or None)
-        session.limit(math.inf)
+        session = self._open_session(0, self.address.database or None)
+        session.set_answer_limit(math.inf)
         return session
 
-    def _opened(self, client_flag: int, database: str | None = None) -> MariaDbSession:
-        with translated(self.where, LOG_IN_WITHIN_SECONDS):
+    def _open_session(self, client_flag: int, database: str | None = None) -> MariaDbSession:
+        with translate_errors(self.where, LOG_IN_WITHIN_SECONDS):
             connection = _Connection(
                 host=self.address.host,
                 port=self.address.port,
@@ -180,11 +180,11 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
                 ssl=self._tls,
                 ssl_disabled=self._tls is None,
             )
-            connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
-            forks.own(connection)  # with TLS it has another socket than the one that was connected
+            connection.connect(connect_socket((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
+            forks.register_connection(connection)  # with TLS it has another socket than the one that was connected
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         with closing_on_error(session):
-            session.check()
+            session.check_server()
         return session
 
 
@@ -213,7 +213,7 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
     def seconds(self) -> float:
         return math.inf if self._read_timeout is None else self._read_timeout
 
-    def limit(self, seconds: float) -> None:
+    def set_answer_limit(self, seconds: float) -> None:
         self._read_timeout = self._write_timeout = None if seconds == math.inf else seconds
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
@@ -248,11 +248,11 @@ _PACKET_ROOM: Final = 64 * 1024
 """Bytes of a packet for the statement around the content."""
 
 
-def room_in_packet(session: MariaDbSession) -> int:
+def max_statement_bytes(session: MariaDbSession) -> int:
     return session.largest_packet - _PACKET_ROOM
 
 
-def larger_than_a_packet(what: str, size: int, limit: int) -> MessageTooLarge:
+def larger_than_packet_error(what: str, size: int, limit: int) -> MessageTooLarge:
     return MessageTooLarge(
         f"{what} takes {size:,} bytes in a statement; the server takes {limit:,} (max_allowed_packet, but for some "
         f"room): raise max_allowed_packet there, or keep large content elsewhere and send a reference"
@@ -271,7 +271,7 @@ class MariaDbSession(ServerSession):
         self.version = ""
         self.largest_packet = 0
 
-    def check(self) -> None:
+    def check_server(self) -> None:
         ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
         self.version, self.largest_packet, self._connection.largest_packet = version, packet, packet
         match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
@@ -281,7 +281,7 @@ class MariaDbSession(ServerSession):
                 f"locked rows (MySQL lacks INSERT … RETURNING)"
             )
 
-    def set_up(self) -> None:
+    def configure(self) -> None:
         self.change("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.change(_SETTINGS, {"idle": self._silence_seconds})
 
@@ -298,7 +298,7 @@ class MariaDbSession(ServerSession):
         return _MARK
 
     @override
-    def is_in(self, mark: object) -> bool:
+    def is_in_transaction(self, mark: object) -> bool:
         try:
             self.change(f"RELEASE SAVEPOINT {mark}")
         except PostdateError as error:
@@ -307,7 +307,7 @@ class MariaDbSession(ServerSession):
             raise
         return True
 
-    def show_life(self) -> None:
+    def limit_silence(self) -> None:
         """Let the server end this connection, and its locks, when we fall silent."""
         if self._silence_seconds:
             self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
@@ -318,38 +318,38 @@ class MariaDbSession(ServerSession):
         return self._connection.seconds
 
     @override
-    def limit(self, seconds: float) -> None:
-        self._connection.limit(seconds)
+    def set_answer_limit(self, seconds: float) -> None:
+        self._connection.set_answer_limit(seconds)
 
-    def _speaking(self) -> AbstractContextManager[None]:
-        return translated(self._where, self._connection.seconds)
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self._where, self._connection.seconds)
 
     def rows(self, sql: str | bytes, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
         """Bytes have no values, and no percent sign in them is doubled."""
-        with self._speaking(), self._connection.cursor() as cursor:
+        with self._translate_errors(), self._connection.cursor() as cursor:
             cursor.execute(sql, None if isinstance(sql, bytes) else values or {})
             return cursor.fetchall()
 
     def change(self, sql: str | bytes, values: Mapping[str, Any] | None = None) -> int:
-        with self._speaking(), self._connection.cursor() as cursor:
+        with self._translate_errors(), self._connection.cursor() as cursor:
             return cursor.execute(sql, values)
 
     def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        with self.patient(), self._speaking(), self._connection.cursor(SSCursor) as cursor:
+        with self.patient(), self._translate_errors(), self._connection.cursor(SSCursor) as cursor:
             cursor.execute(sql, dict(values))
             while rows := cursor.fetchmany(page):
                 yield list(rows)
 
     def begin(self) -> None:
-        with self._speaking():
+        with self._translate_errors():
             self._connection.begin()
 
     def commit(self) -> None:
-        with self._speaking():
+        with self._translate_errors():
             self._connection.commit()
 
     def rollback(self) -> None:
-        with self._speaking():
+        with self._translate_errors():
             self._connection.rollback()
 
     def close(self) -> None:
@@ -361,5 +361,5 @@ class MariaDbSession(ServerSession):
 
     @override
     def ping(self) -> None:
-        with self._speaking():
+        with self._translate_errors():
             self._connection.ping(reconnect=False)

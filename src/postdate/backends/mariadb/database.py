@@ -29,19 +29,19 @@ class MariaDb(MariaDbSchema):
     @cached_property
     def store(self) -> MariaDbStore:
         """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
-        return self.made(MariaDbStore(self))
+        return self.register_adapter(MariaDbStore(self))
 
     @cached_property
     def sagas(self) -> MariaDbSagaStore:
         """Where saga instances are kept."""
-        return self.made(MariaDbSagaStore(self))
+        return self.register_adapter(MariaDbSagaStore(self))
 
     @cached_property
     def outbox(self) -> MariaDbOutbox:
         """Where outboxes are kept, and whose transactions handlers use."""
-        return self.made(MariaDbOutbox(self))
+        return self.register_adapter(MariaDbOutbox(self))
 
     @cached_property
     def timeouts(self) -> MariaDbTimeouts:
         """Where a timeout manager keeps its timeouts."""
-        return self.made(MariaDbTimeouts(self))
+        return self.register_adapter(MariaDbTimeouts(self))

@@ -14,16 +14,16 @@ from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbServer, translate
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
-from postdate.backends.sql.migrations import Step, oldest_versions, too_old
-from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.sql.migrations import Step, oldest_versions, too_old_advice
+from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableCreation
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
     Spelling,
     check_not_reserved,
-    mark_done,
+    mark_statement,
     migrate,
-    newest_mark,
-    rights_needed,
+    newest_mark_query,
+    rights_comment,
 )
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.errors import ConfigurationError, PostdateError, StoreFull, StoreReadOnly, StoreUnavailable
@@ -31,7 +31,7 @@ from postdate.errors import ConfigurationError, PostdateError, StoreFull, StoreR
 LONGEST_NAME: Final = 64
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -63,7 +63,7 @@ def check_name(name: str, what: str) -> str:
 class MariaDbNames(RowLockNames):
     """The names of one store; its schema is a database, and names of locks are server-wide."""
 
-    spelling = Spelling("postdate.backends.mariadb", quoted, literal, check_name)
+    spelling = Spelling("postdate.backends.mariadb", quote_name, literal, check_name)
 
 
 _WAIT_SECONDS: Final = 30
@@ -75,12 +75,12 @@ TABLE_EXISTS: Final = (
 
 def foundation(names: RowLockNames) -> tuple[str, ...]:
     marks = (
-        f"CREATE TABLE IF NOT EXISTS {names.plain('postdate_migration')} (\n"
+        f"CREATE TABLE IF NOT EXISTS {names.qualified_name('postdate_migration')} (\n"
         f"    subject VARCHAR(64) NOT NULL, version INTEGER NOT NULL, name VARCHAR(100) NOT NULL,\n"
         f"    PRIMARY KEY (subject, version)\n"
         f") ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
     )
-    return (f"CREATE DATABASE IF NOT EXISTS {quoted(names.schema)} CHARACTER SET utf8mb4", marks)
+    return (f"CREATE DATABASE IF NOT EXISTS {quote_name(names.schema)} CHARACTER SET utf8mb4", marks)
 
 
 def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
@@ -96,16 +96,18 @@ def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
         statements += initial.statements
         for step in steps:
             if step.subject == subject:
-                statements += [*(() if step.is_initial else step.statements), mark_done(names, step, _INSERT)]
+                statements += [*(() if step.is_initial else step.statements), mark_statement(names, step, _INSERT)]
     body = "".join(f"{statement.strip()};\n\n" for statement in statements)
-    return rights_needed(names, f"{quoted(names.schema)}.*") + body
+    return rights_comment(names, f"{quote_name(names.schema)}.*") + body
 
 
 def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
     """Return statements that fail in a database which is too old."""
     # Without the database's name, as the text must be a plain literal.
-    signal = f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {literal(f'the database is too old: {too_old(oldest)}')}"
-    is_too_old = f"{newest_mark(names, subject)} < {oldest}"
+    signal = (
+        f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {literal(f'the database is too old: {too_old_advice(oldest)}')}"
+    )
+    is_too_old = f"{newest_mark_query(names, subject)} < {oldest}"
     return f"SET @postdate_check = IF({is_too_old}, {literal(signal)}, 'DO 0')", "EXECUTE IMMEDIATE @postdate_check"
 
 
@@ -114,7 +116,7 @@ def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
 
     Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
-    lock = {"name": names.lock("setup"), "wait": _WAIT_SECONDS}
+    lock = {"name": names.lock_name("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
         raise StoreUnavailable("another process has been setting up this database for half a minute; try again")
     try:
@@ -131,12 +133,12 @@ class MariaDbSchema(RowLockSchema):
     """A database on a server, and the connections to it; by default the one that the address names."""
 
     dialect, names_of = MariaDbSqlDialect(), MariaDbNames
-    tables = TableMaking(setup, setup_statements)
+    tables = TableCreation(setup, setup_statements)
 
     def _server_at(self, url: str, answers_within: timedelta | None) -> MariaDbServer:
         return MariaDbServer(url, self.holds_at_most, answers_within)
 
-    def _checked(self, schema: str | None) -> str:
+    def _check_schema(self, schema: str | None) -> str:
         name = self.server.address.database if schema is None else schema
         if not name:
             raise ConfigurationError("MariaDB needs a database: mariadb://user@host/database, or schema=...")
@@ -146,13 +148,13 @@ class MariaDbSchema(RowLockSchema):
 class MariaDbSagaStore(ServerSagaStore):
     """Keeps saga instances in MariaDB; see :class:`postdate.backends.sql.row_locks.database.ServerSagaStore`."""
 
-    made_from = MariaDbSchema
+    database_type = MariaDbSchema
 
 
 class MariaDbOutbox(ServerOutbox):
     """Keeps outboxes in MariaDB; see :class:`postdate.backends.sql.row_locks.outbox.ServerOutbox`."""
 
-    made_from = MariaDbSchema
+    database_type = MariaDbSchema
 
     @override
     def outage_of(self, error: Exception) -> PostdateError | None:

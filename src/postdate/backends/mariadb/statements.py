@@ -15,7 +15,7 @@ from postdate.backends.sql.row_locks.parts import DuplicateKey
 from postdate.backends.sql.row_locks.statements import (
     EARLIEST,
     LANE_MICROSECONDS,
-    LANES_BEGIN,
+    LANES_START,
     RowLockStatements,
     ServerSqlDialect,
 )
@@ -25,8 +25,8 @@ from postdate.ports.changing import KEYED
 def _next_lane(lane: str) -> str:
     """Return SQL for the number of the first lane from ``lane`` on that has messages."""
     return (
-        f"SELECT (p.attempt_at - {LANES_BEGIN}) DIV {LANE_MICROSECONDS} FROM {{attempt}} "
-        f"WHERE p.attempt_at >= {LANES_BEGIN} + ({lane}) * {LANE_MICROSECONDS} ORDER BY p.attempt_at LIMIT 1"
+        f"SELECT (p.attempt_at - {LANES_START}) DIV {LANE_MICROSECONDS} FROM {{attempt}} "
+        f"WHERE p.attempt_at >= {LANES_START} + ({lane}) * {LANE_MICROSECONDS} ORDER BY p.attempt_at LIMIT 1"
     )
 
 
@@ -69,9 +69,9 @@ class MariaDbStatements(RowLockStatements):
     record_claimed = "{into_record} {as_record} {by_holder} ORDER BY number FOR UPDATE"
     delete_claimed = "DELETE FROM {pending} USING {by_holder}"
     lease = "UPDATE {by_number} SET holder = %(holder)s, attempt_at = NULL WHERE number IN %(numbers)s"
-    keep_holder = "SELECT holder FROM {holder} WHERE holder = %(holder)s LOCK IN SHARE MODE"
+    lock_holder = "SELECT holder FROM {holder} WHERE holder = %(holder)s LOCK IN SHARE MODE"
     find_leased = "SELECT number FROM {attempt} WHERE attempt_at IS NULL AND holder IN %(holders)s ORDER BY number"
-    free = (
+    release_leases = (
         "UPDATE {by_number} SET holder = NULL, attempt_at = due WHERE number IN %(numbers)s AND holder IN %(holders)s"
     )
     retry = (
@@ -95,16 +95,16 @@ class MariaDbStatements(RowLockStatements):
         f"AND r.detail = '{KEYED}' "
         "ORDER BY r.message_id DESC LIMIT 1"
     )
-    keep_key = f"UPDATE {{record}} SET detail = '{KEYED}' WHERE {{of_id}} AND once = 1 AND detail IS NULL"
+    store_key = f"UPDATE {{record}} SET detail = '{KEYED}' WHERE {{of_id}} AND once = 1 AND detail IS NULL"
     replace = (
         "UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, failures = 0, destination = %(destination)s, "
         "expires_at = %(expires_at)s, headers = %(headers)s, body = %(body)s WHERE number = %(number)s"
     )
 
     next_attempt = "{after} ORDER BY p.attempt_at LIMIT 1"
-    next_attempt_but = "{after} AND p.number NOT IN %(locked)s ORDER BY p.attempt_at LIMIT 1"
+    next_attempt_except = "{after} AND p.number NOT IN %(locked)s ORDER BY p.attempt_at LIMIT 1"
     next_due = "SELECT due FROM {pending} FORCE INDEX (due) WHERE unreadable IS NULL ORDER BY due LIMIT 1"
-    first_free = "SELECT p.attempt_at, p.number FROM {attempt} WHERE {due_first} LIMIT 1 FOR UPDATE SKIP LOCKED"
+    first_unclaimed = "SELECT p.attempt_at, p.number FROM {attempt} WHERE {due_first} LIMIT 1 FOR UPDATE SKIP LOCKED"
     statistics = (
         "SELECT c.pending - u.unreadable, c.overdue - u.overdue - l.held_overdue - x.locked, h.held + x.locked, "
         "c.failing - u.failing, "
@@ -154,7 +154,7 @@ class MariaDbStatements(RowLockStatements):
         "WHERE store_id = %(store)s AND ahead IS NOT NULL AND IS_FREE_LOCK(lock_name) = 0"
     )
 
-    free_ones = (
+    lock_unclaimed = (
         "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (PRIMARY) "
         "WHERE p.number IN %(numbers)s AND p.holder IS NULL AND p.unreadable IS NULL ORDER BY p.number "
         "FOR UPDATE SKIP LOCKED"
@@ -181,14 +181,14 @@ class MariaDbSqlDialect(ServerSqlDialect):
     """MariaDB's form of the common statements."""
 
     @override
-    def value(self, column: str) -> str:
-        return "UNHEX(%(operations)s)" if column == "operations" else super().value(column)
+    def placeholder(self, column: str) -> str:
+        return "UNHEX(%(operations)s)" if column == "operations" else super().placeholder(column)
 
     @override
-    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
+    def insert_statement(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
         """No INSERT IGNORE, which would truncate values that are too long."""
         names = list(columns)
-        return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))})"
+        return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.placeholder, names))})"
 
     @override
     def insert_new(self, session: Any, statement: str, values: Mapping[str, Any]) -> bool:
@@ -198,9 +198,9 @@ class MariaDbSqlDialect(ServerSqlDialect):
             return False
 
     @override
-    def delete(self, table: str, where: str, order: str, index: str) -> str:
+    def delete_statement(self, table: str, condition: str, order: str, index: str) -> str:
         """Tables have the primary key ``number``. A DELETE of one table takes no hint which index to use."""
-        first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {where} ORDER BY {order} LIMIT %(limit)s"
+        first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {condition} ORDER BY {order} LIMIT %(limit)s"
         return (
             f"DELETE FROM {table} USING ({first}) AS oldest STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) "
             f"ON {table}.number = oldest.number"

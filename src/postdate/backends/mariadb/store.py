@@ -13,15 +13,15 @@ from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.mariadb.schema import MariaDbNames, MariaDbSchema
-from postdate.backends.mariadb.tables import ROWS_AT_ONCE, STATEMENT_BYTES, MariaDbTables, in_statements, old_snapshots
-from postdate.backends.sql.retention import Aging
+from postdate.backends.mariadb.tables import ROWS_AT_ONCE, STATEMENT_BYTES, MariaDbTables, old_snapshots, split_numbers
+from postdate.backends.sql.retention import AgeCondition
 from postdate.backends.sql.row_locks.names import RowLockNames
-from postdate.backends.sql.row_locks.parts import MessageRow, in_pieces, to_row
+from postdate.backends.sql.row_locks.parts import MessageRow, split_texts, to_row
 from postdate.backends.sql.row_locks.store import LockingStore
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.ports import OldSnapshot, RecordKind, ReplacingStore, ScanPart
-from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord
+from postdate.ports.changing import CreateMessage, KeyedIds
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, PrunedCounts, StoredRecord
 
 
 class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
@@ -47,7 +47,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
-    made_from = MariaDbSchema
+    database_type = MariaDbSchema
     largest_message = 7 * 1024 * 1024
     ends_silent_connections = True
 
@@ -56,7 +56,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         return MariaDbTables(MariaDbNames(self._database.schema, table), self._recording)
 
     @override
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         """Replace the message of a key, or store the first one.
 
         If two processes begin a key at the same time, both make the same id. One of them stores it, and the other reads
@@ -64,22 +64,22 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         tried.
         """
         ids, at = KeyedIds(key), to_microseconds(now)
-        most, tables = self._capabilities.largest_message_bytes, self._tables
+        max_bytes, tables = self._capabilities.largest_message_bytes, self._tables
         assert isinstance(tables, MariaDbTables)
-        refused = dict[str, int]()  # for each newest id, how many ids after it were tried
+        refusal_counts = dict[str, int]()  # for each newest id, how many ids after it were tried
 
         def replace(session: MariaDbSession) -> MessageRow | None:
-            newest, stored_at, waits = tables.newest(session, ids.first, ids.last)
-            waiting = tables.lock(session, newest) if waits else None
-            if waiting is not None and waiting.holder is None:
-                row = to_row(make(newest, self._dialect.instant(stored_at)), most)
-                tables.replace(session, waiting, row, at)
+            newest, stored_at, is_pending = tables.newest(session, ids.first, ids.last)
+            pending_row = tables.lock(session, newest) if is_pending else None
+            if pending_row is not None and pending_row.holder is None:
+                row = to_row(create_message(newest, self._dialect.instant(stored_at)), max_bytes)
+                tables.replace(session, pending_row, row, at)
                 return row
-            row = to_row(make(ids.after(newest, refused.get(newest, 0)), None), most)
+            row = to_row(create_message(ids.id_after(newest, refusal_counts.get(newest, 0)), None), max_bytes)
             if not tables.insert(session, [row], at):
-                refused[newest] = refused.get(newest, -1) + 1
+                refusal_counts[newest] = refusal_counts.get(newest, -1) + 1
                 return None
-            tables.keep_key(session, row.message_id)
+            tables.store_key(session, row.message_id)
             return row
 
         while (row := await self._pool.transaction(replace)) is None:
@@ -88,15 +88,15 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         return row.message_id
 
     @override
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
         tables = self._tables
         assert isinstance(tables, MariaDbTables)
 
-        def keep(session: MariaDbSession) -> None:
+        def store(session: MariaDbSession) -> None:
             for each in sorted(message_ids):
-                tables.keep_key(session, each)
+                tables.store_key(session, each)
 
-        await self._pool.transaction(keep)
+        await self._pool.transaction(store)
 
     @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
@@ -111,18 +111,18 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
 
     @override
     def tables_of_stores(self) -> Sequence[str]:
-        query = f"SELECT name FROM {self._tables.names.of('store')} ORDER BY name"
+        query = f"SELECT name FROM {self._tables.names.name_of('store')} ORDER BY name"
         return [name for (name,) in self._pool.run_blocking(lambda session: session.rows(query))]
 
     @property
     @override
-    def pruned_at_once(self) -> int:
+    def prune_share_width(self) -> int:
         return 10_000
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
         return self._change_records(
-            f"UPDATE {self._tables.names.of('record')} SET detail = '{ARCHIVED}' "
+            f"UPDATE {self._tables.names.name_of('record')} SET detail = '{ARCHIVED}' "
             f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'",
             numbers,
         )
@@ -130,44 +130,49 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """Remove records. Their numbers are not used again, as the server remembers its counter."""
-        record = self._tables.names.of("record")
+        record = self._tables.names.name_of("record")
         return self._change_records(f"DELETE FROM {record} WHERE number IN %(numbers)s", numbers)
 
     @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         names, tables = self._tables.names, self._tables
-        record, values = names.of("record"), {"first": part.first, "end": part.end, "before": to_microseconds(before)}
+        record, values = (
+            names.name_of("record"),
+            {"first": part.first, "end": part.end, "before": to_microseconds(before)},
+        )
         last_of_key = "CONCAT(LEFT(r.message_id, CHAR_LENGTH(r.message_id) - 8), '99999999')"
-        same = "AND {0}.store_id = r.store_id"
+        is_same_store = "AND {0}.store_id = r.store_id"
         is_keyed = "r.message_id REGEXP '~[0-9]{8}$'"
-        aging = Aging(record, names.pending, "number", "%(before)s", is_keyed, last_of_key, same)
+        condition = AgeCondition(record, names.pending, "number", "%(before)s", is_keyed, last_of_key, is_same_store)
         find_old = (
             f"SELECT r.number FROM {record} AS r FORCE INDEX (PRIMARY) WHERE r.number >= %(first)s "
             f"AND r.number < %(end)s AND r.store_id = %(store)s "
-            f"AND {aging.is_old()} ORDER BY r.number"
+            f"AND {condition.condition()} ORDER BY r.number"
         )
         # RETURNING counts only rows that this process removes: another one may have removed some since the query.
         delete = f"DELETE FROM {record} WHERE number IN %(numbers)s RETURNING kind"
-        of_store = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
-        remove_markers = f"DELETE FROM {record} WHERE {of_store} RETURNING due, detail"
+        is_marker = f"message_id = '{PRUNED_ID}' AND store_id = %(store)s AND kind = {RecordKind.PRUNED:d}"
+        remove_markers = f"DELETE FROM {record} WHERE {is_marker} RETURNING due, detail"
 
         def prune(session: MariaDbSession) -> int:
-            of_this = {"store": tables.store_id(session)}
-            numbers = [number for (number,) in session.rows(find_old, values | of_this)]
-            kinds = [kind for part in in_statements(numbers) for (kind,) in session.rows(delete, {"numbers": part})]
+            store_values = {"store": tables.store_id(session)}
+            numbers = [number for (number,) in session.rows(find_old, values | store_values)]
+            kinds = [kind for part in split_numbers(numbers) for (kind,) in session.rows(delete, {"numbers": part})]
             if kinds:
-                markers = [(from_microseconds(due), detail) for due, detail in session.rows(remove_markers, of_this)]
-                marker = Pruned.of(markers).and_now(before, kinds)
+                markers = [
+                    (from_microseconds(due), detail) for due, detail in session.rows(remove_markers, store_values)
+                ]
+                marker = PrunedCounts.of(markers).plus(before, kinds)
                 due = to_microseconds(marker.before or before)
                 row = StoredRecord(0, RecordKind.PRUNED, PRUNED_ID, to_microseconds(now), due, None, marker.detail)
-                session.change(_insert(names, "INSERT") + _row(row, of_this["store"]))
+                session.change(_insert(names, "INSERT") + _row(row, store_values["store"]))
             return len(kinds)
 
         return self._pool.transaction_blocking(prune)
 
     def _change_records(self, statement: str, numbers: Sequence[int]) -> int:
         """Run a statement on numbers in ascending order, so that two processes do not deadlock."""
-        parts = in_statements(sorted(numbers))
+        parts = split_numbers(sorted(numbers))
         return self._pool.transaction_blocking(
             lambda session: sum(session.change(statement, {"numbers": part}) for part in parts)
         )
@@ -178,36 +183,36 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
         later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
-        def put_back(session: MariaDbSession) -> int:
+        def restore(session: MariaDbSession) -> int:
             store = self._tables.store_id(session)
             if records:
-                _lift_counter(session, names, store, max(records, key=lambda record: record.number))
-            back = {record.message_id for record in scheduled if _unmark(session, names, store, record)}
-            new = [_row(record, store) for record in scheduled if record.message_id not in back]
-            for rows in in_pieces(new, STATEMENT_BYTES, ROWS_AT_ONCE):
+                _raise_counter(session, names, store, max(records, key=lambda record: record.number))
+            restored_ids = {record.message_id for record in scheduled if _unmark(session, names, store, record)}
+            new = [_row(record, store) for record in scheduled if record.message_id not in restored_ids]
+            for rows in split_texts(new, STATEMENT_BYTES, ROWS_AT_ONCE):
                 statement = _insert(names, "INSERT IGNORE") + b",".join(rows) + b" RETURNING message_id"
-                back.update(id_ for (id_,) in session.rows(statement))
-            old = (_row(record, store) for record in later_records if record.message_id in back)
-            for rows in in_pieces(old, STATEMENT_BYTES, ROWS_AT_ONCE):
+                restored_ids.update(id_ for (id_,) in session.rows(statement))
+            old = (_row(record, store) for record in later_records if record.message_id in restored_ids)
+            for rows in split_texts(old, STATEMENT_BYTES, ROWS_AT_ONCE):
                 session.change(_insert(names, "INSERT") + b",".join(rows))
-            return len(back)
+            return len(restored_ids)
 
-        return self._pool.transaction_blocking(put_back)
+        return self._pool.transaction_blocking(restore)
 
 
-def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
+def _raise_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
     """Insert and delete a row so that new numbers begin above this record: the server counts from the highest insert.
 
     The server never counts back, and this waits for no lock.
     """
     row = _row(newest._replace(kind=RecordKind.DELIVERED), store)
     if session.change(_insert(names, "INSERT IGNORE") + row):
-        session.change(f"DELETE FROM {names.of('record')} WHERE number = %(number)s", {"number": newest.number})
+        session.change(f"DELETE FROM {names.name_of('record')} WHERE number = %(number)s", {"number": newest.number})
 
 
 def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
     return session.change(
-        f"UPDATE {names.of('record')} SET detail = %(detail)s "
+        f"UPDATE {names.name_of('record')} SET detail = %(detail)s "
         f"WHERE message_id = %(id)s AND store_id = %(store)s AND once = 1 AND detail = '{ARCHIVED}'",
         {"id": record.message_id, "store": store, "detail": record.detail},
     )
@@ -215,7 +220,7 @@ def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: St
 
 def _insert(names: RowLockNames, command: str) -> bytes:
     return (
-        f"{command} INTO {names.plain('postdate_record')} "
+        f"{command} INTO {names.qualified_name('postdate_record')} "
         f"(number, at, due, store_id, kind, once, message_id, destination, detail) VALUES "
     ).encode()
 

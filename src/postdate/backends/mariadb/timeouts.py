@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.mariadb.connection import larger_than_a_packet, literal, room_in_packet
-from postdate.backends.mariadb.schema import TABLE_EXISTS, MariaDbSchema, check_name, quoted
+from postdate.backends.mariadb.connection import larger_than_packet_error, literal, max_statement_bytes
+from postdate.backends.mariadb.schema import TABLE_EXISTS, MariaDbSchema, check_name, quote_name
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.sql.row_locks.parts import DuplicateKey
 from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
-from postdate.backends.sql.timeouts_layout import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
+from postdate.backends.sql.timeouts_layout import HEADERS, ID, STATE, TIME, round_up, spellings, text_time
 from postdate.errors import StoreNotSetUp
 
-_WHAT: Final = "the table of timeouts (table_prefix=...)"
+_TABLE_DESCRIPTION: Final = "the table of timeouts (table_prefix=...)"
 _SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
 _PRECISION: Final = (
     "SELECT datetime_precision FROM information_schema.columns "
@@ -53,12 +53,12 @@ class MariaDbTable(RowLockTimeoutTable):
     dialect = MariaDbSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
-        self._values = {"schema": schema, "table": check_name(name, _WHAT)}
+        self._values = {"schema": schema, "table": check_name(name, _TABLE_DESCRIPTION)}
         self._digits: int | None = None
-        plain = f"{quoted(schema)}.{quoted(name)}"
+        plain = f"{quote_name(schema)}.{quote_name(name)}"
         table = plain.replace("%", "%%")
         create = (
-            f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4",
+            f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} CHARACTER SET utf8mb4",
             (
                 f"CREATE TABLE IF NOT EXISTS {plain} (\n"
                 f"    `Id` varchar(38) NOT NULL, `Destination` varchar(200), `SagaId` varchar(38), `State` longblob,\n"
@@ -111,8 +111,8 @@ class MariaDbTable(RowLockTimeoutTable):
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """The time is rounded up to the table's precision."""
-        _check_size(row, room_in_packet(session))
-        time, ids = rounded_up(row[TIME], self._time_digits(session)), self.key(row[ID])
+        _check_size(row, max_statement_bytes(session))
+        time, ids = round_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
             return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
         except DuplicateKey:  # two who add one id at once: the second of them is told
@@ -136,4 +136,4 @@ def _check_size(row: dict[str, Any], limit: int) -> None:
     if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escape is two characters
         return
     if (size := len(literal(row[HEADERS])) + len(literal(row[STATE]))) > limit:
-        raise larger_than_a_packet(f"timeout {row[ID]}", size, limit)
+        raise larger_than_packet_error(f"timeout {row[ID]}", size, limit)

@@ -9,7 +9,7 @@ from typing import cast
 from typing_extensions import override
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.schema import MariaDbNames, check_name, quoted
+from postdate.backends.mariadb.schema import MariaDbNames, check_name, quote_name
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.timeouts_layout import ID
 from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECONDS, Dialect, Session
@@ -24,8 +24,8 @@ class MariaDbDialect(Dialect):
 
     long_text = "longtext"
     instant = "datetime(6)"
-    dividing = "DIV"
-    locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
+    integer_division = "DIV"
+    lock_clause, skip_locked_clause = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
     names_of_tables = (
         "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %(schema)s AND TABLE_TYPE = 'BASE TABLE'"
     )
@@ -38,7 +38,7 @@ class MariaDbDialect(Dialect):
     def connect(self) -> Session:
         session = cast("Session", self._server.connect_patiently())
         with closing_on_error(session):  # an alias in a DELETE means one in the chosen database
-            session.change(f"USE {self.quoted(self.schema)}", {})
+            session.change(f"USE {self.quote_name(self.schema)}", {})
         return session
 
     @override
@@ -48,32 +48,32 @@ class MariaDbDialect(Dialect):
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        of = {"schema": self.schema, "table": table}
-        here = "TABLE_SCHEMA = %(schema)s AND TABLE_NAME = %(table)s"
-        engines = session.rows(f"SELECT ENGINE FROM information_schema.TABLES WHERE {here}", of)
+        values = {"schema": self.schema, "table": table}
+        is_table = "TABLE_SCHEMA = %(schema)s AND TABLE_NAME = %(table)s"
+        engines = session.rows(f"SELECT ENGINE FROM information_schema.TABLES WHERE {is_table}", values)
         if engines and str(engines[0][0]).lower() != "innodb":
             raise ConfigurationError(
                 f"{self.where}: table {table} is kept by {engines[0][0]}, which has no transactions, so that its "
                 f"timeouts cannot be moved safely; change it to InnoDB first"
             )
         rows = session.rows(
-            f"SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE {here} ORDER BY ORDINAL_POSITION", of
+            f"SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE {is_table} ORDER BY ORDINAL_POSITION", values
         )
         return [name for (name,) in rows]
 
     @override
-    def limit(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: Session, margin: timedelta) -> None:
         """The server also ends a transaction whose client is suspended."""
         seconds = margin.total_seconds()
-        self._set(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
+        self._set_limits(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
 
     @override
-    def unlimit(self, session: Session) -> None:
+    def reset_limits(self, session: Session) -> None:
         """Back to the settings of our sessions."""
-        self._set(session, 0, 3, 0)
+        self._set_limits(session, 0, 3, 0)
 
     @staticmethod
-    def _set(session: Session, statement: float, lock: int, idle: int) -> None:
+    def _set_limits(session: Session, statement: float, lock: int, idle: int) -> None:
         session.change(
             f"SET SESSION max_statement_time = {statement:.6f}, innodb_lock_wait_timeout = {lock}, "
             f"idle_write_transaction_timeout = {idle}",
@@ -81,32 +81,32 @@ class MariaDbDialect(Dialect):
         )
 
     @override
-    def take_turn(self, session: Session) -> None:
+    def acquire_turn(self, session: Session) -> None:
         """The lock is the session's: creating a table ends a transaction."""
         ((granted,),) = session.rows(
-            "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn(), "wait": TURN_SECONDS}
+            "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn_lock_name(), "wait": TURN_SECONDS}
         )
         if granted != 1:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
 
     @override
-    def end_turn(self, session: Session) -> None:
-        session.rows("SELECT RELEASE_LOCK(%(name)s)", {"name": self._turn()})
+    def release_turn(self, session: Session) -> None:
+        session.rows("SELECT RELEASE_LOCK(%(name)s)", {"name": self._turn_lock_name()})
 
-    def _turn(self) -> str:
-        return MariaDbNames(self.schema, "any").lock("migration")
-
-    @override
-    def quoted(self, name: str) -> str:
-        return quoted(name).replace("%", "%%")
+    def _turn_lock_name(self) -> str:
+        return MariaDbNames(self.schema, "any").lock_name("migration")
 
     @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+    def quote_name(self, name: str) -> str:
+        return quote_name(name).replace("%", "%%")
+
+    @override
+    def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
         key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
-                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
-                f"({self.quoted(NUMBER)} int NOT NULL DEFAULT 0, {key}) "
-                f"ENGINE = InnoDB AS SELECT {self.list_of(columns)} FROM {self.table(live)} WHERE FALSE"
+                f"CREATE TABLE IF NOT EXISTS {self.qualified_table(staging)} "
+                f"({self.quote_name(NUMBER)} int NOT NULL DEFAULT 0, {key}) "
+                f"ENGINE = InnoDB AS SELECT {self.list_of(columns)} FROM {self.qualified_table(live)} WHERE FALSE"
             ),
         )

@@ -11,10 +11,18 @@ from typing_extensions import override
 
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryTransport
-from postdate.backends.sql.timeouts_layout import checked, in_order, normal_id, normal_saga
+from postdate.backends.sql.timeouts_layout import normal_id, normal_saga, normalize_timeout, sort_by_due
 from postdate.clock import Clock
 from postdate.errors import SagaConflict
-from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
+from postdate.ports import (
+    Correlation,
+    Recording,
+    SagaChange,
+    SagaChangeKind,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+)
 from postdate.ports.backends import DatabaseObject
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister
 
@@ -32,14 +40,14 @@ class MemorySagaStore(SagaStore):
 
     @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        return _saga_with(self._records, saga_type, correlation)
+        return _find_saga(self._records, saga_type, correlation)
 
     @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
         return self._records.get((saga_type, saga_id))
 
     @override
-    async def page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+    async def read_page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
         return [record for key, record in sorted(self._records.items()) if key > after][:limit]
 
     @override
@@ -53,7 +61,7 @@ class MemorySagaStore(SagaStore):
     async def close(self) -> None: ...
 
 
-def _saga_with(
+def _find_saga(
     records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation
 ) -> SagaRecord | None:
     key = (saga_type, correlation)
@@ -63,18 +71,18 @@ def _saga_with(
 def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:
     record = change.record
     key = (record.saga_type, record.saga_id)
-    if change.fate is SagaFate.CREATED:
-        is_right = key not in records and _saga_with(records, record.saga_type, record.correlation) is None
+    if change.kind is SagaChangeKind.CREATED:
+        can_apply = key not in records and _find_saga(records, record.saga_type, record.correlation) is None
     else:
-        is_right = key in records and records[key].version == record.version
-    if not is_right:
+        can_apply = key in records and records[key].version == record.version
+    if not can_apply:
         raise SagaConflict(f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile")
-    if change.fate is SagaFate.COMPLETED:
+    if change.kind is SagaChangeKind.COMPLETED:
         del records[key]
-    elif change.fate is SagaFate.SET_ASIDE:
-        stored = records[key]
-        aside = replace(stored.correlation, property=stored.saga_id)
-        records[key] = replace(stored, correlation=aside, version=stored.version + 1)
+    elif change.kind is SagaChangeKind.SET_ASIDE:
+        stored_record = records[key]
+        new_correlation = replace(stored_record.correlation, property=stored_record.saga_id)
+        records[key] = replace(stored_record, correlation=new_correlation, version=stored_record.version + 1)
     else:
         records[key] = replace(record, version=record.version + 1)
 
@@ -84,7 +92,7 @@ class MemoryTimeouts(TimeoutPersister):
 
     def __init__(self) -> None:
         self._timeouts: dict[str, Timeout] = {}
-        self._claimed: set[str] = set()
+        self._claimed_ids: set[str] = set()
 
     @override
     async def initialize(self, endpoint: str) -> None: ...
@@ -94,7 +102,7 @@ class MemoryTimeouts(TimeoutPersister):
 
     @override
     async def add(self, timeout: Timeout) -> bool:
-        timeout = checked(timeout)
+        timeout = normalize_timeout(timeout)
         return self._timeouts.setdefault(timeout.timeout_id, timeout) is timeout
 
     @override
@@ -104,16 +112,16 @@ class MemoryTimeouts(TimeoutPersister):
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         timeout = await self.peek(timeout_id)
-        if timeout is None or timeout.timeout_id in self._claimed:
+        if timeout is None or timeout.timeout_id in self._claimed_ids:
             return None
-        self._claimed.add(timeout.timeout_id)
+        self._claimed_ids.add(timeout.timeout_id)
 
         async def remove() -> bool:
             await release()
             return await self.try_remove(timeout.timeout_id)
 
         async def release() -> None:
-            self._claimed.discard(timeout.timeout_id)
+            self._claimed_ids.discard(timeout.timeout_id)
 
         return TimeoutClaim(timeout, remove, release)
 
@@ -124,20 +132,20 @@ class MemoryTimeouts(TimeoutPersister):
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
         saga = normal_saga(saga_id)
-        of_saga = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
-        for timeout_id in of_saga:
+        timeout_ids = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
+        for timeout_id in timeout_ids:
             del self._timeouts[timeout_id]
-        return len(of_saga)
+        return len(timeout_ids)
 
     @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
-        stored = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
-        due = in_order(each for each in stored if start < each.due <= now)
-        last = due[: max(limit, 1)][-1].due if due else now
-        chunk = [each for each in due if each.due <= last]
-        if len(chunk) < len(due):
+        timeouts = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
+        due_timeouts = sort_by_due(each for each in timeouts if start < each.due <= now)
+        last_due = due_timeouts[: max(limit, 1)][-1].due if due_timeouts else now
+        chunk = [each for each in due_timeouts if each.due <= last_due]
+        if len(chunk) < len(due_timeouts):
             return DueChunk(chunk, now)
-        return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
+        return DueChunk(chunk, min((each.due for each in timeouts if each.due > now), default=None))
 
     @override
     async def close(self) -> None: ...
@@ -160,19 +168,19 @@ class Memory(DatabaseObject):
     @cached_property
     def store(self) -> MemoryStore:
         """The store of delayed messages."""
-        return self.made(MemoryStore(recording=self._recording))
+        return self.register_adapter(MemoryStore(recording=self._recording))
 
     @cached_property
     def queues(self) -> MemoryTransport:
         """The transport."""
-        return self.made(MemoryTransport() if self._clock is None else MemoryTransport(clock=self._clock))
+        return self.register_adapter(MemoryTransport() if self._clock is None else MemoryTransport(clock=self._clock))
 
     @cached_property
     def sagas(self) -> MemorySagaStore:
         """The saga store."""
-        return self.made(MemorySagaStore())
+        return self.register_adapter(MemorySagaStore())
 
     @cached_property
     def timeouts(self) -> MemoryTimeouts:
         """The timeouts of a timeout manager."""
-        return self.made(MemoryTimeouts())
+        return self.register_adapter(MemoryTimeouts())

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from postdate.clock import EARLIEST, nearest_instant, to_microseconds
 from postdate.errors import DuplicateMessage
-from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
+from postdate.messages import DelayedMessage, copy_with_due, copy_with_failures, encode_for_store
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -33,11 +33,11 @@ from postdate.ports import (
     StoreStatistics,
     TransactionMode,
     Wake,
-    counted_between,
+    counts_between,
 )
-from postdate.ports.administration import place_text, read_place
-from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import LANES, NONE_IN_USE, KeptLimits, LimitingStore, LimitsInUse
+from postdate.ports.administration import cursor_text, parse_cursor
+from postdate.ports.changing import CreateMessage, KeyedIds
+from postdate.ports.limits import LANES, NONE_IN_USE, LimitingStore, LimitsInUse, StoredLimits
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Entry:
     """The position in the order of storing. It does not change."""
 
 
-_Place = tuple[datetime, int, str]
+_Position = tuple[datetime, int, str]
 """The place of a message in the list of all: due time, number, id."""
 
 
@@ -75,67 +75,67 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         )
         self._recording = recording
         self._entries: dict[str, _Entry] = {}
-        self._list: list[_Place] = []
+        self._positions: list[_Position] = []
         """The places of all entries, sorted."""
         self._numbers = itertools.count(1)
-        self._seen_ids: set[str] = set()
-        self._newest: dict[str, str] = {}
+        self._known_ids: set[str] = set()
+        self._last_id_by_key: dict[str, str] = {}
         """The id of the last message that was stored under each key."""
         self._records: list[Record] = []
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
-        self._limits: dict[str, KeptLimits] = {}
+        self._limits: dict[str, StoredLimits] = {}
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None: ...
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        if self._last_failed(message.message_id):
+        if self._has_failed(message.message_id):
             self._check_size(message)
-            first_before = self._first_attempt()
+            previous_first = self._first_attempt()
             self._add(message, now, RecordKind.RESCHEDULED, "came back from the error queue")
-            self._wake_if_earlier(first_before)
-        elif (await self.store_many([message], now)).already_there:
+            self._wake_if_earlier(previous_first)
+        elif (await self.store_many([message], now)).duplicate_ids:
             raise DuplicateMessage.of(message.message_id)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         for message in messages:
             self._check_size(message)
-        first_before = self._first_attempt()
-        already_there = list[str]()
+        previous_first = self._first_attempt()
+        duplicate_ids = list[str]()
         for message in messages:
-            if message.message_id in self._seen_ids:
-                already_there.append(message.message_id)
+            if message.message_id in self._known_ids:
+                duplicate_ids.append(message.message_id)
             else:
                 self._add(message, now, RecordKind.SCHEDULED)
-        self._wake_if_earlier(first_before)
-        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+        self._wake_if_earlier(previous_first)
+        return StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
 
-    def _wake_if_earlier(self, first_before: datetime | None) -> None:
+    def _wake_if_earlier(self, previous_first: datetime | None) -> None:
         first = self._first_attempt()
-        if first is not None and (first_before is None or first < first_before):
+        if first is not None and (previous_first is None or first < previous_first):
             for wake in self._wakes:
                 wake()
 
-    def _last_failed(self, message_id: str) -> bool:
+    def _has_failed(self, message_id: str) -> bool:
         """Return whether the message is in the error queue, so that it may be returned and stored again."""
         ends = [record.kind for record in self._records if record.message_id == message_id]
         return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
     def _check_size(self, message: DelayedMessage) -> None:
-        stored_headers(message, self._capabilities.largest_message_bytes)
+        encode_for_store(message, self._capabilities.largest_message_bytes)
 
     def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
-        self._seen_ids.add(message.message_id)
-        self._enter(_Entry(with_failures(message, 0), message.due, number=next(self._numbers)))
+        self._known_ids.add(message.message_id)
+        self._add_entry(_Entry(copy_with_failures(message, 0), message.due, number=next(self._numbers)))
         self._record(kind, message, now, detail)
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """Remove a message; it is recorded as delivered."""
-        return self._end(message_id, RecordKind.DELIVERED, now, "")
+        return self._remove_message(message_id, RecordKind.DELIVERED, now, "")
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
@@ -148,25 +148,28 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        return self._claim(EARLIEST, now, limit)
+        return self._claim_between(EARLIEST, now, limit)
 
     @override
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        return self._claim(kept.begin, kept.end, limit)
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return self._claim_between(stored_limits.lane_start, stored_limits.lane_end, limit)
 
-    def _claim(self, begin: datetime, end: datetime, limit: int) -> list[Claim]:
-        due = [
-            each for each in self._entries.values() if each.attempt_at is not None and begin <= each.attempt_at < end
+    def _claim_between(self, start: datetime, end: datetime, limit: int) -> list[Claim]:
+        due_entries = [
+            each for each in self._entries.values() if each.attempt_at is not None and start <= each.attempt_at < end
         ]
-        due.sort(key=lambda entry: entry.attempt_at or entry.message.due)
-        for entry in due[:limit]:
+        due_entries.sort(key=lambda entry: entry.attempt_at or entry.message.due)
+        for entry in due_entries[:limit]:
             entry.claimed_from, entry.attempt_at, entry.token = entry.attempt_at, None, next(self._tokens)
-        return [Claim(entry.message, entry.token) for entry in due[:limit]]
+        return [Claim(entry.message, entry.token) for entry in due_entries[:limit]]
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        claimed = [claim for claim in claims if self._claimed_entry(claim) is not None]
-        return sum(self._end(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail) for claim in claimed)
+        valid_claims = [claim for claim in claims if self._claimed_entry(claim) is not None]
+        return sum(
+            self._remove_message(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail)
+            for claim in valid_claims
+        )
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
@@ -199,80 +202,84 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         entry = self._entries.get(message_id)
-        return entry is not None and entry.token is None and self._end(message_id, RecordKind.CANCELLED, now, "")
+        return (
+            entry is not None
+            and entry.token is None
+            and self._remove_message(message_id, RecordKind.CANCELLED, now, "")
+        )
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         entry = self._entries.get(message_id)
         if entry is None or entry.token is not None:
             return False
-        message = rescheduled(entry.message, due, wall_time)
+        message = copy_with_due(entry.message, due, wall_time)
         self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
-        self._enter(entry)
+        self._add_entry(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now)
         for wake in self._wakes:
             wake()
         return True
 
     @override
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
-        ids, newest = KeyedIds(key), self._newest.get(key, "")
-        entry = self._entries.get(newest)
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
+        ids, last_id = KeyedIds(key), self._last_id_by_key.get(key, "")
+        entry = self._entries.get(last_id)
         if entry is None or entry.token is not None:
-            candidates = (ids.after(newest, refused) for refused in itertools.count())
-            message = make(next(each for each in candidates if each not in self._seen_ids), None)
+            candidates = (ids.id_after(last_id, refused) for refused in itertools.count())
+            message = create_message(next(each for each in candidates if each not in self._known_ids), None)
             await self.store(message, now)
-            await self.keep_keys([message.message_id])
+            await self.store_keys([message.message_id])
             return message.message_id
-        stored = next(each.at for each in self._records if each.message_id == newest)
-        message = make(newest, stored)
+        stored_at = next(each.at for each in self._records if each.message_id == last_id)
+        message = create_message(last_id, stored_at)
         self._check_size(message)
         self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
-        self._enter(entry)
+        self._add_entry(entry)
         self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
         for wake in self._wakes:
             wake()
-        return newest
+        return last_id
 
     @override
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
         for each in sorted(message_ids):
-            self._newest[each[: -len(KeyedIds("").first)]] = each
+            self._last_id_by_key[each[: -len(KeyedIds("").first)]] = each
 
     @override
-    async def kept_limits(self, destinations: Collection[str] | None = None) -> Sequence[KeptLimits]:
+    async def load_limits(self, destinations: Collection[str] | None = None) -> Sequence[StoredLimits]:
         names = self._limits.keys() if destinations is None else self._limits.keys() & set(destinations)
         return [self._limits[each] for each in sorted(names)]
 
     @override
-    async def limits_in_use(self) -> LimitsInUse:
+    async def load_limits_in_use(self) -> LimitsInUse:
         if not self._limits:
             return NONE_IN_USE
         # A claimed message has no attempt time, so use the one before its claim. That is valid only during the claim.
         times = sorted(each.attempt_at or each.claimed_from or LANES for each in self._entries.values())
 
-        def has_messages(limits: KeptLimits) -> bool:
-            place = bisect_left(times, limits.begin)
-            return place < len(times) and times[place] < limits.end
+        def has_messages(limits: StoredLimits) -> bool:
+            index = bisect_left(times, limits.lane_start)
+            return index < len(times) and times[index] < limits.lane_end
 
-        in_use = [each for each in self._limits.values() if has_messages(each)]
-        return LimitsInUse(any(each.limits for each in self._limits.values()), in_use)
+        lanes = [each for each in self._limits.values() if has_messages(each)]
+        return LimitsInUse(any(each.limits for each in self._limits.values()), lanes)
 
     @override
-    async def keep_limits(self, destination: str, limits: str, free_at: datetime, before: str = "") -> bool:
-        stored = self._limits.get(destination, KeptLimits(destination, len(self._limits) + 1, "", free_at))
-        if stored.limits != before:
+    async def store_limits(self, destination: str, limits: str, free_at: datetime, previous_limits: str = "") -> bool:
+        stored = self._limits.get(destination, StoredLimits(destination, len(self._limits) + 1, "", free_at))
+        if stored.limits != previous_limits:
             return False
         self._limits[destination] = replace(stored, limits=limits, free_at=free_at)
         return True
 
     @override
-    async def take_turns(self, kept: KeptLimits, free_at: datetime) -> bool:
-        if self._limits.get(kept.destination) != kept:
+    async def reserve_slots(self, stored_limits: StoredLimits, free_at: datetime) -> bool:
+        if self._limits.get(stored_limits.destination) != stored_limits:
             return False
-        self._limits[kept.destination] = replace(kept, free_at=free_at)
+        self._limits[stored_limits.destination] = replace(stored_limits, free_at=free_at)
         return True
 
     @override
@@ -288,24 +295,27 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        return counted_between(edges, ((entry.message.due, 1) for entry in self._entries.values()))
+        return counts_between(edges, ((entry.message.due, 1) for entry in self._entries.values()))
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
         return Counter(record.kind for record in self._records)
 
     @override
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
-        messages, begin = list[DelayedMessage](), bisect_left(self._list, (where.due_from or EARLIEST, 0, ""))
-        if where.after is not None:
-            due, number = read_place(where.after)
-            begin = max(begin, bisect_left(self._list, (nearest_instant(due), number + 1, "")))
-        for due, number, message_id in itertools.islice(self._list, begin, None):
-            if len(messages) == limit or (where.due_to is not None and due >= where.due_to):
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+        messages, start_index = (
+            list[DelayedMessage](),
+            bisect_left(self._positions, (message_filter.due_from or EARLIEST, 0, "")),
+        )
+        if message_filter.after is not None:
+            due, number = parse_cursor(message_filter.after)
+            start_index = max(start_index, bisect_left(self._positions, (nearest_instant(due), number + 1, "")))
+        for due, number, message_id in itertools.islice(self._positions, start_index, None):
+            if len(messages) == limit or (message_filter.due_to is not None and due >= message_filter.due_to):
                 break
             message = self._entries[message_id].message
-            if where.matches(message):
-                messages.append(copy(message).listed(place_text(to_microseconds(due), number)))
+            if message_filter.matches(message):
+                messages.append(copy(message).set_cursor(cursor_text(to_microseconds(due), number)))
         return PendingPage.of(messages, limit)
 
     @override
@@ -320,29 +330,29 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     @override
     async def close(self) -> None: ...
 
-    def _enter(self, entry: _Entry) -> None:
+    def _add_entry(self, entry: _Entry) -> None:
         self._entries[entry.message.message_id] = entry
-        insort(self._list, _place_of(entry))
+        insort(self._positions, _position_of(entry))
 
     def _remove_entry(self, entry: _Entry) -> None:
         del self._entries[entry.message.message_id]
-        del self._list[bisect_left(self._list, _place_of(entry))]
+        del self._positions[bisect_left(self._positions, _position_of(entry))]
 
     def _first_attempt(self) -> datetime | None:
-        return min((e.attempt_at for e in self._entries.values() if e.attempt_at is not None), default=None)
+        return min((entry.attempt_at for entry in self._entries.values() if entry.attempt_at is not None), default=None)
 
     def _claimed_entry(self, claim: Claim) -> _Entry | None:
         entry = self._entries.get(claim.message.message_id)
         return entry if entry is not None and entry.token == claim.token else None
 
     def _count_failure(self, entry: _Entry, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        entry.message = with_failures(entry.message, entry.message.number_of_failures + 1)
+        entry.message = copy_with_failures(entry.message, entry.message.number_of_failures + 1)
         entry.attempt_at, entry.token = attempt_at, None
         if self._recording is Recording.ALL:
             self._record(RecordKind.RETRIED, entry.message, now, reason)
         return True
 
-    def _end(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
+    def _remove_message(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
         if (entry := self._entries.get(message_id)) is None:
             return False
         self._remove_entry(entry)
@@ -353,5 +363,5 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))
 
 
-def _place_of(entry: _Entry) -> _Place:
+def _position_of(entry: _Entry) -> _Position:
     return entry.message.due, entry.number, entry.message.message_id

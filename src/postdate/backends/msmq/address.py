@@ -39,12 +39,12 @@ class QueueAddress:
         """The name for opening the queue, without a look into a directory."""
         return f"DIRECT={'TCP' if _is_ip(self.machine) else 'OS'}:{self.machine}\\private$\\{self.name}"
 
-    def shown(self, this_machine: str) -> str:
+    def text(self, this_machine: str) -> str:
         """Return the address as people write it: ``queue@machine``."""
         return f"{self.name}@{this_machine if self.machine == LOCAL else self.machine}"
 
 
-def parse_place(address: str) -> str:
+def parse_machine(address: str) -> str:
     """Return the machine of ``msmq:`` (this one) or ``msmq://machine``."""
     scheme, colon, location = address.partition(":")
     slashes, machine = location[:2], location[2:].rstrip("/")
@@ -58,21 +58,21 @@ def parse_place(address: str) -> str:
 
 def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddress:
     """Return the queue that a destination means; raises `QueueNotFound` when MSMQ can have no such queue."""
-    name, at, machine = destination.partition("@")
-    if "@" in machine or not name.strip() or (at and not machine.strip()):
+    name, separator, machine = destination.partition("@")
+    if "@" in machine or not name.strip() or (separator and not machine.strip()):
         raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")
-    if at and machine != LOCAL and not _MACHINE.fullmatch(machine):
+    if separator and machine != LOCAL and not _MACHINE.fullmatch(machine):
         raise QueueNotFound(
             f"{destination!r} is no address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 address"
         )
-    if (wrong := _NOT_IN_NAMES.search(name)) is not None:
+    if (forbidden := _NOT_IN_NAMES.search(name)) is not None:
         raise QueueNotFound(
-            f"{destination!r} cannot exist: a queue of MSMQ has no {wrong[0]!r} in its name; nor has it any of "
+            f"{destination!r} cannot exist: a queue of MSMQ has no {forbidden[0]!r} in its name; nor has it any of "
             f'\\ ; + , " or a control character'
         )
     if (length := len(name.encode("utf-16-le")) // 2) > LONGEST_NAME:
         raise QueueNotFound(f"{destination!r} cannot exist: a name of {length} characters; MSMQ allows {LONGEST_NAME}")
-    if not at:
+    if not separator:
         machine = default_machine
     return QueueAddress(name, LOCAL if machine.lower() in _LOCAL_NAMES else machine)
 

@@ -74,12 +74,12 @@ class Com(Protocol):
         """Name of this machine."""
         ...
 
-    def enter(self) -> None:
+    def initialize(self) -> None:
         """Make the calling thread an apartment; before any other call in it."""
         ...
 
-    def leave(self) -> None:
-        """Undo :meth:`enter`, when no object that was made in the thread is used any more."""
+    def uninitialize(self) -> None:
+        """Undo :meth:`initialize`, when no object that was made in the thread is used any more."""
         ...
 
     def create(self, prog_id: str) -> Any:
@@ -111,10 +111,10 @@ class PyWin32:
         self.errors: type[Exception] = pywintypes.com_error
         self.machine = platform.node()
 
-    def enter(self) -> None:
+    def initialize(self) -> None:
         self._pythoncom.CoInitialize()
 
-    def leave(self) -> None:
+    def uninitialize(self) -> None:
         self._pythoncom.CoUninitialize()
 
     def create(self, prog_id: str) -> Any:
@@ -199,17 +199,17 @@ def code_of(error: BaseException) -> int:
     return hresult & 0xFFFFFFFF
 
 
-def translate(error: BaseException, where: str) -> PostdateError:
-    """Return the error for the queue ``where``, with advice; a code that no list names is an outage of the queue."""
+def translate(error: BaseException, queue: str) -> PostdateError:
+    """Return the error for the queue ``queue``, with advice; a code that no list names is an outage of the queue."""
     code = code_of(error)
-    problem = f"{_words(error)}, 0x{code:08X}"
-    for meaning, codes, text in _MEANINGS:
+    problem = f"{_error_text(error)}, 0x{code:08X}"
+    for error_type, codes, text in _MEANINGS:
         if code in codes:
-            return meaning(text.format(where=where, said=problem))
-    return DestinationUnavailable(f"MSMQ failed with {where}: {problem}")
+            return error_type(text.format(where=queue, said=problem))
+    return DestinationUnavailable(f"MSMQ failed with {queue}: {problem}")
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     details: Any = getattr(error, "excepinfo", None)
     words = (details[2] if details and len(details) > 2 else None) or getattr(error, "strerror", None) or str(error)
     return str(words).strip().rstrip(".") or type(error).__name__

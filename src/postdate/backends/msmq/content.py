@@ -38,7 +38,7 @@ from postdate.messages import (
     format_timestamp,
     headers_with_expiry,
     parse_timestamp,
-    why_too_large,
+    too_large_error,
 )
 from postdate.ports import ExpiryRules
 
@@ -88,13 +88,19 @@ class MessageProperties:
     correlation_id: bytes | None
 
 
-def outgoing(
-    envelope: Envelope, address: QueueAddress, shown: str, now: datetime, rules: SendingRules, *, in_transaction: bool
+def encode_message(
+    envelope: Envelope,
+    address: QueueAddress,
+    address_text: str,
+    now: datetime,
+    rules: SendingRules,
+    *,
+    in_transaction: bool,
 ) -> MessageProperties | None:
     """Return the properties of a message, or ``None`` when it has expired.
 
-    ``shown`` is the address as people write it. In a transaction (see :class:`postdate.ports.ExpiryRules`) an absolute
-    expiry, which MSMQ does not know, is a header for the receiver.
+    ``address_text`` is the address as people write it. In a transaction (see :class:`postdate.ports.ExpiryRules`) an
+    absolute expiry, which MSMQ does not know, is a header for the receiver.
     """
     headers = envelope.headers
     check_headers(headers)
@@ -102,17 +108,20 @@ def outgoing(
         headers = headers_with_expiry(envelope)
     elif envelope.expires_at is not None:
         envelope = replace(envelope, time_to_be_received=envelope.time_left(now))
-    native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
-    span = native.time_to_be_received
-    if span is not None and span <= timedelta(0) and not native.dead_letter:  # a dead letter is sent all the same
-        log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
+    native_expiry = rules.expiry.native_expiry(envelope, in_transaction=in_transaction, address=address_text)
+    span = native_expiry.time_to_be_received
+    if (
+        span is not None and span <= timedelta(0) and not native_expiry.dead_letter
+    ):  # a dead letter is sent all the same
+        log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, address_text)
         return None
-    if refused := why_too_large(envelope, encode_headers(headers), rules.largest_message_bytes):
-        raise refused
-    extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
+    if size_error := too_large_error(envelope, encode_headers(headers), rules.largest_message_bytes):
+        raise size_error
+    extension = encode_headers_xml({**_rename_own_names(headers), **_own_headers(envelope)})
     if (size := len(extension) + len(envelope.body)) > LARGEST_NATIVE_BYTES:
         raise MessageTooLarge(
-            f"message {envelope.message_id!r} to {shown} has {size:,} bytes with its headers in XML, and MSMQ takes "
+            f"message {envelope.message_id!r} to {address_text} has {size:,} bytes with its headers in XML, and MSMQ "
+            f"takes "
             f"{LARGEST_NATIVE_BYTES:,}; keep large content elsewhere and send a reference"
         )
     return MessageProperties(
@@ -121,12 +130,12 @@ def outgoing(
         extension,
         envelope.body,
         _seconds(span),
-        (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
+        (MQMSG_DEADLETTER if native_expiry.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
         to_native_id(headers.get(Headers.CORRELATION_ID, "")),
     )
 
 
-def _apart(headers: Mapping[str, str]) -> dict[str, str]:
+def _rename_own_names(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers, renamed where they look like ours; receiving undoes it."""
     return {
         _SENDERS_PREFIX + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
@@ -134,7 +143,7 @@ def _apart(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _carried(envelope: Envelope) -> dict[str, str]:
+def _own_headers(envelope: Envelope) -> dict[str, str]:
     headers = {_MESSAGE_ID: envelope.message_id}
     if envelope.due is not None:
         headers[_DUE] = format_timestamp(envelope.due)
@@ -155,7 +164,7 @@ def _seconds(span: timedelta | None) -> int:
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
-def arrived(queue: str, message: Message) -> Envelope:
+def decode_message(queue: str, message: Message) -> Envelope:
     """Return the envelope of a message of any sender.
 
     One that cannot be decoded is an envelope, too: it goes to the error queue, and does not block the messages behind
@@ -165,7 +174,7 @@ def arrived(queue: str, message: Message) -> Envelope:
     body = _body_of(message, headers)
     native_id = native_id_of(message)
     message_id = headers.pop(_MESSAGE_ID, native_id)
-    due, expires_at = _take_instant(headers, _DUE), _take_instant(headers, _EXPIRES_AT)
+    due, expires_at = _pop_instant(headers, _DUE), _pop_instant(headers, _EXPIRES_AT)
     own_headers = {name.removeprefix(_SENDERS_PREFIX): text for name, text in headers.items()}
     return Envelope(queue, _valid_id(message_id, native_id), own_headers, body, expires_at, due)
 
@@ -213,7 +222,7 @@ def _as_bytes(value: Any) -> bytes:
     return b"" if value is None else bytes(value)
 
 
-def _take_instant(headers: dict[str, str], name: str) -> datetime | None:
+def _pop_instant(headers: dict[str, str], name: str) -> datetime | None:
     try:
         instant = None if name not in headers else parse_timestamp(headers[name])
     except InvalidTimestamp:  # not ours: it stays a header

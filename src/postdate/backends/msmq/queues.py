@@ -43,7 +43,7 @@ from postdate.backends.msmq.com import (
     release_objects,
     translate,
 )
-from postdate.backends.msmq.content import MessageProperties, arrived, id_of
+from postdate.backends.msmq.content import MessageProperties, decode_message, id_of
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
 
@@ -52,33 +52,33 @@ log = logging.getLogger("postdate.msmq")
 WAIT_MILLISECONDS = 1_000
 """A receiver waits this long for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0
-_OPEN_AT_ONCE: Final = 64
-_NOT_THERE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+_MOST_OPEN_QUEUES: Final = 64
+_MESSAGE_GONE_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)
-class MessageInHand:
+class ReceivedMessage:
     """A message in progress; belongs to the desk that took it.
 
     ``lookup_id`` is its place in the queue, for receiving it again. Without a ``transaction`` its queue is not
-    transactional: the message has left it, and is given back by sending the COM object ``message``.
+    transactional: the message has left it, and is given back by sending the COM object ``com_message``.
     """
 
     source: QueueAddress
     envelope: Envelope
     lookup_id: Any
     transaction: MsmqTransaction | None
-    message: Message | None
+    com_message: Message | None
     is_lost: bool = False
     """A transaction failed and the message could not be received again: it is free."""
 
 
-class Desk:
+class MsmqSession:
     """Opens, sends, receives; for one thread."""
 
     def __init__(self, com: Com) -> None:
         self._com = com
-        self._open: OrderedDict[tuple[str, int], Queue] = OrderedDict()
+        self._open_queues: OrderedDict[tuple[str, int], Queue] = OrderedDict()
         self._dispenser: Dispenser | None = None
 
     # --- queues -------------------------------------------------------------------------------------------------------
@@ -92,49 +92,50 @@ class Desk:
             info.Create(transactional, False)
         except self._com.errors as error:
             if code_of(error) != QUEUE_EXISTS:
-                raise translate(error, self._shown(address)) from error
-            self._check_kind(address, transactional)
+                raise translate(error, self._address_text(address)) from error
+            self._check_transactional(address, transactional)
 
-    def _check_kind(self, address: QueueAddress, transactional: bool) -> None:
-        with self._calling(address):
+    def _check_transactional(self, address: QueueAddress, transactional: bool) -> None:
+        with self._translate_errors(address):
             info: QueueInfo = self._com.create(QUEUE_INFO)
             info.PathName = address.path_name
             info.Refresh()
             is_transactional = bool(info.IsTransactional)
         if is_transactional is not transactional:
             raise ConfigurationError(
-                f"queue {self._shown(address)} is there and is {'' if is_transactional else 'not '}transactional: that "
+                f"queue {self._address_text(address)} is there and is "
+                f"{'' if is_transactional else 'not '}transactional: that "
                 f"cannot be changed; open the transport with transactional={is_transactional}, or delete the queue"
             )
 
-    def _queue(self, address: QueueAddress, access: int) -> Queue:
+    def _open_queue(self, address: QueueAddress, access: int) -> Queue:
         """Return an open queue; closes those not used for long."""
         key = (address.format_name.lower(), access)
-        if (queue := self._open.get(key)) is None:
-            with self._calling(address):
+        if (queue := self._open_queues.get(key)) is None:
+            with self._translate_errors(address):
                 info: QueueInfo = self._com.create(QUEUE_INFO)
                 info.FormatName = address.format_name
-                queue = self._open[key] = info.Open(access, MQ_DENY_NONE)
-            if len(self._open) > _OPEN_AT_ONCE:
-                self._close(self._open.popitem(last=False)[1])
-        self._open.move_to_end(key)
+                queue = self._open_queues[key] = info.Open(access, MQ_DENY_NONE)
+            if len(self._open_queues) > _MOST_OPEN_QUEUES:
+                self._close_queue(self._open_queues.popitem(last=False)[1])
+        self._open_queues.move_to_end(key)
         return queue
 
-    def _forget(self, address: QueueAddress) -> None:
+    def _forget_queue(self, address: QueueAddress) -> None:
         """Open the queue anew next time: after an error its handle may be invalid."""
         for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
-            if (queue := self._open.pop((address.format_name.lower(), access), None)) is not None:
-                self._close(queue)
+            if (queue := self._open_queues.pop((address.format_name.lower(), access), None)) is not None:
+                self._close_queue(queue)
 
-    def _close(self, queue: Queue) -> None:
+    def _close_queue(self, queue: Queue) -> None:
         try:
             queue.Close()
         except self._com.errors as error:  # a handle of a service that was restarted cannot even be closed
             log.debug("a queue cannot be closed: %s", error)
 
     def close(self) -> None:
-        while self._open:
-            self._close(self._open.popitem()[1])
+        while self._open_queues:
+            self._close_queue(self._open_queues.popitem()[1])
         self._dispenser = None
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -143,26 +144,26 @@ class Desk:
         self, messages: Sequence[MessageProperties | PostdateError | None], transactional: bool
     ) -> list[PostdateError | None]:
         """Send each message by itself; return each one's error, earlier errors included."""
-        how = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
+        transaction = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
         return [
-            self._send_alone(message, how) if isinstance(message, MessageProperties) else message
+            self._send_or_error(message, transaction) if isinstance(message, MessageProperties) else message
             for message in messages
         ]
 
-    def _send_alone(self, message: MessageProperties, how: int) -> PostdateError | None:
+    def _send_or_error(self, message: MessageProperties, transaction: int) -> PostdateError | None:
         try:
-            self._send(message, how)
+            self._send(message, transaction)
         except PostdateError as error:
             release_objects(error)
             return error
         return None
 
     def _send(self, message: MessageProperties, transaction: MsmqTransaction | int) -> None:
-        queue = self._queue(message.address, MQ_SEND_ACCESS)
-        with self._calling(message.address):
-            self._native(message).Send(queue, transaction)
+        queue = self._open_queue(message.address, MQ_SEND_ACCESS)
+        with self._translate_errors(message.address):
+            self._build_message(message).Send(queue, transaction)
 
-    def _native(self, message: MessageProperties) -> Message:
+    def _build_message(self, message: MessageProperties) -> Message:
         native: Message = self._com.create(MESSAGE)
         native.Label = message.label
         native.Delivery = MQMSG_DELIVERY_RECOVERABLE
@@ -177,140 +178,146 @@ class Desk:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def has_message(self, address: QueueAddress) -> bool:
+    def wait_for_message(self, address: QueueAddress) -> bool:
         """Wait briefly for a message; return whether there is one, without taking it."""
-        queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        with self._calling(address, nothing=IO_TIMEOUT):
+        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        with self._translate_errors(address, ignored_code=IO_TIMEOUT):
             return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
         return False
 
-    def take(self, address: QueueAddress, name: str, transactional: bool) -> MessageInHand | None:
+    def receive(self, address: QueueAddress, name: str, transactional: bool) -> ReceivedMessage | None:
         """Take the first message, if there is one now; ``name`` is the envelope's destination."""
-        queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        return self._received(
-            address, name, transactional, IO_TIMEOUT, lambda how: queue.Receive(how, False, True, _AT_ONCE)
+        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        return self._receive_in_transaction(
+            address,
+            name,
+            transactional,
+            IO_TIMEOUT,
+            lambda transaction: queue.Receive(transaction, False, True, _AT_ONCE),
         )
 
-    def take_by_id(
+    def receive_by_id(
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
-    ) -> MessageInHand | None:
+    ) -> ReceivedMessage | None:
         """Take a message by its id; ``None`` when it is not there or is being handled."""
-        queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        with self._calling(address):
+        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        with self._translate_errors(address):
             message = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
             if message is None:
                 return None
             lookup_id = message.LookupId
-        return self._received(
+        return self._receive_in_transaction(
             address,
             name,
             transactional,
             MESSAGE_NOT_FOUND,
-            lambda how: queue.ReceiveByLookupId(lookup_id, how, False, True),
+            lambda transaction: queue.ReceiveByLookupId(lookup_id, transaction, False, True),
         )
 
-    def _received(
+    def _receive_in_transaction(
         self,
         address: QueueAddress,
         name: str,
         transactional: bool,
-        nothing: int,
+        absence_code: int,
         receive: Callable[[MsmqTransaction | int], Message | None],
-    ) -> MessageInHand | None:
-        """Take the message that ``receive`` returns, in a new transaction; the code ``nothing``: there is none."""
-        transaction = self._begin(address) if transactional else None
+    ) -> ReceivedMessage | None:
+        """Take the message that ``receive`` returns, in a new transaction; the code ``absence_code``: there is none."""
+        transaction = self._begin_transaction(address) if transactional else None
         try:
-            with self._calling(address, nothing=nothing):
+            with self._translate_errors(address, ignored_code=absence_code):
                 message = receive(MQ_NO_TRANSACTION if transaction is None else transaction)
                 if message is not None:
-                    untransacted = message if transaction is None else None
-                    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, untransacted)
+                    com_message = message if transaction is None else None
+                    return ReceivedMessage(
+                        address, decode_message(name, message), message.LookupId, transaction, com_message
+                    )
         except BaseException:
-            self._abort(transaction)
+            self._abort_transaction(transaction)
             raise
-        self._abort(transaction)
+        self._abort_transaction(transaction)
         return None
 
     def count(self, address: QueueAddress) -> int:
         """Return the number of messages that nobody is handling; looks at each."""
-        queue = self._queue(address, MQ_RECEIVE_ACCESS)
-        with self._calling(address):
+        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        with self._translate_errors(address):
             return sum(1 for _ in self._messages(queue))
 
     def _messages(self, queue: Queue) -> Generator[Message]:
         """Yield the messages without their bodies; they stay in the queue."""
         queue.Reset()
-        look = queue.PeekCurrent
+        peek = queue.PeekCurrent
         while True:
             try:
-                message = look(False, False, _AT_ONCE)
+                message = peek(False, False, _AT_ONCE)
             except self._com.errors as error:
                 if code_of(error) == IO_TIMEOUT:
                     return
-                if code_of(error) not in _NOT_THERE:
+                if code_of(error) not in _MESSAGE_GONE_CODES:
                     raise
             else:
                 if message is None:
                     return
                 yield message
-            look = queue.PeekNext
+            peek = queue.PeekNext
 
     # --- the end of what is in hand -----------------------------------------------------------------------------------
 
-    def commit(self, hold: MessageInHand, messages: Sequence[MessageProperties]) -> None:
+    def commit(self, received: ReceivedMessage, messages: Sequence[MessageProperties]) -> None:
         """Remove a message from its queue for good and send others, in its transaction.
 
         After an error nothing was sent, and the message is held as before; or ``hold.is_lost``.
         """
         for message in messages:  # a missing queue is found before there is anything to undo
-            self._queue(message.address, MQ_SEND_ACCESS)
-        if hold.transaction is None:
+            self._open_queue(message.address, MQ_SEND_ACCESS)
+        if received.transaction is None:
             for message in messages:
                 self._send(message, MQ_NO_TRANSACTION)
         else:
             try:
                 for message in messages:
-                    self._send(message, hold.transaction)
-                with self._calling(hold.source):
-                    hold.transaction.Commit()
+                    self._send(message, received.transaction)
+                with self._translate_errors(received.source):
+                    received.transaction.Commit()
             except PostdateError:
-                self._hold_again(hold)
+                self._receive_again(received)
                 raise
-        self.let_go(hold)
+        self.forget_objects(received)
 
-    def _hold_again(self, hold: MessageInHand) -> None:
+    def _receive_again(self, received: ReceivedMessage) -> None:
         """Undo a transaction that already has sends, and receive its message again in a new one.
 
         If another receiver is faster, or MSMQ does not answer, the message is free.
         """
-        self._abort(hold.transaction)
-        hold.transaction = transaction = None
+        self._abort_transaction(received.transaction)
+        received.transaction = transaction = None
         try:
-            transaction = self._begin(hold.source)
-            queue = self._queue(hold.source, MQ_RECEIVE_ACCESS)
-            with self._calling(hold.source):
-                queue.ReceiveByLookupId(hold.lookup_id, transaction, False, False)
-            hold.transaction = transaction
+            transaction = self._begin_transaction(received.source)
+            queue = self._open_queue(received.source, MQ_RECEIVE_ACCESS)
+            with self._translate_errors(received.source):
+                queue.ReceiveByLookupId(received.lookup_id, transaction, False, False)
+            received.transaction = transaction
         except PostdateError as error:
-            log.debug("message %s is not held any more: %s", hold.envelope.message_id, error)
-            self._abort(transaction)
-            hold.is_lost = True
+            log.debug("message %s is not held any more: %s", received.envelope.message_id, error)
+            self._abort_transaction(transaction)
+            received.is_lost = True
 
-    def give_back(self, hold: MessageInHand) -> None:
+    def reject(self, received: ReceivedMessage) -> None:
         """Put a message back in its place; without a transaction, at the end of its queue."""
-        if hold.transaction is not None:
-            self._abort(hold.transaction)
-        elif hold.message is not None:
-            queue = self._queue(hold.source, MQ_SEND_ACCESS)
-            with self._calling(hold.source):
-                self._copy(hold.message).Send(queue, MQ_NO_TRANSACTION)
-        self.let_go(hold)
+        if received.transaction is not None:
+            self._abort_transaction(received.transaction)
+        elif received.com_message is not None:
+            queue = self._open_queue(received.source, MQ_SEND_ACCESS)
+            with self._translate_errors(received.source):
+                self._copy_message(received.com_message).Send(queue, MQ_NO_TRANSACTION)
+        self.forget_objects(received)
 
-    def let_go(self, hold: MessageInHand) -> None:
+    def forget_objects(self, received: ReceivedMessage) -> None:
         """Release a message's COM objects: here, not in the thread that has the hold."""
-        hold.transaction = hold.message = None
+        received.transaction = received.com_message = None
 
-    def _copy(self, message: Message) -> Message:
+    def _copy_message(self, message: Message) -> Message:
         """Return a copy to send; the queue no longer limits its time."""
         native: Message = self._com.create(MESSAGE)
         native.Label = message.Label
@@ -320,19 +327,19 @@ class Desk:
         for name in ("Extension", "CorrelationId", "Body"):
             content: Any = getattr(message, name)
             if isinstance(content, bytes | bytearray | memoryview | tuple):  # pywin32's forms of an array of bytes
-                array = bytes(cast("bytes", content))
-                content = self._com.byte_array(array) if array else None
+                content_bytes = bytes(cast("bytes", content))
+                content = self._com.byte_array(content_bytes) if content_bytes else None
             if content is not None:
                 setattr(native, name, content)
         return native
 
-    def _begin(self, address: QueueAddress) -> MsmqTransaction:
-        with self._calling(address):
+    def _begin_transaction(self, address: QueueAddress) -> MsmqTransaction:
+        with self._translate_errors(address):
             dispenser: Dispenser = self._dispenser or self._com.create(TRANSACTION_DISPENSER)
             self._dispenser = dispenser
             return dispenser.BeginTransaction()
 
-    def _abort(self, transaction: MsmqTransaction | None) -> None:
+    def _abort_transaction(self, transaction: MsmqTransaction | None) -> None:
         if transaction is None:
             return
         try:
@@ -343,17 +350,17 @@ class Desk:
     # --- errors -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _calling(self, address: QueueAddress, *, nothing: int = 0) -> Generator[None]:
-        """Translate errors of COM; the code ``nothing`` ends the block without an error."""
+    def _translate_errors(self, address: QueueAddress, *, ignored_code: int = 0) -> Generator[None]:
+        """Translate errors of COM; the code ``ignored_code`` ends the block without an error."""
         try:
             yield
         except self._com.errors as error:
-            if not nothing or code_of(error) != nothing:
-                self._forget(address)
-                raise translate(error, self._shown(address)) from error
+            if not ignored_code or code_of(error) != ignored_code:
+                self._forget_queue(address)
+                raise translate(error, self._address_text(address)) from error
 
-    def _shown(self, address: QueueAddress) -> str:
-        return address.shown(self._com.machine)
+    def _address_text(self, address: QueueAddress) -> str:
+        return address.text(self._com.machine)
 
 
 # --- threads for COM objects, with the queues that are open in them ---------------------------------------------------
@@ -364,44 +371,44 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Apartment:
-    """A thread with a `Desk`: COM objects are used only in the thread that made them."""
+    """A thread with a `MsmqSession`: COM objects are used only in the thread that made them."""
 
     def __init__(self, com: Com, name: str) -> None:
         self._com = com
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
-        self._desk: Desk | None = None
+        self._session: MsmqSession | None = None
         self.message_count = 0
         """Messages that are held here; for choosing among apartments."""
 
-    def start(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:
+    def start(self, work: Callable[[MsmqSession, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:
         """Run ``work`` at the desk after all earlier work."""
-        return self._thread.submit(self._do, work, *arguments)
+        return self._thread.submit(self._run_in_thread, work, *arguments)
 
-    async def do(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+    async def run(self, work: Callable[[MsmqSession, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
         """As `start`, for short work; a cancelled caller waits for its end."""
         future = asyncio.wrap_future(self.start(work, *arguments))
         with anyio.CancelScope(shield=True):
             await asyncio.wait([future])
         return future.result()
 
-    def _do(self, work: Callable[[Desk, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+    def _run_in_thread(self, work: Callable[[MsmqSession, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
         try:
-            if self._desk is None:
-                self._com.enter()
-                self._desk = Desk(self._com)
-            return work(self._desk, *arguments)
+            if self._session is None:
+                self._com.initialize()
+                self._session = MsmqSession(self._com)
+            return work(self._session, *arguments)
         except BaseException as error:
             release_objects(error)
             raise
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Close the desk and end the thread after all earlier work; does not wait."""
-        self._thread.submit(self._leave)
+        self._thread.submit(self._close_session)
         self._thread.shutdown(wait=False)
 
-    def _leave(self) -> None:
-        desk, self._desk = self._desk, None
-        if desk is not None:
-            desk.close()
-            del desk
-            self._com.leave()
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+            del session
+            self._com.uninitialize()

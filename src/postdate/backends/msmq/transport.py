@@ -19,16 +19,16 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.msmq import BACKEND
-from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
+from postdate.backends.msmq.address import QueueAddress, parse_address, parse_machine, receiving_address
 from postdate.backends.msmq.com import Com, PyWin32
 from postdate.backends.msmq.content import (
     LARGEST_MESSAGE_BYTES,
     LARGEST_NATIVE_BYTES,
     MessageProperties,
     SendingRules,
-    outgoing,
+    encode_message,
 )
-from postdate.backends.msmq.queues import Apartment, Desk, MessageInHand
+from postdate.backends.msmq.queues import Apartment, MsmqSession, ReceivedMessage
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -41,7 +41,7 @@ from postdate.errors import (
 from postdate.messages import Envelope
 from postdate.ports import (
     HANDLED,
-    End,
+    Completion,
     ExpiryRules,
     Received,
     Receiver,
@@ -49,7 +49,7 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
-    refuse_work,
+    check_no_work,
 )
 from postdate.ports.backends import DatabaseObject
 from postdate.runtime.bounded import Bounded
@@ -103,9 +103,9 @@ class MsmqTransport(Transport):
                 f"largest_message_bytes must be from 1 to {LARGEST_NATIVE_BYTES:,}, which is what MSMQ takes, "
                 f"not {largest_message_bytes:,}"
             )
-        self._default_machine = parse_place(address)
+        self._default_machine = parse_machine(address)
         if com is None:
-            BACKEND.announce()
+            BACKEND.warn_if_untested()
         self.com: Com = PyWin32() if com is None else com
         self.transactional = transactional
         self._rules = SendingRules(
@@ -130,19 +130,19 @@ class MsmqTransport(Transport):
             time_to_be_received_precision=timedelta(seconds=1),
             dead_letters=True,
             queue_names_fold_case=True,
-            takes_by_id=True,
+            receives_by_id=True,
         )
         self.failures = Bounded[tuple[str, str], int](_REMEMBERED_FAILURES)
         self.receivers: set[MsmqReceiver] = set()
-        self._sending: Apartment | None = None
+        self._send_apartment: Apartment | None = None
 
     def __repr__(self) -> str:
         return f"MsmqTransport({self._default_machine!r}, transactional={self.transactional})"
 
-    def _apartment(self) -> Apartment:
-        if self._sending is None:
-            self._sending = Apartment(self.com, "send")
-        return self._sending
+    def _get_send_apartment(self) -> Apartment:
+        if self._send_apartment is None:
+            self._send_apartment = Apartment(self.com, "send")
+        return self._send_apartment
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ class MsmqTransport(Transport):
                 address = self.receiving_address(name)
             except QueueNotFound as error:
                 raise ConfigurationError(f"queue {name!r} cannot be created: {error}") from error
-            await self._apartment().do(Desk.create, address, self.transactional)
+            await self._get_send_apartment().run(MsmqSession.create, address, self.transactional)
 
     @override
     async def send(
@@ -163,22 +163,22 @@ class MsmqTransport(Transport):
         A queue on another machine is not checked: if it is missing, the message goes to the dead-letter queue of this
         machine.
         """
-        refuse_work(work, "of MSMQ")
-        if not (messages := [self._outgoing_or_error(envelope, now) for envelope in envelopes]):
+        check_no_work(work, "of MSMQ")
+        if not (messages := [self._encode_or_error(envelope, now) for envelope in envelopes]):
             return []
-        return await self._apartment().do(Desk.send, messages, self.transactional)
+        return await self._get_send_apartment().run(MsmqSession.send, messages, self.transactional)
 
-    def _outgoing_or_error(self, envelope: Envelope, now: datetime) -> MessageProperties | PostdateError | None:
+    def _encode_or_error(self, envelope: Envelope, now: datetime) -> MessageProperties | PostdateError | None:
         try:
-            return self.outgoing(envelope, now, in_transaction=False)
+            return self.encode(envelope, now, in_transaction=False)
         except (QueueNotFound, MessageTooLarge, InvalidHeaders, TimeToBeReceivedInTransaction) as error:
             return error
 
-    def outgoing(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
+    def encode(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
         """Return a message as MSMQ sends it, or ``None`` when it has expired."""
         address = parse_address(envelope.destination, self._default_machine)
-        shown = address.shown(self.com.machine)
-        return outgoing(envelope, address, shown, now, self._rules, in_transaction=in_transaction)
+        address_text = address.text(self.com.machine)
+        return encode_message(envelope, address, address_text, now, self._rules, in_transaction=in_transaction)
 
     def receiving_address(self, queue: str) -> QueueAddress:
         return receiving_address(queue, self._default_machine, self.com.machine)
@@ -193,7 +193,7 @@ class MsmqTransport(Transport):
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
-                lengths[name] = await self._apartment().do(Desk.count, self.receiving_address(name))
+                lengths[name] = await self._get_send_apartment().run(MsmqSession.count, self.receiving_address(name))
         return lengths
 
     @override
@@ -201,14 +201,14 @@ class MsmqTransport(Transport):
         """Closes its receivers first, which give back their messages."""
         for receiver in list(self.receivers):
             await receiver.close()
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            sending.end()
+        apartment, self._send_apartment = self._send_apartment, None
+        if apartment is not None:
+            apartment.stop()
 
 
 class _ClaimedMessage(NamedTuple):
     received: Received
-    hold: MessageInHand
+    message: ReceivedMessage
     apartment: Apartment
 
 
@@ -221,8 +221,8 @@ class MsmqReceiver(Receiver):
 
     def __init__(self, transport: MsmqTransport, queue: str) -> None:
         self._transport, self._queue = transport, queue
-        self._lookout: Apartment | None = None
-        self._looking: Future[bool] | None = None
+        self._wait_apartment: Apartment | None = None
+        self._pending_wait: Future[bool] | None = None
         self._apartments: list[Apartment] = []
         self._claims: dict[object, _ClaimedMessage] = {}
 
@@ -230,31 +230,33 @@ class MsmqReceiver(Receiver):
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
         address = self._transport.receiving_address(self._queue)
         self._transport.receivers.add(self)
-        while not (received := await self._take_some(address, limit)) and wait:
-            while not await self._look(address):
+        while not (received := await self._receive_batch(address, limit)) and wait:
+            while not await self._wait_for_message(address):
                 pass
         return received
 
-    async def _look(self, address: QueueAddress) -> bool:
+    async def _wait_for_message(self, address: QueueAddress) -> bool:
         """Wait briefly for a message; a cancelled wait goes on for the next caller."""
-        if self._lookout is None:
-            self._lookout = Apartment(self._transport.com, "wait")
-        looking = self._looking = self._looking or self._lookout.start(Desk.has_message, address)
+        if self._wait_apartment is None:
+            self._wait_apartment = Apartment(self._transport.com, "wait")
+        pending_wait = self._pending_wait = self._pending_wait or self._wait_apartment.start(
+            MsmqSession.wait_for_message, address
+        )
         try:
-            return await asyncio.wrap_future(looking)
+            return await asyncio.wrap_future(pending_wait)
         finally:
-            if looking.done():
-                self._looking = None
+            if pending_wait.done():
+                self._pending_wait = None
 
-    async def _take_some(self, address: QueueAddress, limit: int) -> list[Received]:
+    async def _receive_batch(self, address: QueueAddress, limit: int) -> list[Received]:
         received: list[Received] = []
         transactional = self._transport.transactional
         try:
             while len(received) < limit:
-                one = await self._take(lambda desk: desk.take(address, self._queue, transactional))
-                if one is None:
+                message = await self._receive_one(lambda desk: desk.receive(address, self._queue, transactional))
+                if message is None:
                     break
-                received.append(one)
+                received.append(message)
         except PostdateError:
             if not received:
                 raise
@@ -262,43 +264,43 @@ class MsmqReceiver(Receiver):
         return received
 
     @override
-    async def take(self, message_id: str) -> Received | None:
+    async def receive_by_id(self, message_id: str) -> Received | None:
         """Looks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
         transactional = self._transport.transactional
         self._transport.receivers.add(self)
-        return await self._take(lambda desk: desk.take_by_id(address, self._queue, message_id, transactional))
+        return await self._receive_one(lambda desk: desk.receive_by_id(address, self._queue, message_id, transactional))
 
-    async def _take(self, take: Callable[[Desk], MessageInHand | None]) -> Received | None:
-        apartment = self._least_busy()
-        taking = apartment.start(take)
-        receiving = asyncio.wrap_future(taking)
+    async def _receive_one(self, receive: Callable[[MsmqSession], ReceivedMessage | None]) -> Received | None:
+        apartment = self._choose_apartment()
+        future = apartment.start(receive)
+        asyncio_future = asyncio.wrap_future(future)
         try:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([receiving])
+                await asyncio.wait([asyncio_future])
         except BaseException:
             # Cancelled, though not through anyio: the thread puts back any message that it still takes.
-            taking.add_done_callback(lambda done: _put_back(apartment, done))
+            future.add_done_callback(lambda done: _reject_unclaimed(apartment, done))
             raise
-        hold = receiving.result()
-        return None if hold is None else self._hold(hold, apartment)
+        message = asyncio_future.result()
+        return None if message is None else self._remember(message, apartment)
 
-    def _least_busy(self) -> Apartment:
-        best = min(self._apartments, key=lambda each: each.message_count, default=None)
-        if best is None or (best.message_count and len(self._apartments) < _APARTMENTS):
-            best = Apartment(self._transport.com, f"work-{len(self._apartments)}")
-            self._apartments.append(best)
-        return best
+    def _choose_apartment(self) -> Apartment:
+        apartment = min(self._apartments, key=lambda each: each.message_count, default=None)
+        if apartment is None or (apartment.message_count and len(self._apartments) < _APARTMENTS):
+            apartment = Apartment(self._transport.com, f"work-{len(self._apartments)}")
+            self._apartments.append(apartment)
+        return apartment
 
-    def _hold(self, hold: MessageInHand, apartment: Apartment) -> Received:
+    def _remember(self, message: ReceivedMessage, apartment: Apartment) -> Received:
         token = object()
-        failures = self._transport.failures.get((self._queue, hold.envelope.message_id), 0)
-        received = Received(hold.envelope, failures, token)
-        self._claims[token] = _ClaimedMessage(received, hold, apartment)
+        failures = self._transport.failures.get((self._queue, message.envelope.message_id), 0)
+        received = Received(message.envelope, failures, token)
+        self._claims[token] = _ClaimedMessage(received, message, apartment)
         apartment.message_count += 1
         return received
 
-    def _what_holds(self, received: Received) -> _ClaimedMessage:
+    def _claim_of(self, received: Received) -> _ClaimedMessage:
         claim = self._claims.get(received.token)
         if claim is None or claim.received is not received:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
@@ -309,17 +311,17 @@ class MsmqReceiver(Receiver):
             claim.apartment.message_count -= 1
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         """One transaction of MSMQ if its queues are transactional."""
-        refuse_work(end.work, "of MSMQ")
-        claim = self._what_holds(received)
+        check_no_work(completion.work, "of MSMQ")
+        claim = self._claim_of(received)
         transport = self._transport
-        messages = [transport.outgoing(each, now, in_transaction=transport.transactional) for each in end.outgoing]
-        to_send = [message for message in messages if message is not None]
+        messages = [transport.encode(each, now, in_transaction=transport.transactional) for each in completion.outgoing]
+        outgoing_messages = [message for message in messages if message is not None]
         try:
-            await claim.apartment.do(Desk.commit, claim.hold, to_send)
+            await claim.apartment.run(MsmqSession.commit, claim.message, outgoing_messages)
         except PostdateError:
-            if claim.hold.is_lost:
+            if claim.message.is_lost:
                 self._forget_claim(claim)
             raise
         self._forget_claim(claim)
@@ -329,13 +331,13 @@ class MsmqReceiver(Receiver):
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """A message that is no longer held is in its queue already."""
         with suppress(ClaimLost):
-            claim = self._what_holds(received)
+            claim = self._claim_of(received)
             if failed:  # before others can receive it
                 self._transport.failures[self._queue, received.envelope.message_id] = received.failures + 1
-            await self._give_back(claim)
+            await self._reject(claim)
 
-    async def _give_back(self, claim: _ClaimedMessage) -> None:
-        await claim.apartment.do(Desk.give_back, claim.hold)
+    async def _reject(self, claim: _ClaimedMessage) -> None:
+        await claim.apartment.run(MsmqSession.reject, claim.message)
         self._forget_claim(claim)
 
     @override
@@ -344,25 +346,25 @@ class MsmqReceiver(Receiver):
         with anyio.CancelScope(shield=True):
             for claim in list(self._claims.values()):
                 try:
-                    await self._give_back(claim)
+                    await self._reject(claim)
                 except PostdateError as error:
                     message_id, queue = claim.received.envelope.message_id, self._queue
                     log.error("message %s cannot be given back to %s: %s", message_id, queue, error)
-                    await claim.apartment.do(Desk.let_go, claim.hold)
+                    await claim.apartment.run(MsmqSession.forget_objects, claim.message)
         self._claims.clear()
         apartments, self._apartments = self._apartments, []
-        lookout, self._lookout, self._looking = self._lookout, None, None
-        for apartment in (*apartments, lookout):
+        wait_apartment, self._wait_apartment, self._pending_wait = self._wait_apartment, None, None
+        for apartment in (*apartments, wait_apartment):
             if apartment is not None:
-                apartment.end()
+                apartment.stop()
         self._transport.receivers.discard(self)
 
 
-def _put_back(apartment: Apartment, receiving: Future[MessageInHand | None]) -> None:
-    if receiving.cancelled() or receiving.exception() is not None:
+def _reject_unclaimed(apartment: Apartment, future: Future[ReceivedMessage | None]) -> None:
+    if future.cancelled() or future.exception() is not None:
         return
-    if (hold := receiving.result()) is not None:
-        apartment.start(Desk.give_back, hold)
+    if (message := future.result()) is not None:
+        apartment.start(MsmqSession.reject, message)
 
 
 class Msmq(DatabaseObject):
@@ -380,4 +382,4 @@ class Msmq(DatabaseObject):
     @cached_property
     def queues(self) -> MsmqTransport:
         """The transport."""
-        return self.made(MsmqTransport(self._address, transactional=self._transactional))
+        return self.register_adapter(MsmqTransport(self._address, transactional=self._transactional))

@@ -34,7 +34,10 @@ BACKEND: Final = Backend(
     product="PostgreSQL",
     place=Place.SERVER,
     addresses=Addresses(
-        ("postgresql",), "postgresql://user@host/database", aliases=("postgres",), found_by="env:POSTDATE_POSTGRES_URL"
+        ("postgresql",),
+        "postgresql://user@host/database",
+        aliases=("postgres",),
+        bench_address="env:POSTDATE_POSTGRES_URL",
     ),
     extra="postgres",
     oldest_version=(13,),

@@ -16,23 +16,31 @@ import psycopg
 from typing_extensions import override
 
 from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, BoundedAsyncConnection, BoundedConnection
-from postdate.backends.postgres.errors import is_conflict, translate, translated
+from postdate.backends.postgres.errors import is_conflict, translate, translate_errors
 from postdate.backends.postgres.expiring import Reaper
-from postdate.backends.postgres.listening import HOLDS_AT_MOST, Life, Listener
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, foundation, mark_done, quoted, sql, steps
+from postdate.backends.postgres.listening import HOLDS_AT_MOST, HeartbeatSettings, Listener
+from postdate.backends.postgres.names import (
+    DEFAULT_SCHEMA,
+    SchemaNames,
+    foundation,
+    mark_statement,
+    quote_name,
+    sql,
+    steps,
+)
 from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import check_unpooled, mark
-from postdate.backends.sql.migrations import Step, run
+from postdate.backends.sql.migrations import Step, run_migrations
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.ports import Recording, Scripted
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource, resource_at
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 
-_TRIES: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _SHORT_WAIT: Final = "lock_timeout=5s"
 """For the connection of the listener: it must give signs of life also while other sessions have locked tables."""
 
@@ -56,7 +64,7 @@ class OpenDatabase(forks.ForkAware):
         super().__init__()
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
-        self._life = Life(mark(), holds_at_most)
+        self._life = HeartbeatSettings(mark(), holds_at_most)
         self.resource = resource_at(self.pool.address.identity, self.pool.address.shown)
         self._reaper = Reaper(self.names, self.identity)
         self._answers = Answers(answers_within, self.pool.abandoned)
@@ -73,11 +81,11 @@ class OpenDatabase(forks.ForkAware):
     def identity(self) -> tuple[str, ...]:
         return (*self.pool.address.identity, self.names.schema)
 
-    def expect(self, concurrency: int) -> None:
+    def ensure_connections(self, concurrency: int) -> None:
         """Raise the limit of connections for one more endpoint that handles ``concurrency`` messages at once."""
-        self.pool.expect(concurrency)
+        self.pool.raise_limit(concurrency)
 
-    def begin(self) -> None:
+    def attach_adapter(self) -> None:
         with self._lock:
             self._accesses += 1
             if self._accesses == 1:
@@ -89,7 +97,7 @@ class OpenDatabase(forks.ForkAware):
         with self._lock:
             if self._listener is None:
                 self._listener = Listener(
-                    partial(self.connected, _SHORT_WAIT),
+                    partial(self.connect, _SHORT_WAIT),
                     self.pool.abandoned,
                     self.names,
                     self._reaper,
@@ -99,16 +107,16 @@ class OpenDatabase(forks.ForkAware):
                 self._listener.start()
             return self._listener
 
-    def connected(self, *options: str) -> BoundedConnection:
-        with translated(f"{self.pool.address.shown}, schema {self.names.schema}"):
+    def connect(self, *options: str) -> BoundedConnection:
+        with translate_errors(f"{self.pool.address.shown}, schema {self.names.schema}"):
             return self.pool.connect(self._answers, *options)
 
-    def leave(self) -> None:
+    def shorten_deadlines_if_last(self) -> None:
         """Shorten the deadlines if the last adapter is about to close."""
         if self._accesses == 1:
             self._answers.shorten_deadlines()
 
-    def end(self, answers: Answers, *, in_doubt: bool) -> None:
+    def detach_adapter(self, answers: Answers, *, in_doubt: bool) -> None:
         """Unregister an adapter that is closed. The last one closes all connections, which releases all claims.
 
         Args:
@@ -118,15 +126,15 @@ class OpenDatabase(forks.ForkAware):
         with self._lock:
             self._accesses -= 1
             if self._accesses == 0:
-                leaving, self._listener = self._listener, None
+                stopped_listener, self._listener = self._listener, None
                 self._answers.shorten_deadlines()
                 self.pool.close()
             else:
-                leaving = None
+                stopped_listener = None
                 if in_doubt and self._listener is not None:
-                    self._listener.renew()
-        if leaving is not None:
-            leaving.stop()
+                    self._listener.renew_holder()
+        if stopped_listener is not None:
+            stopped_listener.stop()
         if self.pool.abandoned:  # connecting ends these sessions; otherwise they would keep their claims
             with suppress(psycopg.Error):
                 self.pool.connect(answers).close()
@@ -135,10 +143,10 @@ class OpenDatabase(forks.ForkAware):
     def after_fork_in_child(self) -> None:
         """Forget connections, thread and number, which belong to the parent."""
         self.pool.reset_after_fork()
-        self._life = Life(mark(), self.holds_at_most)
+        self._life = HeartbeatSettings(mark(), self.holds_at_most)
         self._answers = Answers(self.answers_within, self.pool.abandoned)
         if self._listener is not None:
-            self._listener.leave_to_parent()
+            self._listener.detach_after_fork()
         self._listener = None
 
 
@@ -172,7 +180,11 @@ class Access:
                 f"the database was opened with holds_at_most={database.holds_at_most}, which is for the whole process: "
                 f"say {holds_at_most} there, or leave it out here"
             )
-        self.shared, self.put, self.drop = database, database.pool.put, database.pool.drop
+        self.shared, self.release, self.close_connection = (
+            database,
+            database.pool.release,
+            database.pool.close_connection,
+        )
         self.names = database.names if schema is None else SchemaNames(schema)
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
@@ -182,7 +194,7 @@ class Access:
         within = database.answers_within if answers_within is None else answers_within
         self._answers = Answers(within, database.pool.abandoned)
         self._closed = False
-        database.begin()
+        database.attach_adapter()
 
     # --- connections --------------------------------------------------------------------------------------------
 
@@ -193,22 +205,22 @@ class Access:
 
     def connect(self, **settings: Any) -> Connection:
         """Open an unpooled connection in autocommit mode, without a deadline for answers. The caller closes it."""
-        with translated(self.where):
+        with translate_errors(self.where):
             connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
             check_unpooled(connection)
             connection.prepare_threshold = 2
-            return forks.own(connection)
+            return forks.register_connection(connection)
 
     @property
-    def knows_what_was_done(self) -> bool:
+    def is_outcome_known(self) -> bool:
         """``False`` while an abandoned session may still execute its last statement."""
         return not self.shared.pool.abandoned
 
-    def take(self, *, brief: bool = False) -> BoundedConnection:
-        """Acquire a live connection; put it back with :meth:`put`. See :meth:`PostgresPool.take`."""
+    def acquire(self, *, brief: bool = False) -> BoundedConnection:
+        """Acquire a live connection; put it back with :meth:`release`. See :meth:`PostgresPool.acquire`."""
         self._check_open()
-        with translated(self.where):
-            return self.shared.pool.take(self._answers, brief=brief)
+        with translate_errors(self.where):
+            return self.shared.pool.acquire(self._answers, brief=brief)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -217,71 +229,71 @@ class Access:
     def roll_back(self, connection: BoundedConnection) -> None:
         """Roll back the transaction of an acquired connection and close it, without waiting for a silent server."""
         abandoned = self.shared.pool.abandoned
-        if not connection.closed and abandoned.distrusts(connection):
+        if not connection.closed and abandoned.is_distrusted(connection):
             abandoned.add(connection, silent=False)
         with suppress(psycopg.Error):  # releases the locks now, and not when the server notices the closed connection
             connection.execute("ROLLBACK")
-        self.drop(connection)
+        self.close_connection(connection)
 
-    async def take_for_application(self) -> BoundedAsyncConnection:
+    async def acquire_for_application(self) -> BoundedAsyncConnection:
         self._check_open()
-        return await self.shared.pool.take_for_application(self._answers)
+        return await self.shared.pool.acquire_for_application(self._answers)
 
-    def bound(self, connection: BoundedAsyncConnection) -> None:
+    def set_answer_deadline(self, connection: BoundedAsyncConnection) -> None:
         """Set a deadline for answers on a handler's connection before statements of Postdate (record and commit)."""
         connection.answers = self._answers
 
-    async def put_of_application(self, connection: BoundedAsyncConnection) -> None:
-        await self.shared.pool.put_of_application(connection, self._answers)
+    async def release_for_application(self, connection: BoundedAsyncConnection) -> None:
+        await self.shared.pool.release_for_application(connection, self._answers)
 
-    def translating(self) -> AbstractContextManager[None]:
-        return translated(self.where)
+    def translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self.where)
 
     @contextmanager
-    def leased(self) -> Generator[BoundedConnection]:
+    def lend_connection(self) -> Generator[BoundedConnection]:
         """Acquire a connection in autocommit mode for brief work; errors of the driver are translated."""
-        connection = self.take(brief=True)
+        connection = self.acquire(brief=True)
         try:
-            with translated(self.where):
+            with translate_errors(self.where):
                 yield connection
         finally:
-            self.put(connection)
+            self.release(connection)
 
     def run_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         """Run ``work`` on a connection in autocommit mode; repeat it after a conflict with another transaction.
 
         ``patiently``: the work reads or writes whole tables, and may take minutes.
         """
-        for tries in range(1, _TRIES + 1):
-            connection = self.take(brief=not patiently)
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            connection = self.acquire(brief=not patiently)
             connection.patient = patiently
             try:
                 return work(connection)
             except psycopg.Error as error:
-                if not is_conflict(error) or tries == _TRIES:
+                if not is_conflict(error) or attempt == _MAX_ATTEMPTS:
                     raise translate(error, self.where) from error
             finally:
-                self.put(connection)
+                self.release(connection)
         raise AssertionError
 
     async def run(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         """:meth:`run_blocking` in a thread. A caller that is cancelled waits until the work has ended."""
-        return await in_thread(partial(self.run_blocking, patiently=patiently), work)
+        return await run_in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    look_blocking = run_blocking
+    query_blocking = run_blocking
 
-    async def look(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+    async def query(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
         return await self.run(work, patiently=patiently)
 
     async def transaction(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        return await in_thread(partial(self.transaction_blocking, patiently=patiently), work)
+        return await run_in_thread(partial(self.transaction_blocking, patiently=patiently), work)
 
     def transaction_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        def whole(connection: Connection) -> T:
+        def run_in_transaction(connection: Connection) -> T:
             with connection.transaction():
                 return work(connection)
 
-        return self.run_blocking(whole, patiently=patiently)
+        return self.run_blocking(run_in_transaction, patiently=patiently)
 
     # --- being alive --------------------------------------------------------------------------------------------
 
@@ -289,49 +301,51 @@ class Access:
         self._check_open()
         return self.shared.listener()
 
-    def leave(self) -> None:
+    def shorten_deadlines(self) -> None:
         """Shorten the deadlines for answers, as the adapter is closing."""
         self._answers.shorten_deadlines()
         if not self._closed:
-            self.shared.leave()
+            self.shared.shorten_deadlines_if_last()
 
     def close_blocking(self, *, in_doubt: bool = False) -> None:
         """Close the access of this adapter. Idempotent; it does not wait for a silent server.
 
         ``in_doubt``: the adapter may have left claims under the number of this process.
         """
-        self.leave()
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.shared.end(self._answers, in_doubt=in_doubt)
+        self.shorten_deadlines()
+        was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self.shared.detach_adapter(self._answers, in_doubt=in_doubt)
 
     # --- set-up -------------------------------------------------------------------------------------------------
 
     def setup_blocking(self, table: str | None = None) -> None:
         """Create missing tables of the schema, and of a store (``table``); several processes may do so at once."""
-        self.bring_up_to_date(steps(self.names.schema, table))
+        self.apply_migrations(steps(self.names.schema, table))
 
-    def bring_up_to_date(self, required: Sequence[Step]) -> None:
+    def apply_migrations(self, required: Sequence[Step]) -> None:
         """Apply the missing migrations of ``required``; several processes may do so at once."""
         schema = self.names.schema
-        with self.translating(), self.connect() as connection, connection.transaction():
+        with self.translate_errors(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
-            marks = connection.execute("SELECT to_regclass(%s)", (f"{quoted(schema)}.migration",)).fetchone()
+            marks = connection.execute("SELECT to_regclass(%s)", (f"{quote_name(schema)}.migration",)).fetchone()
             if marks == (None,):  # only if they are missing, so that later starts need no right to create tables
                 connection.execute(sql(foundation(schema)))
-            run(
+            run_migrations(
                 required,
-                connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall(),
+                connection.execute(
+                    sql(f"SELECT subject, version FROM {self.names.name_of('migration')}"), ()
+                ).fetchall(),
                 self.where,
                 execute=lambda text: connection.execute(sql(text)),
-                mark=lambda step: mark_done(schema, step),
+                mark_statement=lambda step: mark_statement(schema, step),
             )
 
 
 class SchemaPart(Scripted):
     """An adapter with a table of its own in a schema, beside those of stores and queues."""
 
-    def _use(self, database: Access, required: Sequence[Step]) -> None:
+    def _set_database(self, database: Access, required: Sequence[Step]) -> None:
         self._schema, self._required_steps = database, required
 
     @property
@@ -344,7 +358,7 @@ class SchemaPart(Scripted):
         return self._schema.names.script(self._required_steps)
 
     async def setup(self) -> None:
-        await in_thread(self._schema.bring_up_to_date, self._required_steps)
+        await run_in_thread(self._schema.apply_migrations, self._required_steps)
 
     async def close(self) -> None:
-        await in_thread(self._schema.close_blocking)
+        await run_in_thread(self._schema.close_blocking)

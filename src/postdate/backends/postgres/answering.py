@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 import psycopg
 
 from postdate.backends.postgres.names import sql
-from postdate.backends.postgres.sessions import carries, mark
+from postdate.backends.postgres.sessions import mark, mark_condition
 from postdate.clock import steady_seconds
 from postdate.errors import ConfigurationError
 from postdate.runtime import forks
@@ -33,18 +33,18 @@ ANSWERS_WITHIN: Final = timedelta(seconds=20)
 PATIENTLY_SECONDS: Final = 600.0
 """For what reads or writes whole tables: counts, an operator's searches, pruning."""
 
-_LEAVING_SECONDS: Final = 2.0
+_CLOSING_SECONDS: Final = 2.0
 """While closing: the limit on an answer, or a connection attempt."""
 
 _TURN_SECONDS: Final = 0.1
-_ENDS_WITHIN_SECONDS: Final = 1.0
-_MOMENT: Final = "SELECT pg_sleep(0.01)"
+_TERMINATE_WITHIN_SECONDS: Final = 1.0
+_SHORT_SLEEP: Final = "SELECT pg_sleep(0.01)"
 
-_END: Final = sql(f"""
+_TERMINATE: Final = sql(f"""
     SELECT pid, pg_terminate_backend(pid)
     FROM pg_stat_activity AS a JOIN unnest(%s::integer[], %s::double precision[]) AS g(pid, age) USING (pid)
     WHERE clock_timestamp() - a.backend_start >= g.age * interval '1 second'
-        AND {carries("a.application_name", "%s::text")}""")
+        AND {mark_condition("a.application_name", "%s::text")}""")
 """The age excludes a later session with the same number; the mark excludes strangers' sessions on another server that
 has taken over meanwhile."""
 
@@ -57,7 +57,7 @@ class NoAnswer(psycopg.OperationalError):
     """The server was silent for too long: the connection is closed, its last statement's outcome unknown."""
 
 
-_LEADS_NOWHERE: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
+_ABANDONING_ERRORS: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
 
 
 class AbandonedSessions:
@@ -65,12 +65,12 @@ class AbandonedSessions:
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._waiting: list[tuple[int, float]] = []
+        self._sessions: list[tuple[int, float]] = []
         self._distrusted_at = float("-inf")
 
     def __bool__(self) -> bool:
         """Return whether such sessions may still live."""
-        return bool(self._waiting)
+        return bool(self._sessions)
 
     def add(self, connection: Bounded, *, silent: bool = True) -> None:
         """Close a connection without telling the server, and remember its session, which is to be ended.
@@ -78,38 +78,38 @@ class AbandonedSessions:
         ``silent``: the server did not answer on it; ``False``: it did not on another one.
         """
         with self._lock:
-            self._waiting.append((connection.pgconn.backend_pid, connection.opened_at))
+            self._sessions.append((connection.pgconn.backend_pid, connection.opened_at))
             if silent:
                 self._distrusted_at = steady_seconds()
         connection.pgconn.finish()
 
-    def distrusts(self, connection: Bounded) -> bool:
+    def is_distrusted(self, connection: Bounded) -> bool:
         """Return whether a connection was opened before another one fell silent."""
         return connection.opened_at <= self._distrusted_at
 
-    def end(self, connection: psycopg.Connection[Any]) -> None:
+    def terminate(self, connection: psycopg.Connection[Any]) -> None:
         """End the remembered sessions as far as the server permits; those that live on are tried again.
 
         Errors of the driver are raised only when the connection was lost.
         """
-        deadline = steady_seconds() + _ENDS_WITHIN_SECONDS
-        while waiting := list(self._waiting):
+        deadline = steady_seconds() + _TERMINATE_WITHIN_SECONDS
+        while sessions := list(self._sessions):
             now = steady_seconds()
-            pids, ages = [pid for pid, _ in waiting], [now - opened_at for _, opened_at in waiting]
+            pids, ages = [pid for pid, _ in sessions], [now - opened_at for _, opened_at in sessions]
             try:
-                living = {pid for pid, _ in connection.execute(_END, (pids, ages, *[mark()] * 2)).fetchall()}
+                live_pids = {pid for pid, _ in connection.execute(_TERMINATE, (pids, ages, *[mark()] * 2)).fetchall()}
             except psycopg.Error as error:
                 if connection.closed:
                     raise
                 log.warning("sessions %s, which do not answer, cannot be ended: %s", pids, error)
-                living = set[int]()
+                live_pids = set[int]()
             with self._lock:
-                ended = {each for each in waiting if each[0] not in living}
-                self._waiting = [each for each in self._waiting if each not in ended]
+                terminated = {each for each in sessions if each[0] not in live_pids}
+                self._sessions = [each for each in self._sessions if each not in terminated]
             if now >= deadline:
                 return
-            if living:
-                connection.execute(_MOMENT)
+            if live_pids:
+                connection.execute(_SHORT_SLEEP)
 
 
 class Answers:
@@ -124,25 +124,25 @@ class Answers:
         if within <= timedelta(0):
             raise ConfigurationError(f"answers_within must be above 0, not {within}")
         self.within, self.abandoned = within, abandoned
-        self.leaving = False
+        self.is_closing = False
 
-    def silence(self, *, patient: bool) -> float:
+    def max_silence_seconds(self, *, patient: bool) -> float:
         """Return how many seconds of silence end a call now; ``patient``: for statements on whole tables."""
-        own = self.within.total_seconds()
-        seconds = max(own, PATIENTLY_SECONDS) if patient else own
-        return min(seconds, _LEAVING_SECONDS) if self.leaving else seconds
+        own_seconds = self.within.total_seconds()
+        seconds = max(own_seconds, PATIENTLY_SECONDS) if patient else own_seconds
+        return min(seconds, _CLOSING_SECONDS) if self.is_closing else seconds
 
     @property
-    def connects_within(self) -> int | None:
+    def connect_timeout_seconds(self) -> int | None:
         """Seconds that a connection attempt may take now; ``None``: as the address says."""
-        return math.ceil(_LEAVING_SECONDS) if self.leaving else None
+        return math.ceil(_CLOSING_SECONDS) if self.is_closing else None
 
     def shorten_deadlines(self) -> None:
         """Wait only a moment for answers from now on, also in calls under way."""
-        self.leaving = True
+        self.is_closing = True
 
 
-class _Watched(Generic[RV]):
+class _DeadlineGenerator(Generic[RV]):
     """A generator of the driver for one call, which raises `NoAnswer` when too many turns bring nothing."""
 
     __slots__ = ("_answers", "_call", "_patient", "_silent_since")
@@ -159,13 +159,17 @@ class _Watched(Generic[RV]):
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = steady_seconds() - _TURN_SECONDS
-        elif steady_seconds() - self._silent_since >= (limit := self._answers.silence(patient=self._patient)):
+        elif steady_seconds() - self._silent_since >= (
+            limit := self._answers.max_silence_seconds(patient=self._patient)
+        ):
             raise NoAnswer(f"did not answer within {limit:g} s")
         return self._call.send(value)
 
 
-def _watched(call: PQGen[RV], answers: Answers, *, patient: bool) -> PQGen[RV]:
-    return cast("PQGen[RV]", _Watched(call, answers, patient=patient))  # all that the driver asks of a generator
+def _limit_silence(call: PQGen[RV], answers: Answers, *, patient: bool) -> PQGen[RV]:
+    return cast(
+        "PQGen[RV]", _DeadlineGenerator(call, answers, patient=patient)
+    )  # all that the driver asks of a generator
 
 
 class BoundedConnection(psycopg.Connection[Any]):
@@ -184,8 +188,8 @@ class BoundedConnection(psycopg.Connection[Any]):
         if self.answers is None:
             return super().wait(gen, interval)
         try:
-            return super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
-        except _LEADS_NOWHERE:
+            return super().wait(_limit_silence(gen, self.answers, patient=self.patient), _TURN_SECONDS)
+        except _ABANDONING_ERRORS:
             self.answers.abandoned.add(self)
             raise
 
@@ -203,8 +207,8 @@ class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
         if self.answers is None:
             return await super().wait(gen, interval)
         try:
-            return await super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
-        except _LEADS_NOWHERE:
+            return await super().wait(_limit_silence(gen, self.answers, patient=self.patient), _TURN_SECONDS)
+        except _ABANDONING_ERRORS:
             self.answers.abandoned.add(self)
             raise
 

@@ -24,21 +24,21 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.inserting import OnTable
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, array, check_name, literal, sql
-from postdate.backends.postgres.rows import in_calendar, utc
+from postdate.backends.postgres.rows import clamped_time, utc
 from postdate.backends.sql.migrations import setup_command
-from postdate.backends.sql.retention import Aging
+from postdate.backends.sql.retention import AgeCondition
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, PostdateError, StoreNotSetUp
 from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
 from postdate.ports.scanning import (
     ARCHIVED,
     PRUNED_ID,
-    TIMES,
+    TIME_COLUMNS,
     ArchivableStore,
-    Pruned,
+    PrunedCounts,
     StoredRecord,
-    check_scanned,
-    shares,
+    check_scan,
+    split_into_shares,
 )
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -59,7 +59,7 @@ _NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
 """Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
 
 
-def adopt(snapshot: str, execute: Callable[[str], object]) -> None:
+def adopt_snapshot(snapshot: str, execute: Callable[[str], object]) -> None:
     """Let a new transaction take over a snapshot; ``execute``: of either driver.
 
     Raises `PipelineError` when the server does not know the snapshot any more.
@@ -79,43 +79,45 @@ def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, pl
 
     ``plain``: times are whole microseconds since 1970 UTC.
     """
-    check_scanned(scan.what, scan.columns)
-    columns = [f"{_selected(name, is_time=plain and name in TIMES)} AS {name}" for name in scan.columns]
+    check_scan(scan.row_kind, scan.columns)
+    columns = [f"{_column_sql(name, is_time=plain and name in TIME_COLUMNS)} AS {name}" for name in scan.columns]
     conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
     conditions += _conditions(names, table, scan)
     return f"SELECT {', '.join(columns) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
 
 
-def _selected(name: str, *, is_time: bool) -> str:
+def _column_sql(name: str, *, is_time: bool) -> str:
     column = _ELSEWHERE.get(name, f"t.{name}")
-    return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
+    return f"(extract(epoch FROM {clamped_time(column)}) * 1000000)::bigint" if is_time else column
 
 
 def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
-    if scan.what == "records":
-        return f"{names.plain('record')} AS t"
-    if scan.what == "queued":
-        return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
-    pending = f"{names.plain(table)} AS t"
+    if scan.row_kind == "records":
+        return f"{names.qualified_name('record')} AS t"
+    if scan.row_kind == "queued":
+        return (
+            f"{names.qualified_name('queue_message')} AS t JOIN {names.qualified_name('queue')} AS q USING (queue_id)"
+        )
+    pending = f"{names.qualified_name(table)} AS t"
     # Every waiting message has its content: the join is only needed for its columns.
     if CONTENT.isdisjoint(scan.columns):
         return pending
     # One index look for each row: a planner's join would read all contents for each share.
-    content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"
+    content = f"SELECT k.headers, k.body FROM {names.qualified_name('content')} AS k WHERE k.number = t.number OFFSET 0"
     return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
 
 
 def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
-    where, conditions = scan.where, list[str]()
-    store = f"(SELECT store_id FROM {names.plain('store')} WHERE name = {_text(table)})"
-    if scan.what == "pending":
+    where, conditions = scan.row_filter, list[str]()
+    store = f"(SELECT store_id FROM {names.qualified_name('store')} WHERE name = {_text(table)})"
+    if scan.row_kind == "pending":
         conditions.append("t.unreadable IS NULL")
     else:
         conditions.append(f"(t.store_id IS NULL OR t.store_id = {store})")
     if where.message_ids is not None:
-        conditions.append(_with_ids(names, scan.what, store, _array(where.message_ids)))
+        conditions.append(_id_condition(names, scan.row_kind, store, _array(where.message_ids)))
     if where.destinations is not None:
-        destination = "q.name" if scan.what == "queued" else "t.destination"
+        destination = "q.name" if scan.row_kind == "queued" else "t.destination"
         conditions.append(f"{destination} = ANY({_array(where.destinations)})")
     if where.due_from is not None:
         conditions.append(f"t.due >= {_instant(where.due_from)}")
@@ -124,12 +126,12 @@ def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
     return conditions
 
 
-def _with_ids(names: SchemaNames, what: str, store: str, ids: str) -> str:
+def _id_condition(names: SchemaNames, what: str, store: str, ids: str) -> str:
     if what != "pending":
         return f"t.message_id = ANY({ids})"
     # By the unique index of the scheduled records: the waiting messages have none on their ids.
     return (
-        f"t.number IN (SELECT r.number FROM {names.plain('record')} AS r "
+        f"t.number IN (SELECT r.number FROM {names.qualified_name('record')} AS r "
         f"WHERE r.message_id = ANY({ids}) AND r.store_id = {store} AND r.kind = 1)"
     )
 
@@ -173,7 +175,7 @@ _COLUMNS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _AwaitedEnd:
     """A number, and the transactions that may still write up to it."""
 
     end: int
@@ -195,10 +197,10 @@ class PostgresRecordStream(RecordStreamStore):
         self._database = Access(url, schema)
         self._table = check_name(table, "table")
         self._record, self._sequence = (
-            self._database.names.of(name).replace("%%", "%") for name in ("record", "number")
+            self._database.names.name_of(name).replace("%%", "%") for name in ("record", "number")
         )
         self._safe_end = 0
-        self._awaited: _Awaited | None = None
+        self._awaited_end: _AwaitedEnd | None = None
         self._identity: str | None = None
 
     @property
@@ -211,14 +213,15 @@ class PostgresRecordStream(RecordStreamStore):
 
     @property
     @override
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self._database.where}, table {self._table}"
 
     def _identify(self, connection: Connection) -> str:
         row = connection.execute(
             sql(f"""
                 SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), current_database(),
-                    %s::regclass::oid, (SELECT store_id FROM {self._database.names.of("store")} WHERE name = %s)"""),
+                    %s::regclass::oid,
+                    (SELECT store_id FROM {self._database.names.name_of("store")} WHERE name = %s)"""),
             (self._record, self._table),
         ).fetchone()
         assert row is not None
@@ -240,30 +243,30 @@ class PostgresRecordStream(RecordStreamStore):
 
     @override
     def safe_end(self) -> int:
-        return self._database.run_blocking(self._advance)
+        return self._database.run_blocking(self._advance_safe_end)
 
-    def _advance(self, connection: Connection) -> int:
+    def _advance_safe_end(self, connection: Connection) -> int:
         # The writers of one moment all end some time, however many others come and go; so an awaited number is not
         # given up for a higher one.
-        if self._awaited is not None:
-            if still := self._awaited.writers & self._writers(connection):
-                self._awaited = _Awaited(self._awaited.end, still)
+        if self._awaited_end is not None:
+            if remaining := self._awaited_end.writers & self._writers(connection):
+                self._awaited_end = _AwaitedEnd(self._awaited_end.end, remaining)
                 return self._safe_end
-            self._safe_end = self._awaited.end
+            self._safe_end = self._awaited_end.end
         end = self._next_number(connection)
         writers = self._writers(connection)  # in this order: see above
         if writers:
-            self._awaited = _Awaited(end, writers)
+            self._awaited_end = _AwaitedEnd(end, writers)
         else:
-            self._safe_end, self._awaited = end, None
+            self._safe_end, self._awaited_end = end, None
         return self._safe_end
 
     def _writers(self, connection: Connection) -> frozenset[str]:
         return frozenset(row[0] for row in connection.execute(_WRITERS, (self._sequence,)).fetchall())
 
     @override
-    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        with self._database.translating(), self._database.connect() as connection:
+    def read_records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        with self._database.translate_errors(), self._database.connect() as connection:
             connection.execute("BEGIN READ ONLY")
             # The index of numbers is BRIN, which only bitmap scans use.
             connection.execute("SET LOCAL enable_bitmapscan = on")
@@ -273,13 +276,12 @@ class PostgresRecordStream(RecordStreamStore):
                     yield rows
 
     def query(self, columns: Sequence[str]) -> bytes:
-        """Return the statement of :meth:`records`, with the parameters ``first``, ``end`` and ``table``."""
+        """Return the statement of :meth:`read_records`, with the parameters ``first``, ``end`` and ``table``."""
         names, selected = self._database.names, ", ".join(_COLUMNS[column] for column in columns)
-        of_this_store = (
-            f"(t.store_id IS NULL OR t.store_id = (SELECT store_id FROM {names.of('store')} WHERE name = %(table)s))"
-        )
+        store_id = f"SELECT store_id FROM {names.name_of('store')} WHERE name = %(table)s"
+        of_this_store = f"(t.store_id IS NULL OR t.store_id = ({store_id}))"
         return sql(
-            f"SELECT {selected} FROM {names.of('record')} AS t "
+            f"SELECT {selected} FROM {names.name_of('record')} AS t "
             f"WHERE t.number >= %(first)s AND t.number < %(end)s AND {of_this_store}"
         )
 
@@ -289,7 +291,7 @@ class PostgresRecordStream(RecordStreamStore):
 
 
 # The next run repeats what a crash of the server undoes, so no commit waits for the disk, nor holds up services.
-_HURRIED: Final = "SET LOCAL synchronous_commit = off"
+_ASYNCHRONOUS_COMMIT: Final = "SET LOCAL synchronous_commit = off"
 # Services queue behind a session that waits for this lock: better to fail, and be run again, than to stop them.
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
@@ -299,12 +301,12 @@ _PAGES_PER_RANGE: Final = 32
 """Of the indexes of the records."""
 
 
-def _among(part: ScanPart, numbers: Sequence[int]) -> str:
+def _numbers_condition(part: ScanPart, numbers: Sequence[int]) -> str:
     """Return the condition, with the numbers as a literal: the server hashes only lists that are constants."""
-    return f"{_in_share(part)} AND number = ANY('{array(numbers)}'::bigint[])"
+    return f"{_share_condition(part)} AND number = ANY('{array(numbers)}'::bigint[])"
 
 
-def _in_share(part: ScanPart) -> str:
+def _share_condition(part: ScanPart) -> str:
     return f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid"
 
 
@@ -322,23 +324,23 @@ def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
     )
 
 
-def _lift_sequence(database: Access, number: int) -> None:
+def _raise_sequence(database: Access, number: int) -> None:
     """Let new numbers begin above restored ones: in a new store they begin at 1. Needs the sequence's owner there.
 
     ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit: so
     the sequence is never set back, and all numbers drawn before are visible afterwards.
     """
-    sequence = database.names.plain("number")
+    sequence = database.names.qualified_name("number")
     lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")
 
-    def lift(connection: Connection) -> None:
+    def raise_sequence(connection: Connection) -> None:
         connection.execute(_SHORT_WAIT)
         connection.execute(sql(f"ALTER SEQUENCE {sequence} NO CYCLE"))  # as it is: this is for the lock
         if connection.execute(lower).fetchone() is not None:
             connection.execute(sql(f"ALTER SEQUENCE {sequence} RESTART WITH {number + 1:d}"))
 
     if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
-        database.transaction_blocking(lift, patiently=True)
+        database.transaction_blocking(raise_sequence, patiently=True)
 
 
 class PostgresBulk(OnTable, ArchivableStore):
@@ -346,7 +348,7 @@ class PostgresBulk(OnTable, ArchivableStore):
     @override
     def snapshot(self) -> Generator[str]:
         """A connection of its own, and its transaction, stay open for the length of the block."""
-        with self.database.translating():
+        with self.database.translate_errors():
             connection = self.database.connect()
             try:
                 connection.execute(BEGIN_SCAN)
@@ -357,23 +359,23 @@ class PostgresBulk(OnTable, ArchivableStore):
                 connection.close()
 
     @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
         """Shares are ranges of pages on disk."""
-        check_scanned(what)
-        name = self.database.names.of(_TABLES.get(what, self._sql.table)).replace("%%", "%")
-        with self.database.leased() as connection:
+        check_scan(row_kind)
+        name = self.database.names.name_of(_TABLES.get(row_kind, self._sql.table)).replace("%%", "%")
+        with self.database.lend_connection() as connection:
             ((pages,),) = connection.execute(
                 "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
             ).fetchall()
-        return shares(0, pages, parts)
+        return split_into_shares(0, pages, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         query = scan_query(self.database.names, self._sql.table, scan, part, plain=True)
-        with self.database.translating(), self.database.connect() as connection:
+        with self.database.translate_errors(), self.database.connect() as connection:
             connection.execute(BEGIN_SCAN)
             if scan.snapshot is not None:
-                adopt(scan.snapshot, lambda text: connection.execute(sql(text)))
+                adopt_snapshot(scan.snapshot, lambda text: connection.execute(sql(text)))
             with connection.cursor(name="postdate_scan") as cursor:
                 cursor.execute(sql(query))
                 while rows := cursor.fetchmany(page):
@@ -386,58 +388,58 @@ class PostgresBulk(OnTable, ArchivableStore):
 
     @override
     def tables_of_stores(self) -> Sequence[str]:
-        query = sql(f"SELECT name FROM {self.database.names.plain('store')} ORDER BY name")
+        query = sql(f"SELECT name FROM {self.database.names.qualified_name('store')} ORDER BY name")
         return self.database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
 
     @property
     @override
-    def pruned_at_once(self) -> int:
+    def prune_share_width(self) -> int:
         """Some ten thousand records are in this many pages."""
         return 128
 
     @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
         return self._change_records(
-            f"UPDATE {self.database.names.plain('record')} SET detail = {_MARK} "
-            f"WHERE {_among(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}"
+            f"UPDATE {self.database.names.qualified_name('record')} SET detail = {_MARK} "
+            f"WHERE {_numbers_condition(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}"
         )
 
     @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        record = self.database.names.plain("record")
-        return self._change_records(f"DELETE FROM {record} WHERE {_among(part, numbers)}")
+        record = self.database.names.qualified_name("record")
+        return self._change_records(f"DELETE FROM {record} WHERE {_numbers_condition(part, numbers)}")
 
     @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         names, store_id = self.database.names, self.database.run_blocking(self._store_id)
-        record, last_of_key = names.plain("record"), "left(r.message_id, -8) || '99999999'"
+        record, last_of_key = names.qualified_name("record"), "left(r.message_id, -8) || '99999999'"
         of_this_store = f"AND ({{0}}.store_id = {store_id} OR {{0}}.store_id IS NULL)"
-        pending, at = names.plain(self._sql.table), _instant(before)
-        aging = Aging(
+        pending, at = names.qualified_name(self._sql.table), _instant(before)
+        condition = AgeCondition(
             record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, of_this_store, "OFFSET 0"
         )
         # Of what has no store: a neighbour's, whose records may be kept for longer, is left to it.
         scheduled_elsewhere = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
         prune_old = sql(f"""
-            DELETE FROM {record} AS r WHERE {_in_share(part)} AND (r.store_id = {store_id} OR (
+            DELETE FROM {record} AS r WHERE {_share_condition(part)} AND (r.store_id = {store_id} OR (
                 r.store_id IS NULL AND NOT EXISTS (SELECT 1 FROM {record} AS s WHERE {scheduled_elsewhere})))
-                AND {aging.is_old()} RETURNING r.kind""")
+                AND {condition.condition()} RETURNING r.kind""")
         remove_marker = sql(f"""
             DELETE FROM {record} WHERE message_id = {literal(PRUNED_ID)} AND store_id = {store_id}
                 AND kind = {RecordKind.PRUNED:d} RETURNING due, detail""")
-        tell = sql(
-            f"INSERT INTO {names.of('record')} ({_RECORD_COLUMNS}) VALUES (DEFAULT, %s, %s, %s, %s, %s, NULL, %s)"
+        insert_marker = sql(
+            f"INSERT INTO {names.name_of('record')} ({_RECORD_COLUMNS}) VALUES (DEFAULT, %s, %s, %s, %s, %s, NULL, %s)"
         )
 
         def prune(connection: Connection) -> int:
-            connection.execute(_HURRIED)
+            connection.execute(_ASYNCHRONOUS_COMMIT)
             kinds = [kind for (kind,) in connection.execute(prune_old)]
             if kinds:
-                marker = Pruned.of((utc(due), detail) for due, detail in connection.execute(remove_marker)).and_now(
+                marker = PrunedCounts.of((utc(due), detail) for due, detail in connection.execute(remove_marker)).plus(
                     before, kinds
                 )
-                what = (now, marker.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, marker.detail)
-                connection.execute(tell, what)
+                values = (now, marker.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, marker.detail)
+                connection.execute(insert_marker, values)
             return len(kinds)
 
         removed = self.database.transaction_blocking(prune, patiently=True)
@@ -458,23 +460,23 @@ class PostgresBulk(OnTable, ArchivableStore):
 
         Else they only widen. Skipped while the table is being vacuumed, and where the role may not.
         """
-        anew = [
+        calls = [
             f"brin_desummarize_range({index}, page), brin_summarize_range({index}, page)"
             for name in ("record_delivered", "record_number")
-            for index in (f"{literal(self.database.names.plain(name))}::regclass",)
+            for index in (f"{literal(self.database.names.qualified_name(name))}::regclass",)
         ]
         pages = f"generate_series({part.first}::bigint, {part.end - 1}, {_PAGES_PER_RANGE}) AS page"
 
         def summarize(connection: Connection) -> None:
             connection.execute("SET LOCAL lock_timeout = '50ms'")
-            connection.execute(sql(f"SELECT {', '.join(anew)} FROM {pages}"))
+            connection.execute(sql(f"SELECT {', '.join(calls)} FROM {pages}"))
 
         with suppress(PostdateError):
             self.database.transaction_blocking(summarize)
 
     def _change_records(self, statement: str) -> int:
         def change(connection: Connection) -> int:
-            connection.execute(_HURRIED)
+            connection.execute(_ASYNCHRONOUS_COMMIT)
             return connection.execute(sql(statement)).rowcount
 
         return self.database.transaction_blocking(change, patiently=True)
@@ -483,7 +485,7 @@ class PostgresBulk(OnTable, ArchivableStore):
     def restore(self, records: Sequence[StoredRecord]) -> int:
         database, store_id = self.database, self.database.run_blocking(self._store_id)
         scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
-        record_table = database.names.of("record")
+        record_table = database.names.name_of("record")
         unmark = sql(f"""
             UPDATE {record_table} AS r SET detail = given.detail
             FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
@@ -493,26 +495,26 @@ class PostgresBulk(OnTable, ArchivableStore):
             INSERT INTO {record_table} ({_RECORD_COLUMNS})
             VALUES (%s, %s, %s, %s, 1, %s, %s, %s) ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING""")
 
-        def put_back(connection: Connection) -> int:
+        def restore(connection: Connection) -> int:
             values = {
                 "ids": list(scheduled),
                 "details": [record.detail for record in scheduled.values()],
                 "store": store_id,
             }
-            back = {id_ for (id_,) in connection.execute(unmark, values)}
+            restored_ids = {id_ for (id_,) in connection.execute(unmark, values)}
             with connection.cursor() as cursor:
                 for id_, record in scheduled.items():
-                    if id_ not in back:
+                    if id_ not in restored_ids:
                         number, at, due, _, _, *fields = _row(record, store_id)
                         if cursor.execute(insert, (number, at, due, store_id, *fields)).rowcount:
-                            back.add(id_)
-                later_records = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
-                table = database.names.plain("record")
+                            restored_ids.add(id_)
+                later_records = [r for r in records if r.message_id in restored_ids and r.kind != RecordKind.SCHEDULED]
+                table = database.names.qualified_name("record")
                 with cursor.copy(sql(f"COPY {table} ({_RECORD_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
                     copy.set_types(_TYPES)
                     for record in later_records:
                         copy.write_row(_row(record, store_id))
-            return len(back)
+            return len(restored_ids)
 
-        _lift_sequence(database, max((record.number for record in records), default=0))
-        return database.transaction_blocking(put_back, patiently=True)
+        _raise_sequence(database, max((record.number for record in records), default=0))
+        return database.transaction_blocking(restore, patiently=True)

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.inserting import OnTable, notice
-from postdate.backends.postgres.joining import NOTICE, join, join_blocking, on
+from postdate.backends.postgres.joining import NOTICE, join, join_blocking, run_steps
 from postdate.backends.postgres.rows import page_of_rows, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.questions import page_values
 from postdate.errors import ConfigurationError, DuplicateMessage, StoreUnavailable
-from postdate.messages import DelayedMessage, Headers, rescheduled
+from postdate.messages import DelayedMessage, Headers, copy_with_due
 from postdate.ports import (
     Answer,
     JoiningStore,
@@ -32,103 +32,103 @@ from postdate.ports import (
     Steps,
     answer_of,
 )
-from postdate.ports.changing import KeyedIds, Making
+from postdate.ports.changing import CreateMessage, KeyedIds
 
 T = TypeVar("T")
 
 _DIALECT: Final = PostgresSqlDialect()
 
-_WHICH_DATABASE: Final = b"""
+_DATABASE_IDENTITY: Final = b"""
     SELECT CAST(c.system_identifier AS text), CAST(d.oid AS text), CAST(d.datname AS text)
     FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database()"""
 """Tells one database from all others, those on other servers, too."""
 
-_CHECKED: Final = WeakKeyDictionary[Any, Sequence[str] | None]()
+_IDENTITIES: Final = WeakKeyDictionary[Any, Sequence[str] | None]()
 """Connections of applications, with their databases."""
 
-_NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '5s'"
+_SHORT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '5s'"
 """For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
 
 
 class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
     """The changes of one store. Their statements name it by its number, which is asked for before the first."""
 
-    _which: Sequence[str] | None = None
-    """The database of the store, as :data:`_WHICH_DATABASE` tells it; ``None`` before the first transaction."""
+    _database_identity: Sequence[str] | None = None
+    """The database of the store, as :data:`_DATABASE_IDENTITY` tells it; ``None`` before the first transaction."""
 
     @override
     async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        if self._which is None:
-            await self.database.run(self._look_where)
-        return await join(connection, self._in_same_database(connection, steps))
+        if self._database_identity is None:
+            await self.database.run(self._read_identity)
+        return await join(connection, self._run_in_same_database(connection, steps))
 
     @override
     def join_blocking(self, connection: NativeTransaction, steps: Steps[T]) -> T:
-        if self._which is None:
-            self.database.run_blocking(self._look_where)
-        return join_blocking(connection, self._in_same_database(connection, steps))
+        if self._database_identity is None:
+            self.database.run_blocking(self._read_identity)
+        return join_blocking(connection, self._run_in_same_database(connection, steps))
 
-    def _look_where(self, connection: Connection) -> None:
+    def _read_identity(self, connection: Connection) -> None:
         self._store_id(connection)
-        self._which = connection.execute(_WHICH_DATABASE).fetchone()
+        self._database_identity = connection.execute(_DATABASE_IDENTITY).fetchone()
 
-    def _in_same_database(self, connection: NativeTransaction, steps: Steps[T]) -> Steps[T]:
+    def _run_in_same_database(self, connection: NativeTransaction, steps: Steps[T]) -> Steps[T]:
         """Do ``steps`` if the transaction is in the database of the store: another may have a store of that name, too.
 
         A connection of psycopg never changes its database, so it is asked once; what stands before it in other drivers
         may, and is asked each time.
         """
         is_lasting = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
-        if not is_lasting or connection not in _CHECKED or _CHECKED[connection] != self._which:
-            rows = yield _WHICH_DATABASE, {}
-            which = list((rows or ((),))[0])
-            if which != list(self._which or ()):
+        if not is_lasting or connection not in _IDENTITIES or _IDENTITIES[connection] != self._database_identity:
+            rows = yield _DATABASE_IDENTITY, {}
+            identity = list((rows or ((),))[0])
+            if identity != list(self._database_identity or ()):
                 raise ConfigurationError(
-                    f"the transaction is in the database {which[-1]!r}, which is not that of the store, "
+                    f"the transaction is in the database {identity[-1]!r}, which is not that of the store, "
                     f"{self.database.where}: nothing was done; use a connection to the store's database"
                 )
             if is_lasting:
-                _CHECKED[connection] = self._which
+                _IDENTITIES[connection] = self._database_identity
         return (yield from steps)
 
-    def _alone(self, connection: Connection, steps: Steps[T]) -> T:
+    def _run_steps(self, connection: Connection, steps: Steps[T]) -> T:
         """Do ``steps`` on a connection of our own."""
         self._store_id(connection)
-        return on(lambda statement, values: connection.execute(statement, values).fetchall(), steps)
+        return run_steps(lambda statement, values: connection.execute(statement, values).fetchall(), steps)
 
     def _values(self, **more: Any) -> Mapping[str, Any]:
         return {"store": self._sql.store_id, **more}
 
     @override
     def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
-        there = list[str]()
+        known_ids = list[str]()
         for row in [self._row(each) for each in messages]:
             if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
-                there.append(row[0])
-        if there:
-            raise DuplicateMessage.of(*there)
+                known_ids.append(row[0])
+        if known_ids:
+            raise DuplicateMessage.of(*known_ids)
 
     @override
     def cancelling_steps(self, message_id: str, now: datetime) -> Steps[Answer]:
-        if (yield from self._cancelled(message_id, now)):
+        if (yield from self._cancel_steps(message_id, now)):
             return Answer.DONE
-        return (yield from self._standing(message_id))[0]
+        return (yield from self._answer_steps(message_id))[0]
 
-    def _cancelled(self, message_id: str, now: datetime) -> Steps[bool]:
+    def _cancel_steps(self, message_id: str, now: datetime) -> Steps[bool]:
         return bool((yield self._sql.cancel, self._values(id=message_id, now=now)))
 
     @override
     def rescheduling_steps(
         self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
     ) -> Steps[Answer]:
-        if (yield from self._moved(message_id, due, now, wall_time)):
+        if (yield from self._reschedule_steps(message_id, due, now, wall_time)):
             return Answer.DONE
-        answer, message = yield from self._standing(message_id)
+        answer, message = yield from self._answer_steps(message_id)
         if message is not None:
-            rescheduled(message, due)  # raises if that is why it was not changed
+            copy_with_due(message, due)  # raises if that is why it was not changed
         return answer
 
-    def _moved(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
+    def _reschedule_steps(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
         store_id = self._sql.store_id
         assert store_id is not None
         notice_values = notice(store_id, due, now, NOTICE)
@@ -137,11 +137,11 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return bool((yield self._sql.reschedule, values))
 
     @override
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         def replace(connection: Connection) -> str:
-            connection.execute(_NO_LONG_WAIT)
+            connection.execute(_SHORT_LOCK_TIMEOUT)
             try:
-                return self._alone(connection, self.replacing_steps(key, make, now))
+                return self._run_steps(connection, self.replacing_steps(key, create_message, now))
             except psycopg.errors.LockNotAvailable as error:
                 raise StoreUnavailable(
                     f"the key {key!r} was replaced in a transaction that is open for more than 5 s: commit it, or roll "
@@ -151,31 +151,31 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return await self.database.transaction(replace)
 
     @override
-    def replacing_steps(self, key: str, make: Making, now: datetime) -> Steps[str]:
+    def replacing_steps(self, key: str, create_message: CreateMessage, now: datetime) -> Steps[str]:
         """Those who replace under one key wait for each other. Others that hold the message are not waited for."""
         ids = KeyedIds(key)
-        yield self._sql.alone_with, self._values(first=ids.first)
+        yield self._sql.lock_key, self._values(first=ids.first)
         rows = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
-        newest, at, waits = rows[0] if rows else ("", None, False)
-        if waits:
-            row = self._row(make(newest, utc(at)))
+        newest, at, is_pending = rows[0] if rows else ("", None, False)
+        if is_pending:
+            row = self._row(create_message(newest, utc(at)))
             if (yield self._sql.replace, self._values_of(row, now, NOTICE)):
                 return row[0]
         for refused in count():
-            row = self._row(make(ids.after(newest, refused), None))
+            row = self._row(create_message(ids.id_after(newest, refused), None))
             if (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
-                yield self._sql.keep_key, self._values(id=row[0])
+                yield self._sql.store_key, self._values(id=row[0])
                 return row[0]
         raise AssertionError  # the key's numbers are used up before, which its ids refuse
 
     @override
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
-        def keep(connection: Connection) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
+        def store(connection: Connection) -> None:
             self._store_id(connection)
             for each in message_ids:
-                connection.execute(self._sql.keep_key, self._values(id=each))
+                connection.execute(self._sql.store_key, self._values(id=each))
 
-        await self.database.transaction(keep)
+        await self.database.transaction(store)
 
     @override
     def getting_steps(self, message_id: str) -> Steps[DelayedMessage | None]:
@@ -183,11 +183,11 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return page.messages[0] if page.messages else None
 
     @override
-    def reading_steps(self, where: MessageFilter, limit: int) -> Steps[PendingPage]:
-        values = self._values(**page_values(where, limit, _DIALECT))
+    def reading_steps(self, message_filter: MessageFilter, limit: int) -> Steps[PendingPage]:
+        values = self._values(**page_values(message_filter, limit, _DIALECT))
         return page_of_rows((yield self._sql.list_pending, values) or (), limit)
 
-    def _standing(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
+    def _answer_steps(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
         """Return why a message was not changed, and the message if it waits nevertheless."""
         message = yield from self.getting_steps(message_id)
         if message is not None:

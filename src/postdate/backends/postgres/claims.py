@@ -16,7 +16,7 @@ from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.statements import Statements
-from postdate.backends.sql.row_locks.claims import Claims, HeldMessage, LockedBatch, SettlingStep
+from postdate.backends.sql.row_locks.claims import Claims, ClaimToken, LockedBatch, SettlingStep
 from postdate.errors import PostdateError
 
 T = TypeVar("T")
@@ -31,9 +31,9 @@ class PostgresClaims(Claims):
     """
 
     def __init__(self, database: Access, statements: Callable[[], Statements]) -> None:
-        super().__init__(_Connections(database), _Leases(statements), lambda: database.listener().holder())
+        super().__init__(_Connections(database), _Leases(statements), lambda: database.listener().wait_for_holder())
         self._database, self._statements = database, statements
-        self._finished: list[HeldMessage] = []
+        self._finished: list[ClaimToken] = []
         self.may_leave_leases = False
         """Whether leases may remain. They end only with the process, or when it takes another number."""
 
@@ -43,27 +43,29 @@ class PostgresClaims(Claims):
             return min((token.attempt_at for token in self._tokens.values() if token.holder is None), default=None)
 
     @override
-    def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep, *, as_it_was: bool) -> int:
-        with self._database.translating():
-            return super()._settle(batch, tokens, step, as_it_was=as_it_was)
+    def _settle(
+        self, batch: LockedBatch, tokens: Sequence[ClaimToken], step: SettlingStep, *, is_unchanged: bool
+    ) -> int:
+        with self._database.translate_errors():
+            return super()._settle(batch, tokens, step, is_unchanged=is_unchanged)
 
     @override
-    def lease(self, tokens: Sequence[HeldMessage]) -> None:
+    def lease(self, tokens: Sequence[ClaimToken]) -> None:
         try:
             super().lease(tokens)
         except BaseException:
             try:
-                self._pool.transaction_blocking(self.free_abandoned)
+                self._pool.transaction_blocking(self.release_abandoned)
             except PostdateError as error:
                 log.debug("leases that nobody was given are freed at the next look: %s", error)
             raise
 
-    def free_abandoned(self, connection: Connection) -> None:
-        for holder, numbers in self.abandoned().items():
-            self._tables.free(connection, [holder], numbers)
-            self.freed(numbers)
+    def release_abandoned(self, connection: Connection) -> None:
+        for holder, numbers in self.abandoned_leases().items():
+            self._tables.release_leases(connection, [holder], numbers)
+            self.forget_abandoned(numbers)
 
-    def finished_elsewhere(self, tokens: Iterable[HeldMessage]) -> None:
+    def remember_finished(self, tokens: Iterable[ClaimToken]) -> None:
         """Note claims that end with another adapter's transaction, whose commit is not visible here."""
         with self._lock:
             self._finished += tokens
@@ -75,16 +77,16 @@ class PostgresClaims(Claims):
         if not finished:
             return
         values = {"numbers": array(token.number for token in finished)}
-        locked = {number for (number,) in connection.execute(self._statements().still_claimed, values)}
-        ended = {token for token in finished if token.number not in locked}
-        self._forget(ended)
+        claimed_numbers = {number for (number,) in connection.execute(self._statements().still_claimed, values)}
+        finished_tokens = {token for token in finished if token.number not in claimed_numbers}
+        self._forget(finished_tokens)
         with self._lock:
-            self._finished = [token for token in self._finished if token not in ended]
+            self._finished = [token for token in self._finished if token not in finished_tokens]
 
     @override
-    def give_up(self) -> None:
+    def release_all(self) -> None:
         try:
-            super().give_up()
+            super().release_all()
         except PostdateError:  # the database is out of reach
             self.may_leave_leases = True
 
@@ -98,23 +100,27 @@ class _Leases:
     def lease(self, session: BoundedConnection, numbers: Sequence[int], holder: int) -> None:
         session.execute(self._statements().lease, {"numbers": array(numbers), "holder": holder})
 
-    def free(self, session: Connection, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+    def release_leases(self, session: Connection, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         values = {"numbers": array(numbers or ()), "holders": list(holders)}
-        return session.execute(self._statements().free, values).rowcount
+        return session.execute(self._statements().release_leases, values).rowcount
 
 
 class _Connections:
     """See :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`."""
 
     def __init__(self, database: Access) -> None:
-        self.put, self.drop, self.end = database.put, database.drop, database.roll_back
+        self.release, self.close_connection, self.roll_back_and_close = (
+            database.release,
+            database.close_connection,
+            database.roll_back,
+        )
         self._database = database
 
     def transaction_blocking(self, work: Callable[[Connection], T], /) -> T:
         return self._database.run_blocking(work)  # each step is one statement, which is atomic without BEGIN
 
 
-def by_holder(tokens: Iterable[HeldMessage]) -> list[tuple[int | None, list[int]]]:
+def group_by_holder(tokens: Iterable[ClaimToken]) -> list[tuple[int | None, list[int]]]:
     groups: dict[int | None, list[int]] = {}
     for token in tokens:
         groups.setdefault(token.holder, []).append(token.number)

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access
-from postdate.backends.postgres.bulk import CONTENT, adopt, scan_query
+from postdate.backends.postgres.bulk import CONTENT, adopt_snapshot, scan_query
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.rows import COLUMNS
@@ -37,7 +37,7 @@ _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _READ_BYTES: Final = 4 * 1024 * 1024
 """Of an Arrow batch that is read: large enough that a batch costs nothing beside its rows."""
 
-_TRIES: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _UNIQUE_VIOLATION: Final = "23505"
 _SERVER_ERROR: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
 _STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}
@@ -63,7 +63,7 @@ class Columns(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Leave the connection to the parent."""
-        forks.keep_for_ever(self._connection)
+        forks.prevent_destruction(self._connection)
         self._connection = None
 
     def close(self) -> None:
@@ -74,10 +74,10 @@ class Columns(forks.ForkAware):
 
     def read(self, table: str, scan: Scan, part: ScanPart) -> Iterable[pa.RecordBatch]:
         query = scan_query(self._database.names, table, scan, part, plain=False)
-        with self._translating(), self._connect() as connection, connection.cursor() as cursor:
+        with self._translate_errors(), self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             if scan.snapshot is not None:
-                adopt(scan.snapshot, cursor.execute)
+                adopt_snapshot(scan.snapshot, cursor.execute)
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_READ_BYTES)})
             cursor.execute(query)
             for batch in self._batches(cursor.fetch_record_batch()):
@@ -95,7 +95,7 @@ class Columns(forks.ForkAware):
     # --- storing ------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def earliest(batch: pa.RecordBatch) -> datetime:
+    def earliest_due(batch: pa.RecordBatch) -> datetime:
         return from_microseconds(pc.min(batch.column("due").cast(pa.int64())).as_py())
 
     @staticmethod
@@ -115,7 +115,7 @@ class Columns(forks.ForkAware):
         Returns:
             The report; ``None``: nothing was stored, the transaction lost against others again and again.
         """
-        with self._lock, self._translating():
+        with self._lock, self._translate_errors():
             try:
                 return self._store(batch, sql, now, notice)
             except BaseException:  # whatever it was, its transaction is not to be finished by the next batch
@@ -123,31 +123,31 @@ class Columns(forks.ForkAware):
                 raise
 
     def _store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
-        first = _first_of_each(batch.column("message_id"))
-        mask = self._without_stored(batch, sql, first) if self._expect_duplicates else first
-        for _ in range(_TRIES):
-            fresh = batch if mask is None else batch.filter(mask)
+        first = _mask_of_first(batch.column("message_id"))
+        mask = self._mask_of_new(batch, sql, first) if self._expect_duplicates else first
+        for _ in range(_MAX_ATTEMPTS):
+            new_rows = batch if mask is None else batch.filter(mask)
             try:
-                if fresh.num_rows:
-                    self._copy(fresh, sql, now, notice)
+                if new_rows.num_rows:
+                    self._copy(new_rows, sql, now, notice)
             except adbc.Error as error:
                 if not _is_race(error):
                     raise
                 self._connection.rollback()
                 # A repeated task, or input stored before: most likely the rest is known, too.
                 self._expect_duplicates = True
-                mask = self._without_stored(batch, sql, first)
+                mask = self._mask_of_new(batch, sql, first)
             else:
-                return StoreReport(fresh.num_rows, () if mask is None else _ids(batch, pc.invert(mask)))
+                return StoreReport(new_rows.num_rows, () if mask is None else _ids(batch, pc.invert(mask)))
         return None
 
-    def _without_stored(self, batch: pa.RecordBatch, sql: Statements, mask: _Mask | None) -> _Mask:
+    def _mask_of_new(self, batch: pa.RecordBatch, sql: Statements, mask: _Mask | None) -> _Mask:
         """Return a mask without the rows whose ids the store has, looked up by its unique index."""
         ids = batch.column("message_id")
         values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
         with self._cursor() as cursor:
             cursor.execute(
-                f"SELECT message_id FROM {self._database.names.plain('record')} "
+                f"SELECT message_id FROM {self._database.names.qualified_name('record')} "
                 f"WHERE message_id = ANY($1) AND store_id = {sql.store_id} AND kind = 1",
                 pa.record_batch({"ids": values}),
             )
@@ -167,7 +167,7 @@ class Columns(forks.ForkAware):
             self._connection.commit()
 
     def _numbers(self, cursor: Any, count: int) -> pa.Array[Any]:
-        sequence = literal(self._database.names.plain("number"))
+        sequence = literal(self._database.names.qualified_name("number"))
         cursor.execute(f"SELECT nextval({sequence}::regclass) FROM generate_series(1, {count})")
         return cursor.fetch_arrow_table().column(0).combine_chunks()
 
@@ -190,11 +190,11 @@ class Columns(forks.ForkAware):
                 connection.close()
 
     @contextmanager
-    def _translating(self) -> Generator[None]:
+    def _translate_errors(self) -> Generator[None]:
         try:
             yield
         except adbc.Error as error:
-            raise translate(_as_psycopg(error), self._database.where) from error
+            raise translate(_psycopg_error_of(error), self._database.where) from error
 
 
 def _tables(
@@ -203,7 +203,7 @@ def _tables(
     """Return the rows of each table, without columns that have a default."""
     count, small = batch.num_rows, pa.int16()
     column = {name: batch.column(name) for name in COLUMNS}
-    waiting = {name: values for name, values in column.items() if name not in CONTENT}
+    pending = {name: values for name, values in column.items() if name not in CONTENT}
     record = {
         "number": numbers,
         "at": pa.repeat(pa.scalar(to_microseconds(now), pa.int64()), count).cast(_INSTANT),
@@ -214,11 +214,11 @@ def _tables(
         "destination": column["destination"],
     }
     # In one order for all: two batches with the same ids wait for each other then, and do not deadlock.
-    in_order = pc.sort_indices(column["message_id"])
+    order = pc.sort_indices(column["message_id"])
     return {
-        "record": {name: values.take(in_order) for name, values in record.items()},
+        "record": {name: values.take(order) for name, values in record.items()},
         "content": {"number": numbers, "headers": column["headers"], "body": column["body"]},
-        sql.table: {"number": numbers, "attempt_at": column["due"], **waiting},
+        sql.table: {"number": numbers, "attempt_at": column["due"], **pending},
     }
 
 
@@ -228,7 +228,7 @@ def _values(column: pa.Array[Any]) -> list[Any]:
     return [None if at is None else from_microseconds(at) for at in column.cast(pa.int64()).to_pylist()]
 
 
-def _first_of_each(ids: pa.Array[Any]) -> _Mask | None:
+def _mask_of_first(ids: pa.Array[Any]) -> _Mask | None:
     """Return a mask of the first row of each id; ``None``: the ids differ."""
     if len(ids.unique()) == len(ids):
         return None
@@ -237,16 +237,16 @@ def _first_of_each(ids: pa.Array[Any]) -> _Mask | None:
     return pc.is_in(numbers, value_set=first)
 
 
-def _ids(batch: pa.RecordBatch, of: _Mask) -> tuple[str, ...]:
-    return tuple(cast("list[str]", batch.column("message_id").filter(of).to_pylist()))
+def _ids(batch: pa.RecordBatch, mask: _Mask) -> tuple[str, ...]:
+    return tuple(cast("list[str]", batch.column("message_id").filter(mask).to_pylist()))
 
 
 def _is_race(error: adbc.Error) -> bool:
-    failure = _as_psycopg(error)
+    failure = _psycopg_error_of(error)
     return failure.sqlstate == _UNIQUE_VIOLATION or is_conflict(failure)
 
 
-def _as_psycopg(error: adbc.Error) -> psycopg.Error:
+def _psycopg_error_of(error: adbc.Error) -> psycopg.Error:
     """Return the error of psycopg with the same code, so that errors are classified in one place."""
     match = _SERVER_ERROR.search(str(error))
     text = match[2] if match else str(error).partition("\n")[0]

@@ -43,22 +43,22 @@ class Postgres(OpenDatabase, DatabaseObject):
     @cached_property
     def store(self) -> PostgresStore:
         """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
-        return self.made(PostgresStore(self))
+        return self.register_adapter(PostgresStore(self))
 
     @cached_property
     def queues(self) -> PostgresTransport:
         """The queues."""
-        return self.made(PostgresTransport(self))
+        return self.register_adapter(PostgresTransport(self))
 
     @cached_property
     def sagas(self) -> PostgresSagaStore:
         """Where saga instances are kept."""
-        return self.made(PostgresSagaStore(self))
+        return self.register_adapter(PostgresSagaStore(self))
 
     @cached_property
     def outbox(self) -> PostgresOutbox:
         """Where outboxes are kept, and whose transactions handlers use."""
-        return self.made(PostgresOutbox(self))
+        return self.register_adapter(PostgresOutbox(self))
 
     @cached_property
     def timeouts(self) -> PostgresTimeouts:
@@ -66,10 +66,10 @@ class Postgres(OpenDatabase, DatabaseObject):
 
         Those that a .NET endpoint has written are in ``public`` by default: ``PostgresTimeouts(database)``.
         """
-        return self.made(PostgresTimeouts(self, schema=self.schema))
+        return self.register_adapter(PostgresTimeouts(self, schema=self.schema))
 
     @override
-    def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
+    def register_endpoint(self, endpoint: str, concurrency: int, *, uses_store: bool) -> None:
         """Limit the connections to the needs of its endpoints."""
-        super().serve(endpoint, concurrency, stores=stores)
-        self.expect(concurrency)
+        super().register_endpoint(endpoint, concurrency, uses_store=uses_store)
+        self.ensure_connections(concurrency)

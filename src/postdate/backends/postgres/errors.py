@@ -76,7 +76,7 @@ def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
     return StoreError if is_about_values else StoreTroubled
 
 
-def of_queues(error: StoreUnavailable) -> TransportUnavailable:
+def transport_error_of(error: StoreUnavailable) -> TransportUnavailable:
     """Return the transport's error for a failure of the database."""
     kind = TransportUnreachable if error.outage else TransportUnavailable
     translated = kind(str(error))
@@ -85,15 +85,15 @@ def of_queues(error: StoreUnavailable) -> TransportUnavailable:
 
 
 @contextmanager
-def queue_errors() -> Generator[None]:
+def translate_queue_errors() -> Generator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise of_queues(error) from error
+        raise transport_error_of(error) from error
 
 
 @contextmanager
-def translated(where: str) -> Generator[None]:
+def translate_errors(where: str) -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.names import SchemaNames, places, sql
+from postdate.backends.postgres.names import SchemaNames, ctids_of, sql
 from postdate.clock import steady_seconds
 from postdate.ports import RecordKind
 from postdate.runtime import forks
@@ -36,7 +36,7 @@ class Turns:
         self._lock = forks.lock()
         self._next = dict[Hashable, float]()
 
-    def take(self, subject: Hashable, now_seconds: float) -> bool:
+    def acquire_turn(self, subject: Hashable, now_seconds: float) -> bool:
         """Return whether it is time to look; if so, other threads wait for the next time."""
         with self._lock:
             if now_seconds < self._next.get(subject, now_seconds):
@@ -44,11 +44,11 @@ class Turns:
             self._next[subject] = now_seconds + _EVERY_SECONDS
             return True
 
-    def looked(self, subject: Hashable, began_seconds: float, ended_seconds: float, *, more: bool) -> None:
+    def release_turn(self, subject: Hashable, start_seconds: float, end_seconds: float, *, has_more: bool) -> None:
         """Note the duration of a look and whether it left rows, for which the next look is at once."""
-        pause = max(_EVERY_SECONDS, (ended_seconds - began_seconds) / _PART_OF_THE_TIME)
+        pause = max(_EVERY_SECONDS, (end_seconds - start_seconds) / _PART_OF_THE_TIME)
         with self._lock:
-            self._next[subject] = ended_seconds if more else ended_seconds + pause
+            self._next[subject] = end_seconds if has_more else end_seconds + pause
 
 
 _TURNS: Final = Turns()
@@ -66,12 +66,12 @@ class Reaper:
 
     def reap_in_turn(self, connection: Connection) -> bool:
         """Remove a batch if it is this reaper's turn; return whether there may be more. Idle, it reads one index."""
-        began = steady_seconds()
-        if not _TURNS.take(self._identity, began):
+        start_seconds = steady_seconds()
+        if not _TURNS.acquire_turn(self._identity, start_seconds):
             return False
-        more = self.reap(connection)
-        _TURNS.looked(self._identity, began, steady_seconds(), more=more)
-        return more
+        has_more = self.reap(connection)
+        _TURNS.release_turn(self._identity, start_seconds, steady_seconds(), has_more=has_more)
+        return has_more
 
     def reap(self, connection: Connection) -> bool:
         ((count,),) = connection.execute(self._statements.reap, {"limit": REAPED_AT_ONCE}, prepare=True).fetchall()
@@ -84,34 +84,34 @@ class Reaper:
 
 class ExpiryStatements:
     def __init__(self, names: SchemaNames) -> None:
-        queue_message, content = names.of("queue_message"), names.of("content")
-        removed = "RETURNING queue_id, content, message_id, due, store_id"
+        queue_message, content = names.name_of("queue_message"), names.name_of("content")
+        returning = "RETURNING queue_id, content, message_id, due, store_id"
         # The server's clock has decided, so it also gives the time.
-        recorded = f"""
-            INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
+        insert_records = f"""
+            INSERT INTO {names.name_of("record")} (at, due, store_id, kind, message_id, destination, detail)
             SELECT statement_timestamp(), due, store_id, {int(RecordKind.DISCARDED)}, message_id,
-                (SELECT name FROM {names.of("queue")} AS q WHERE q.queue_id = gone.queue_id), '{EXPIRED_IN_QUEUE}'
+                (SELECT name FROM {names.name_of("queue")} AS q WHERE q.queue_id = gone.queue_id), '{EXPIRED_IN_QUEUE}'
             FROM gone"""
-        ending = f"""
+        finish = f"""
             dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone))),
-            recorded AS ({recorded})
+            recorded AS ({insert_records})
             SELECT count(*)::integer FROM gone"""
         # The next look repeats what a crash of the server undoes, so the commit waits for no disk.
-        hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
+        asynchronous_commit = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         # ORDER BY forces the index. A row that was changed meanwhile is locked in its new version, which the removal
         # does not see: it stays until the next look.
         self.reap = sql(f"""
             WITH ended AS MATERIALIZED (
                 SELECT ctid AS place FROM {queue_message}
-                WHERE ends_at < statement_timestamp() AND holder IS NULL AND {hurried}
+                WHERE ends_at < statement_timestamp() AND holder IS NULL AND {asynchronous_commit}
                 ORDER BY ends_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
-            gone AS (DELETE FROM {queue_message} WHERE ctid = ANY (ARRAY(SELECT place FROM ended)) {removed}),
-            {ending}""")
-        numbered = places(
+            gone AS (DELETE FROM {queue_message} WHERE ctid = ANY (ARRAY(SELECT place FROM ended)) {returning}),
+            {finish}""")
+        ctids = ctids_of(
             "unnest(%(numbers)s::bigint[]) AS k(number)", queue_message, "queue_id = %(queue)s AND number = k.number"
         )
         self.discard = sql(f"""
             WITH gone AS (
                 DELETE FROM {queue_message}
-                WHERE ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s AND {hurried} {removed}),
-            {ending}""")
+                WHERE ctid = ANY ({ctids}) AND coalesce(holder, 0) = %(holder)s AND {asynchronous_commit} {returning}),
+            {finish}""")

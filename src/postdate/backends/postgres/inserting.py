@@ -67,28 +67,28 @@ class OnTable:
         for row in rows:
             unique.setdefault(row[0], row)
         if len(unique) < _BULK_FROM:
-            fresh = [id_ for id_, row in unique.items() if self._insert_one(connection, row, now)]
+            new_ids = [id_ for id_, row in unique.items() if self._insert_one(connection, row, now)]
         else:
-            fresh = self._insert_bulk(connection, list(unique.values()), now)
-            if fresh:
+            new_ids = self._insert_bulk(connection, list(unique.values()), now)
+            if new_ids:
                 self._notify(connection, min(row[1] for row in rows), now)
-        if len(fresh) == len(rows):
+        if len(new_ids) == len(rows):
             return StoreReport(len(rows))
-        return StoreReport.of((row[0] for row in rows), fresh)
+        return StoreReport.of((row[0] for row in rows), new_ids)
 
     def _insert_bulk(self, connection: Connection, rows: Sequence[Row], now: datetime) -> list[str]:
         """Insert messages with different ids by COPY into a temporary table and one statement; return the new ids."""
         sql, store_id = self._sql, self._store_id(connection)
-        connection.execute(sql.make_incoming)
+        connection.execute(sql.create_incoming)
         with connection.cursor() as cursor:
             with cursor.copy(sql.copy_incoming) as copy:
                 copy.set_types(["int4", *COLUMNS.values()])
                 for position, row in enumerate(rows):
                     copy.write_row((position, *row))
             cursor.execute(sql.insert_incoming, {"now": now, "store": store_id})
-            fresh = [id_ for (id_,) in cursor.fetchall()]
+            new_ids = [id_ for (id_,) in cursor.fetchall()]
             cursor.execute(sql.clear_incoming)
-        return fresh
+        return new_ids
 
     def _insert_one(self, connection: Connection, row: Row, now: datetime) -> bool:
         """Insert and announce one message by one statement, which is its own transaction; return whether it is new."""
@@ -97,13 +97,13 @@ class OnTable:
 
     def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
         """Insert; a known message that went to the error queue last comes back under its old number."""
-        back = set[str]()
-        there = self._insert(connection, rows, now).already_there
+        revived_ids = set[str]()
+        known_ids = self._insert(connection, rows, now).duplicate_ids
         for row in rows:
-            if row[0] in there and row[0] not in back and self._revive(connection, row, now):
-                back.add(row[0])
-        for id_ in there:
-            if id_ not in back:
+            if row[0] in known_ids and row[0] not in revived_ids and self._revive(connection, row, now):
+                revived_ids.add(row[0])
+        for id_ in known_ids:
+            if id_ not in revived_ids:
                 raise DuplicateMessage.of(id_)
 
     def _revive(self, connection: Connection, row: Row, now: datetime) -> bool:

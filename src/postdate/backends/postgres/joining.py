@@ -22,7 +22,7 @@ from postdate.backends.postgres.inserting import PARAMETERS
 from postdate.backends.postgres.names import sql
 from postdate.errors import ConfigurationError
 from postdate.ports.changing import Steps
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause
@@ -56,7 +56,7 @@ async def join(connection: object, steps: Steps[T]) -> T:
     if driver.belongs_to_thread:  # what a proxy stands for is another thing in another thread
         return join_blocking(connection, steps)
     if not driver.is_awaited:
-        return await in_thread(join_blocking, connection, steps)
+        return await run_in_thread(join_blocking, connection, steps)
     connection, rows = await driver.prepare(connection), None
     try:
         while True:
@@ -72,10 +72,10 @@ def join_blocking(connection: object, steps: Steps[T]) -> T:
         raise ConfigurationError(
             f"a connection of {_name(type(connection))} must be awaited: use the call with `await`"
         )
-    return on(partial(driver.run, driver.prepare(connection)), steps)
+    return run_steps(partial(driver.run, driver.prepare(connection)), steps)
 
 
-def on(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
+def run_steps(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
     """Do ``steps`` by a function that runs one statement."""
     rows = None
     try:
@@ -85,7 +85,7 @@ def on(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
         return ended.value
 
 
-def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
+def _render_statement(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
     """Return a statement in the style of a driver, each parameter cast to its type in :data:`_TYPES`.
 
     ``statement`` is in psycopg's style: ``%(name)s``, a percent sign doubled. ``parameter`` renders a name, ``text``
@@ -102,7 +102,7 @@ def _names(statement: bytes) -> Sequence[str]:
     return list(dict.fromkeys(token[1] for token in _TOKEN.finditer(statement.decode()) if token[1] is not None))
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace("%%", "%")
 
 
@@ -144,7 +144,7 @@ def _name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _outside() -> ConfigurationError:
+def _no_transaction_error() -> ConfigurationError:
     return ConfigurationError(
         "the connection is in no transaction: it commits every statement by itself, and the change would stay "
         "whatever becomes of your own work; begin a transaction first, or go on without transaction="
@@ -154,90 +154,90 @@ def _outside() -> ConfigurationError:
 # --- psycopg -----------------------------------------------------------------------------------------------------
 
 
-def _psycopg_ready(connection: Any) -> Any:
+def _prepare_psycopg(connection: Any) -> Any:
     if connection.autocommit and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
-        raise _outside()
+        raise _no_transaction_error()
     return connection
 
 
-async def _psycopg_ready_async(connection: Any) -> Any:
-    return _psycopg_ready(connection)
+async def _prepare_psycopg_async(connection: Any) -> Any:
+    return _prepare_psycopg(connection)
 
 
-def _psycopg_run(connection: Any, statement: bytes, values: Values) -> Rows:
+def _run_psycopg(connection: Any, statement: bytes, values: Values) -> Rows:
     # A plain cursor: the application's factory may give one with other parameters or rows. Nothing is prepared: the
     # session has the planner's usual settings, and must not keep a plan that was made while the tables were small.
     # Rows come in binary form, which does not depend on the datestyle of the session.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)  # Django's may leave out the time zone
-        return cursor.execute(sql(_with_names(statement)), values, prepare=False, binary=True).fetchall()
+        return cursor.execute(sql(_render_named(statement)), values, prepare=False, binary=True).fetchall()
 
 
-async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
+async def _run_psycopg_async(connection: Any, statement: bytes, values: Values) -> Rows:
     async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
         cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
-        await cursor.execute(sql(_with_names(statement)), values, prepare=False, binary=True)
+        await cursor.execute(sql(_render_named(statement)), values, prepare=False, binary=True)
         return await cursor.fetchall()
 
 
 @cache
-def _with_names(statement: bytes) -> str:
-    return _rendered(statement, "%({})s".format, str)
+def _render_named(statement: bytes) -> str:
+    return _render_statement(statement, "%({})s".format, str)
 
 
 # --- asyncpg -----------------------------------------------------------------------------------------------------
 
 
-async def _asyncpg_ready(connection: Any) -> Any:
+async def _prepare_asyncpg(connection: Any) -> Any:
     if not connection.is_in_transaction():
-        raise _outside()
+        raise _no_transaction_error()
     return connection
 
 
-async def _asyncpg_run(connection: Any, statement: bytes, values: Values) -> Rows:
-    text, names = _with_numbers(statement)
+async def _run_asyncpg(connection: Any, statement: bytes, values: Values) -> Rows:
+    text, names = _render_numbered(statement)
     return await connection.fetch(text, *(values[name] for name in names))
 
 
 @cache
-def _with_numbers(statement: bytes) -> tuple[str, Sequence[str]]:
+def _render_numbered(statement: bytes) -> tuple[str, Sequence[str]]:
     names = _names(statement)
-    return _rendered(statement, lambda name: f"${names.index(name) + 1}", _unescaped), names
+    return _render_statement(statement, lambda name: f"${names.index(name) + 1}", _unescape), names
 
 
 # --- SQLAlchemy --------------------------------------------------------------------------------------------------
 
 
-def _sqlalchemy_ready(connection: Any) -> Any:
+def _prepare_sqlalchemy(connection: Any) -> Any:
     if connection.dialect.name != "postgresql":
         raise ConfigurationError(f"the connection is to {connection.dialect.name}, and the store is in PostgreSQL")
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
-        raise _outside()
+        raise _no_transaction_error()
     return connection
 
 
-async def _sqlalchemy_ready_async(connection: Any) -> Any:
-    return await connection.run_sync(_sqlalchemy_ready) and connection
+async def _prepare_sqlalchemy_async(connection: Any) -> Any:
+    return await connection.run_sync(_prepare_sqlalchemy) and connection
 
 
-def _session_ready(session: Any) -> Any:
-    return _sqlalchemy_ready(session.connection())
+def _prepare_session(session: Any) -> Any:
+    return _prepare_sqlalchemy(session.connection())
 
 
-async def _session_ready_async(session: Any) -> Any:
-    return await _sqlalchemy_ready_async(await session.connection())
+async def _prepare_session_async(session: Any) -> Any:
+    return await _prepare_sqlalchemy_async(await session.connection())
 
 
-def _sqlalchemy_run(connection: Any, statement: bytes, values: Values) -> Rows:
-    return connection.execute(_with_colons(statement), dict(values)).all()
+def _run_sqlalchemy(connection: Any, statement: bytes, values: Values) -> Rows:
+    return connection.execute(_render_for_sqlalchemy(statement), dict(values)).all()
 
 
-async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Values) -> Rows:
-    return (await connection.execute(_with_colons(statement), dict(values))).all()
+async def _run_sqlalchemy_async(connection: Any, statement: bytes, values: Values) -> Rows:
+    return (await connection.execute(_render_for_sqlalchemy(statement), dict(values))).all()
 
 
 @cache
-def _with_colons(statement: bytes) -> TextClause:
+def _render_for_sqlalchemy(statement: bytes) -> TextClause:
     from sqlalchemy import TIMESTAMP, BigInteger, Integer, LargeBinary, SmallInteger, Text, bindparam, text
 
     kinds = {
@@ -249,14 +249,14 @@ def _with_colons(statement: bytes) -> TextClause:
         "bigint": BigInteger(),
     }
     # SQLAlchemy would take colons in names of tables for parameters.
-    rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))
-    return text(rendered).bindparams(*(bindparam(name, type_=kinds[_TYPES[name]]) for name in _names(statement)))
+    statement_text = _render_statement(statement, ":{}".format, lambda part: _unescape(part).replace(":", "\\:"))
+    return text(statement_text).bindparams(*(bindparam(name, type_=kinds[_TYPES[name]]) for name in _names(statement)))
 
 
 # --- Django ------------------------------------------------------------------------------------------------------
 
 
-def _django_ready(proxy: Any) -> Any:
+def _prepare_django(proxy: Any) -> Any:
     """Return the connection of psycopg beneath that of Django, which is in autocommit mode outside ``atomic``."""
     proxy.ensure_connection()
     if not issubclass(type(proxy.connection), psycopg.Connection):
@@ -264,20 +264,20 @@ def _django_ready(proxy: Any) -> Any:
             f"Django's connection {proxy.alias!r} is to {proxy.vendor}: messages can be part of a transaction of "
             f"PostgreSQL, through psycopg 3"
         )
-    return _psycopg_ready(proxy.connection)
+    return _prepare_psycopg(proxy.connection)
 
 
 _DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
-    ("psycopg", "Connection"): _Driver(_psycopg_ready, _psycopg_run),
-    ("psycopg", "AsyncConnection"): _Driver(_psycopg_ready_async, _psycopg_run_async, is_awaited=True),
-    ("asyncpg", "Connection"): _Driver(_asyncpg_ready, _asyncpg_run, is_awaited=True),
-    ("asyncpg", "PoolConnectionProxy"): _Driver(_asyncpg_ready, _asyncpg_run, is_awaited=True),
-    ("django", "ConnectionProxy"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
-    ("django", "DatabaseWrapper"): _Driver(_django_ready, _psycopg_run, belongs_to_thread=True),
-    ("sqlalchemy", "Connection"): _Driver(_sqlalchemy_ready, _sqlalchemy_run),
-    ("sqlalchemy", "Session"): _Driver(_session_ready, _sqlalchemy_run),
-    ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run, belongs_to_thread=True),
-    ("sqlalchemy", "AsyncConnection"): _Driver(_sqlalchemy_ready_async, _sqlalchemy_run_async, is_awaited=True),
-    ("sqlalchemy", "AsyncSession"): _Driver(_session_ready_async, _sqlalchemy_run_async, is_awaited=True),
-    ("sqlalchemy", "async_scoped_session"): _Driver(_session_ready_async, _sqlalchemy_run_async, is_awaited=True),
+    ("psycopg", "Connection"): _Driver(_prepare_psycopg, _run_psycopg),
+    ("psycopg", "AsyncConnection"): _Driver(_prepare_psycopg_async, _run_psycopg_async, is_awaited=True),
+    ("asyncpg", "Connection"): _Driver(_prepare_asyncpg, _run_asyncpg, is_awaited=True),
+    ("asyncpg", "PoolConnectionProxy"): _Driver(_prepare_asyncpg, _run_asyncpg, is_awaited=True),
+    ("django", "ConnectionProxy"): _Driver(_prepare_django, _run_psycopg, belongs_to_thread=True),
+    ("django", "DatabaseWrapper"): _Driver(_prepare_django, _run_psycopg, belongs_to_thread=True),
+    ("sqlalchemy", "Connection"): _Driver(_prepare_sqlalchemy, _run_sqlalchemy),
+    ("sqlalchemy", "Session"): _Driver(_prepare_session, _run_sqlalchemy),
+    ("sqlalchemy", "scoped_session"): _Driver(_prepare_session, _run_sqlalchemy, belongs_to_thread=True),
+    ("sqlalchemy", "AsyncConnection"): _Driver(_prepare_sqlalchemy_async, _run_sqlalchemy_async, is_awaited=True),
+    ("sqlalchemy", "AsyncSession"): _Driver(_prepare_session_async, _run_sqlalchemy_async, is_awaited=True),
+    ("sqlalchemy", "async_scoped_session"): _Driver(_prepare_session_async, _run_sqlalchemy_async, is_awaited=True),
 }

@@ -10,14 +10,21 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from postdate.backends.sql.migrations import Step, bare, filled_in, migrations, oldest_versions, too_old
+from postdate.backends.sql.migrations import (
+    Step,
+    fill_placeholders,
+    migrations,
+    oldest_versions,
+    strip_comments,
+    too_old_advice,
+)
 from postdate.errors import ConfigurationError
 
 LONGEST_NAME_BYTES = 63
 DEFAULT_SCHEMA = "postdate"
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -35,23 +42,26 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SchemaNames:
-    """The names of one schema in SQL: ``of`` for statements with parameters (``%`` doubled), ``plain`` for others."""
+    """The names of one schema in SQL.
+
+    ``name_of`` is for statements with parameters, in which ``%`` is doubled; ``qualified_name`` is for others.
+    """
 
     schema: str
 
     def __post_init__(self) -> None:
         check_name(self.schema, "schema")
 
-    def of(self, name: str) -> str:
-        return self.plain(name).replace("%", "%%")
+    def name_of(self, name: str) -> str:
+        return self.qualified_name(name).replace("%", "%%")
 
-    def plain(self, name: str) -> str:
-        return f"{quoted(self.schema)}.{quoted(name)}"
+    def qualified_name(self, name: str) -> str:
+        return f"{quote_name(self.schema)}.{quote_name(name)}"
 
     def script(self, required: Sequence[Step]) -> str:
         """Return migrations as SQL for an administrator."""
         refusals = [_refusal(self.schema, *each) for each in oldest_versions(required).items()]
-        guarded = [_guarded(step, self.schema) for step in required]
+        guarded = [_guarded_migration(step, self.schema) for step in required]
         return _transaction([foundation(self.schema), *refusals, *guarded, _rights(self.schema)])
 
     @property
@@ -66,17 +76,17 @@ class SchemaNames:
         return int.from_bytes(digest[:4], "big", signed=True)
 
 
-def mark_done(schema: str, step: Step) -> str:
+def mark_statement(schema: str, step: Step) -> str:
     return (
-        f"INSERT INTO {quoted(schema)}.migration (subject, version, name) "
+        f"INSERT INTO {quote_name(schema)}.migration (subject, version, name) "
         f"VALUES ({literal(step.subject)}, {step.version}, {literal(step.name)})"
     )
 
 
 def foundation(schema: str) -> str:
     return (
-        f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n"
-        f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.migration (\n"
+        f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)};\n"
+        f"CREATE TABLE IF NOT EXISTS {quote_name(schema)}.migration (\n"
         f"    subject text, version integer, name text NOT NULL, PRIMARY KEY (subject, version)\n);"
     )
 
@@ -85,13 +95,13 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
     """Return the migrations of a schema and, if given, of a store's table in it; in order."""
     check_name(schema, "schema")
     replacements = {
-        "{schema}": quoted(schema),
-        "{schema_in_text}": quoted(schema).replace("'", "''"),
+        "{schema}": quote_name(schema),
+        "{schema_in_text}": quote_name(schema).replace("'", "''"),
     }
     migrations = _steps("", "database", replacements)
     if table is not None:
         check_name(table, "table")
-        replacements |= {"{table}": f"{quoted(schema)}.{quoted(table)}", "{name}": literal(table)}
+        replacements |= {"{table}": f"{quote_name(schema)}.{quote_name(table)}", "{name}": literal(table)}
         migrations += _steps(table, "store", replacements)
     return migrations
 
@@ -99,14 +109,22 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
 def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:
     """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
     return tuple(  # with the comments, which are for administrators
-        Step(table, each.version, each.name, (each.sql.replace("{schema}", quoted(schema)).strip(),), each.is_initial)
+        Step(
+            table, each.version, each.name, (each.sql.replace("{schema}", quote_name(schema)).strip(),), each.is_initial
+        )
         for each in migrations("postdate.backends.postgres", part)
     )
 
 
 def _steps(subject: str, part: str, replacements: Mapping[str, str]) -> tuple[Step, ...]:
     return tuple(
-        Step(subject, each.version, each.name, (filled_in(bare(each.sql), replacements),), each.is_initial)
+        Step(
+            subject,
+            each.version,
+            each.name,
+            (fill_placeholders(strip_comments(each.sql), replacements),),
+            each.is_initial,
+        )
         for each in migrations("postdate.backends.postgres", part)
     )
 
@@ -125,72 +143,75 @@ def array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-def looked_up(columns: str, table: str, where: str, name: str) -> str:
+def lookup_join(columns: str, table: str, condition: str, name: str) -> str:
     """Return a join that reads one row of ``table`` by a unique index for each row of what stands before it.
 
-    ``where`` equates all columns of the index with values, or with columns of what stands before. OFFSET 0 keeps the
+    ``condition`` equates all columns of the index with values, or with columns of what stands before. OFFSET 0 keeps
+    the
     planner from any other order: a table that it believes to be empty it would rather read from end to end, once, and
-    go on doing so with the same plan when the table has a million rows. Names in ``where`` are those of the table.
+    go on doing so with the same plan when the table has a million rows. Names in ``condition`` are those of the table.
     """
-    return f"CROSS JOIN LATERAL (SELECT {columns} FROM {table} WHERE {where} OFFSET 0) AS {name}"
+    return f"CROSS JOIN LATERAL (SELECT {columns} FROM {table} WHERE {condition} OFFSET 0) AS {name}"
 
 
-def places(keys: str, table: str, where: str) -> str:
-    """Return an array of the places (``ctid``) of the rows that :func:`looked_up` finds for ``keys``.
+def ctids_of(keys: str, table: str, condition: str) -> str:
+    """Return an array of the places (``ctid``) of the rows that :func:`lookup_join` finds for ``keys``.
 
     UPDATE and DELETE ``WHERE ctid = ANY (…)`` touch these rows and no others, whatever the planner believes. A row that
     another transaction changes meanwhile is found in its old place and checked in its new version, so a condition on
     what others may change stands in the UPDATE or DELETE itself.
     """
-    return f"ARRAY(SELECT place FROM {keys} {looked_up('ctid AS place', table, where, 'target')})"
+    return f"ARRAY(SELECT place FROM {keys} {lookup_join('ctid AS place', table, condition, 'target')})"
 
 
 def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
     """Return the SQL for one table without numbered migrations; the first statement makes the table."""
-    name = f"{quoted(schema)}.{quoted(table)}"
+    name = f"{quote_name(schema)}.{quote_name(table)}"
     body = ";\n".join(statements)
     tag = _tag(body)
-    make = f"DO {tag}\nBEGIN\nIF to_regclass({literal(name)}) IS NULL THEN\n{body};\nEND IF;\nEND\n{tag};"
-    schema_too = (
-        f"DO {tag}\nBEGIN\nIF to_regnamespace({literal(quoted(schema))}) IS NULL THEN\n"
-        f"CREATE SCHEMA {quoted(schema)};\nEND IF;\nEND\n{tag};"
+    create_table = f"DO {tag}\nBEGIN\nIF to_regclass({literal(name)}) IS NULL THEN\n{body};\nEND IF;\nEND\n{tag};"
+    create_schema = (
+        f"DO {tag}\nBEGIN\nIF to_regnamespace({literal(quote_name(schema))}) IS NULL THEN\n"
+        f"CREATE SCHEMA {quote_name(schema)};\nEND IF;\nEND\n{tag};"
     )
     rights = _comment(
         f"What a role needs that runs Postdate and may not create tables:\n"
-        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the_role;\n"
+        f"GRANT USAGE ON SCHEMA {quote_name(schema)} TO the_role;\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO the_role;"
     )
-    return _transaction([schema_too, make, rights])
+    return _transaction([create_schema, create_table, rights])
 
 
 def queues_script(schema: str, queues: Sequence[str]) -> str:
     rows = ", ".join(f"({literal(name)})" for name in queues)
-    return _transaction([f"INSERT INTO {quoted(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"])
+    return _transaction(
+        [f"INSERT INTO {quote_name(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"]
+    )
 
 
 def _transaction(parts: Sequence[str]) -> str:
     return "\n\n".join(["BEGIN;", *parts, "COMMIT;"]) + "\n"
 
 
-def _guarded(step: Step, schema: str) -> str:
+def _guarded_migration(step: Step, schema: str) -> str:
     """Return a migration that runs only as the next one."""
     is_next = "IS NULL" if step.is_initial else f"= {step.version - 1}"
-    body = "\n".join([*step.statements, f"{mark_done(schema, step)};"])
-    return _if(f"{_newest_mark(schema, step.subject)} {is_next}", body)
+    body = "\n".join([*step.statements, f"{mark_statement(schema, step)};"])
+    return _if_block(f"{_newest_mark_query(schema, step.subject)} {is_next}", body)
 
 
 def _refusal(schema: str, subject: str, oldest: int) -> str:
     """Return a statement that fails in a schema which is too old."""
-    text = f"schema {schema!r} is too old: {too_old(oldest)}"
+    text = f"schema {schema!r} is too old: {too_old_advice(oldest)}"
     body = f"RAISE EXCEPTION USING MESSAGE = {literal(text)};"
-    return _if(f"{_newest_mark(schema, subject)} < {oldest}", body)
+    return _if_block(f"{_newest_mark_query(schema, subject)} < {oldest}", body)
 
 
-def _newest_mark(schema: str, subject: str) -> str:
-    return f"(SELECT max(version) FROM {quoted(schema)}.migration WHERE subject = {literal(subject)})"
+def _newest_mark_query(schema: str, subject: str) -> str:
+    return f"(SELECT max(version) FROM {quote_name(schema)}.migration WHERE subject = {literal(subject)})"
 
 
-def _if(condition: str, body: str) -> str:
+def _if_block(condition: str, body: str) -> str:
     """Return a DO block whose quoting suits any name in it."""
     tag = _tag(condition + body)
     return f"DO {tag}\nBEGIN\nIF {condition} THEN\n{body}\nEND IF;\nEND\n{tag};"
@@ -204,7 +225,7 @@ def _tag(body: str) -> str:
 
 
 def _rights(schema: str) -> str:
-    name = quoted(schema)
+    name = quote_name(schema)
     return _comment(
         f"What a role needs that runs Postdate and may not create tables:\n"
         f"GRANT USAGE ON SCHEMA {name} TO the_role;\n"

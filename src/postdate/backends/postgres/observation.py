@@ -15,15 +15,23 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.listening import holders_here, living
+from postdate.backends.postgres.listening import holders_of_process, live_holders_query
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import QUEUED, WAITING, Unreadable, envelope_of, message_of, read, utc
+from postdate.backends.postgres.rows import (
+    PENDING_COLUMNS,
+    QUEUED_COLUMNS,
+    Unreadable,
+    decode_rows,
+    envelope_of,
+    message_of,
+    utc,
+)
 from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.questions import header_text
 from postdate.clock import steady_seconds
 from postdate.errors import QueueNotFound
-from postdate.ports import Delivered, Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
+from postdate.ports import DeliveredMessage, Observer, OldSnapshot, PendingState, Process, QueuedMessage, ServerFacts
 
 T = TypeVar("T")
 
@@ -65,35 +73,35 @@ class PostgresQueueObserver(Observer):
     def __init__(self, database: Access) -> None:
         self._database = database
         names = database.names
-        self._holder = names.of("holder")
-        self._queued = f"""
-            SELECT m.number, q.name, {QUEUED}, h.pid
-            FROM {names.of("queue_message")} AS m JOIN {names.of("queue")} AS q USING (queue_id)
-            JOIN {names.of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
+        self._holder = names.name_of("holder")
+        self._queued_query = f"""
+            SELECT m.number, q.name, {QUEUED_COLUMNS}, h.pid
+            FROM {names.name_of("queue_message")} AS m JOIN {names.name_of("queue")} AS q USING (queue_id)
+            JOIN {names.name_of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
 
     async def _rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         return await self._database.run(
             lambda connection: connection.execute(sql(statement), values).fetchall(), patiently=True
         )
 
-    async def _readable(
+    async def _read_all(
         self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
     ) -> list[T]:
-        return (await self._page(statement, values, decode))[0]
+        return (await self._read_page(statement, values, decode))[0]
 
-    async def _page(
+    async def _read_page(
         self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
     ) -> tuple[list[T], list[Unreadable]]:
-        def find(connection: Connection) -> tuple[list[T], list[Unreadable]]:
-            return read(connection.execute(sql(statement), values), 0, decode)
+        def read_page(connection: Connection) -> tuple[list[T], list[Unreadable]]:
+            return decode_rows(connection.execute(sql(statement), values), 0, decode)
 
-        return await self._database.run(find, patiently=True)
+        return await self._database.run(read_page, patiently=True)
 
     @override
     async def processes(self) -> Sequence[Process]:
-        return await self._database.run(self._processes)
+        return await self._database.run(self._read_processes)
 
-    def _processes(self, connection: Connection) -> list[Process]:
+    def _read_processes(self, connection: Connection) -> list[Process]:
         lives = """EXISTS (
             SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -105,14 +113,14 @@ class PostgresQueueObserver(Observer):
             ),
             {"class": self._database.names.lock_class},
         ).fetchall()
-        own_numbers = holders_here(self._database.names)
+        own_numbers = holders_of_process(self._database.names)
         processes: dict[tuple[str, int, bool], Process] = {}
         for holder, pid, machine, started_at, alive, delivers, receives in rows:
             if holder in own_numbers and pid == os.getpid():
                 continue
             process = Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
             key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
-            processes[key] = processes[key].joined(process) if key in processes else process
+            processes[key] = processes[key].merge(process) if key in processes else process
         return list(processes.values())
 
     @override
@@ -120,40 +128,40 @@ class PostgresQueueObserver(Observer):
         return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
 
     @override
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
-        queue_id, messages = await self._queue_id(queue), list[Queued]()
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
+        queue_id, messages = await self._queue_id(queue), list[QueuedMessage]()
         statement = (
-            f"{self._queued} WHERE m.queue_id = %(queue)s AND m.number > %(after)s "
+            f"{self._queued_query} WHERE m.queue_id = %(queue)s AND m.number > %(after)s "
             "ORDER BY m.queue_id, m.number LIMIT %(limit)s"
         )
-        while (missing := limit - len(messages)) > 0:
-            values = {"queue": queue_id, "after": after, "limit": missing}
-            page, unreadable = await self._page(statement, values, _queued)
+        while (remaining := limit - len(messages)) > 0:
+            values = {"queue": queue_id, "after": after, "limit": remaining}
+            page, unreadable = await self._read_page(statement, values, _decode_queued)
             messages += page
-            if len(page) + len(unreadable) < missing:
+            if len(page) + len(unreadable) < remaining:
                 break
             after = max(*(each.number for each in page), *(each.number for each in unreadable), after)
         return messages
 
     @override
     async def last_number(self, queue: str) -> int:
-        message = self._database.names.of("queue_message")
+        message = self._database.names.name_of("queue_message")
         values = {"queue": await self._queue_id(queue)}
-        last = f"SELECT number FROM {message} WHERE queue_id = %(queue)s ORDER BY queue_id DESC, number DESC LIMIT 1"
-        rows = await self._rows(last, values)
+        query = f"SELECT number FROM {message} WHERE queue_id = %(queue)s ORDER BY queue_id DESC, number DESC LIMIT 1"
+        rows = await self._rows(query, values)
         return int(rows[0][0]) if rows else 0
 
     async def _queue_id(self, queue: str) -> int:
-        find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
+        find = f"SELECT queue_id FROM {self._database.names.name_of('queue')} WHERE name = %(queue)s"
         if not (rows := await self._rows(find, {"queue": queue})):
-            raise QueueNotFound.of(queue, place=self._database.where)
+            raise QueueNotFound.of(queue, database=self._database.where)
         return int(rows[0][0])
 
     @override
-    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
+    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
+        condition = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
         values = {"id": message_id, "header": header_text(message_id)}
-        return await self._readable(f"{self._queued} {where}", values, _queued)
+        return await self._read_all(f"{self._queued_query} {condition}", values, _decode_queued)
 
 
 class PostgresObserver(PostgresQueueObserver):
@@ -167,66 +175,68 @@ class PostgresObserver(PostgresQueueObserver):
         self._table = table
 
     @property
-    def _pending(self) -> str:
-        return self._database.names.of(self._table())
+    def _pending_table(self) -> str:
+        return self._database.names.name_of(self._table())
 
     @property
-    def _standing(self) -> str:
+    def _pending_state_query(self) -> str:
         return f"""
-            SELECT p.number, {WAITING}, p.attempt_at, h.pid,
+            SELECT p.number, {PENDING_COLUMNS}, p.attempt_at, h.pid,
                 (SELECT a.pid || ' ' || a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
                  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = p.xmax)
-            FROM {self._pending} AS p JOIN {self._database.names.of("content")} AS c USING (number)
+            FROM {self._pending_table} AS p JOIN {self._database.names.name_of("content")} AS c USING (number)
             LEFT JOIN {self._holder} AS h USING (holder)"""
 
     @property
-    def _in_store(self) -> str:
-        return f"store_id = (SELECT store_id FROM {self._database.names.of('store')} WHERE name = %(table)s)"
+    def _store_condition(self) -> str:
+        return f"store_id = (SELECT store_id FROM {self._database.names.name_of('store')} WHERE name = %(table)s)"
 
     @override
-    async def standing(self, message_id: str) -> Standing | None:
-        record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
-        one = f"{self._standing} WHERE p.unreadable IS NULL AND p.number = ({record} AND {self._in_store})"
-        standings = await self._readable(one, {"id": message_id, "table": self._table()}, _standing)
+    async def pending_state_of(self, message_id: str) -> PendingState | None:
+        record = f"SELECT number FROM {self._database.names.name_of('record')} WHERE kind = 1 AND message_id = %(id)s"
+        number = f"{record} AND {self._store_condition}"
+        query = f"{self._pending_state_query} WHERE p.unreadable IS NULL AND p.number = ({number})"
+        standings = await self._read_all(query, {"id": message_id, "table": self._table()}, _decode_pending_state)
         return standings[0] if standings else None
 
     @override
-    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
         other_readable = "p.message_id <> %(id)s AND p.unreadable IS NULL"
-        where = f"WHERE strpos(c.headers, %(header)s) > 0 AND {other_readable} ORDER BY p.number"
+        condition = f"WHERE strpos(c.headers, %(header)s) > 0 AND {other_readable} ORDER BY p.number"
         values = {"id": message_id, "header": header_text(message_id)}
-        return await self._readable(f"{self._standing} {where}", values, _standing)
+        return await self._read_all(f"{self._pending_state_query} {condition}", values, _decode_pending_state)
 
     @property
-    def _latest(self) -> str:
+    def _latest_query(self) -> str:
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
         first = f"SELECT ('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"  # once, not for each row
         return f"""
-            SELECT at, due FROM {self._database.names.of("record")}
-            WHERE ctid >= ({first}) AND kind = 2 AND {self._in_store} ORDER BY at DESC, number DESC LIMIT %(limit)s"""
+            SELECT at, due FROM {self._database.names.name_of("record")}
+            WHERE ctid >= ({first}) AND kind = 2 AND {self._store_condition}
+            ORDER BY at DESC, number DESC LIMIT %(limit)s"""
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
-        record = self._database.names.plain("record")
-        rows = await self._rows(self._latest, {"record": record, "table": self._table(), "limit": limit})
-        return [Delivered(at.astimezone(UTC), utc(due)) for at, due in rows]
+    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
+        record = self._database.names.qualified_name("record")
+        rows = await self._rows(self._latest_query, {"record": record, "table": self._table(), "limit": limit})
+        return [DeliveredMessage(at.astimezone(UTC), utc(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
-        waiting = f"{self._pending} WHERE unreadable IS NULL"
-        following = f"SELECT destination FROM {waiting} ORDER BY attempt_at, number LIMIT %(messages)s"
-        counted = f"SELECT destination, count(*) FROM ({following}) AS f GROUP BY 1 ORDER BY 1"
-        return dict(await self._rows(counted, {"messages": messages}))
+        pending = f"{self._pending_table} WHERE unreadable IS NULL"
+        following = f"SELECT destination FROM {pending} ORDER BY attempt_at, number LIMIT %(messages)s"
+        counts_query = f"SELECT destination, count(*) FROM ({following}) AS f GROUP BY 1 ORDER BY 1"
+        return dict(await self._rows(counts_query, {"messages": messages}))
 
-    def _processes(self, connection: Connection) -> list[Process]:
+    def _read_processes(self, connection: Connection) -> list[Process]:
         """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""
-        processes = super()._processes(connection)
+        processes = super()._read_processes(connection)
         for session, started_at in connection.execute(
             "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
             "WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND EXISTS ("
             "    SELECT 1 FROM pg_locks AS l WHERE l.pid = a.pid AND l.granted AND l.relation = %(table)s::regclass "
             "    AND l.mode = 'RowShareLock' AND l.database = a.datid) GROUP BY 1 ORDER BY 2",
-            {"table": self._pending.replace("%%", "%")},
+            {"table": self._pending_table.replace("%%", "%")},
         ).fetchall():
             pid = _pid_of(session)
             if pid != os.getpid() and all(each.pid != pid or not each.alive for each in processes):
@@ -238,29 +248,29 @@ class PostgresObserver(PostgresQueueObserver):
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
-    def ask(connection: Connection) -> ServerFacts:
+    def read_facts(connection: Connection) -> ServerFacts:
         ((version, now, in_recovery, settings),) = connection.execute(_FACTS, (list(_SETTINGS),)).fetchall()
-        there, newest = _schema_version(database, connection, table)
+        current, newest = _schema_version(database, connection, table)
         settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
-        return ServerFacts("PostgreSQL", version, now.astimezone(UTC), there, newest, settings)
+        return ServerFacts("PostgreSQL", version, now.astimezone(UTC), current, newest, settings)
 
-    return await database.run(ask)
+    return await database.run(read_facts)
 
 
 def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
     """Return the present and the newest version: of the schema, or of the store's table if only that lags behind."""
-    there = dict[str, int]()
-    marks = database.names.of("migration")
+    current_versions = dict[str, int]()
+    marks = database.names.name_of("migration")
     if connection.execute("SELECT to_regclass(%s)", (marks.replace("%%", "%"),)).fetchone() != (None,):
-        there = dict(
+        current_versions = dict(
             connection.execute(sql(f"SELECT subject, max(version) FROM {marks} GROUP BY subject"), ()).fetchall()
         )
     subjects = [("", "database"), *([] if table is None else [(table, "store")])]
     versions = [
-        (there.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version)
+        (current_versions.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version)
         for subject, part in subjects
     ]
-    return next(((is_there, newest) for is_there, newest in versions if is_there != newest), versions[0])
+    return next(((current, newest) for current, newest in versions if current != newest), versions[0])
 
 
 async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
@@ -269,7 +279,7 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
     Other users' sessions are visible only to the role ``pg_read_all_stats``.
     """
 
-    def ask(connection: Connection) -> list[OldSnapshot]:
+    def read_snapshots(connection: Connection) -> list[OldSnapshot]:
         values = {"old": _OLD, "far_behind": _FAR_BEHIND}
         snapshots = [
             OldSnapshot(pid, application, user, age, state, mend)
@@ -278,7 +288,7 @@ async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
         ]
         return sorted(snapshots, key=lambda snapshot: snapshot.age, reverse=True)
 
-    return await database.run(ask)
+    return await database.run(read_snapshots)
 
 
 def server_now(connection: Connection) -> tuple[datetime, float]:
@@ -288,15 +298,15 @@ def server_now(connection: Connection) -> tuple[datetime, float]:
 
 
 def report_clock(database: Access, ahead: timedelta) -> None:
-    holder = database.listener().holder()
-    note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
-    database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
+    holder = database.listener().wait_for_holder()
+    update = sql(f"UPDATE {database.names.name_of('holder')} SET ahead = %s WHERE holder = %s")
+    database.run_blocking(lambda connection: connection.execute(update, (ahead, holder)))
 
 
 def reported_clocks(connection: Connection, names: SchemaNames) -> Mapping[str, timedelta]:
     query = sql(
-        f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
-        f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"
+        f"SELECT machine || ':' || pid, ahead FROM {names.name_of('holder')} "
+        f"WHERE ahead IS NOT NULL AND holder IN ({live_holders_query(names)})"
     )
     return dict(connection.execute(query, ()).fetchall())
 
@@ -310,14 +320,14 @@ def _pid_of(session: str) -> int:
     return int(session.partition(" ")[0]) if match is None else int(match[1])
 
 
-def _standing(row: Sequence[Any]) -> Standing:
+def _decode_pending_state(row: Sequence[Any]) -> PendingState:
     _, *columns, attempt_at, leased_by, locked_by = row
     if locked_by is not None:
-        return Standing(message_of(*columns), None, _pid_of(locked_by))
-    return Standing(message_of(*columns), utc(attempt_at), leased_by)
+        return PendingState(message_of(*columns), None, _pid_of(locked_by))
+    return PendingState(message_of(*columns), utc(attempt_at), leased_by)
 
 
-def _queued(row: Sequence[Any]) -> Queued:
+def _decode_queued(row: Sequence[Any]) -> QueuedMessage:
     number, queue, *columns, pid = row
     envelope, failures, unanswered = envelope_of(queue, *columns)
-    return Queued(queue, envelope, failures + unanswered, pid, number)
+    return QueuedMessage(queue, envelope, failures + unanswered, pid, number)

@@ -20,21 +20,21 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, OpenDatabase, SchemaPart
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate
-from postdate.backends.postgres.names import looked_up, part_steps, sql
-from postdate.backends.postgres.pool import as_opened
-from postdate.backends.postgres.queues import do_works_of
+from postdate.backends.postgres.names import lookup_join, part_steps, sql
+from postdate.backends.postgres.pool import reset_handler_settings
+from postdate.backends.postgres.queues import run_works_with_timeout
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
-from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, places
+from postdate.backends.sql.outbox import OutboxStep, SqlOutbox, connection_semaphore
 from postdate.errors import PostdateError, StoreError, StoreFull, StoreReadOnly, StoreUnavailable, StoreUnreachable
 from postdate.ports import NativeTransaction, Work
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Lent:
+class _LentConnection:
     """A connection lent to a handler.
 
     Args:
@@ -46,7 +46,7 @@ class _Lent:
     block: AbstractAsyncContextManager[object] | None = None
 
 
-class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
+class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
     Handlers are given a ``psycopg.AsyncConnection``.
@@ -75,11 +75,14 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         connections: int = 16,
         answers_within: timedelta | None = None,
     ) -> None:
-        free, self._database = places(connections), Access(database, schema, answers_within=answers_within)
-        table = self._database.names.of("outbox")
-        super().__init__(PostgresSqlDialect(), table, self._database.where, free)
-        self._of_many = _statements_of_many(table)
-        self._use(self._database, part_steps(self._database.names.schema, "outbox", "outbox"))
+        connection_limit, self._database = (
+            connection_semaphore(connections),
+            Access(database, schema, answers_within=answers_within),
+        )
+        table = self._database.names.name_of("outbox")
+        super().__init__(PostgresSqlDialect(), table, self._database.where, connection_limit)
+        self._batch_statements = _build_batch_statements(table)
+        self._set_database(self._database, part_steps(self._database.names.schema, "outbox", "outbox"))
 
     @property
     @override
@@ -89,13 +92,13 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
     # --- on connections of our own ------------------------------------------------------------------------------------
 
     @override
-    def do(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
-        answers = session.execute(self._of_many[step], columns_of(rows), prepare=True).fetchall()
+    def execute_step(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+        results = session.execute(self._batch_statements[step], columns_of(rows), prepare=True).fetchall()
         if step is OutboxStep.FIND:
-            return [columns if is_there else None for is_there, *columns in answers]
+            return [columns if is_there else None for is_there, *columns in results]
         if step is OutboxStep.MARK:
             return [None] * len(rows)
-        new = set(answers)
+        new = set(results)
         are_new = list[bool]()
         for row in rows:  # one that stands here twice is new the first time
             key = (row["endpoint"], row["message_id"])
@@ -104,37 +107,39 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         return are_new
 
     @override
-    def looking(self, work: Callable[[Any], T]) -> T:
+    def query_blocking(self, work: Callable[[Any], T]) -> T:
         return self._database.run_blocking(work)
 
     @override
-    def do_works(self, transaction: BoundedConnection, works: Sequence[Sequence[Work]]) -> None:
-        do_works_of(transaction, works)
+    def run_works(self, transaction: BoundedConnection, works: Sequence[Sequence[Work]]) -> None:
+        run_works_with_timeout(transaction, works)
 
     @override
-    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
-        return self._database.run_blocking(work) if is_one else self.writing(work)  # one statement needs no transaction
+    def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+        return (
+            self._database.run_blocking(work) if is_one else self.run_transaction_blocking(work)
+        )  # one statement needs no transaction
 
     @override
-    def writing(self, work: Callable[[Any], T]) -> T:
+    def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
         return self._database.transaction_blocking(work)
 
     # --- on connections of handlers -----------------------------------------------------------------------------------
 
     @override
-    async def take(self) -> _Lent:
-        async with self._translating():
-            return _Lent(await self._database.take_for_application())
+    async def acquire(self) -> _LentConnection:
+        async with self._translate_errors():
+            return _LentConnection(await self._database.acquire_for_application())
 
     @override
-    async def put(self, connection: _Lent) -> None:
+    async def release(self, connection: _LentConnection) -> None:
         """Give back a connection in the state in which it was lent, or close it."""
-        await self._database.put_of_application(connection.connection)
+        await self._database.release_for_application(connection.connection)
 
     @override
-    async def begin(self, connection: _Lent) -> None:
+    async def begin(self, connection: _LentConnection) -> None:
         block = connection.connection.transaction()
-        async with self._translating():
+        async with self._translate_errors():
             await block.__aenter__()
         connection.block, connection.connection.answers = block, None
 
@@ -144,13 +149,13 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
         return outage if isinstance(outage, StoreFull | StoreReadOnly) else None
 
     @override
-    def native(self, connection: _Lent) -> NativeTransaction:
+    def native(self, connection: _LentConnection) -> NativeTransaction:
         return connection.connection
 
     @override
-    async def commit(self, connection: _Lent, row: Values, work: Sequence[Work]) -> bool:
+    async def commit(self, connection: _LentConnection, row: Values, work: Sequence[Work]) -> bool:
         native = connection.connection
-        async with self._translating():
+        async with self._translate_errors():
             if native.info.transaction_status is TransactionStatus.IDLE:
                 raise StoreError(f"{self.where}: a handler has ended the transaction that is not its own to end")
             if native.info.transaction_status is TransactionStatus.INERROR:
@@ -159,29 +164,29 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
                     f"cannot be committed any more: put what may fail into a savepoint, `async with "
                     f"connection.transaction()`, or let the error out"
                 )
-            as_opened(native)
-            self._database.bound(native)
+            reset_handler_settings(native)
+            self._database.set_answer_deadline(native)
             if work:
-                (is_new,) = await in_thread(self.write_all, _borrowed(native), [(row, work)])
+                (is_new,) = await run_in_thread(self.write_all, _borrow_connection(native), [(row, work)])
             else:
                 is_new = (await native.execute(self._insert, row)).rowcount == 1
             block, connection.block = connection.block, None  # which is over, also where the commit is refused
             assert block is not None
-            await block.__aexit__(*((None, None, None) if is_new else _undone()))
+            await block.__aexit__(*((None, None, None) if is_new else _rollback_arguments()))
         return is_new
 
     @override
-    async def undo(self, connection: _Lent) -> None:
+    async def roll_back(self, connection: _LentConnection) -> None:
         block, connection.block = connection.block, None
         if block is not None:
-            self._database.bound(connection.connection)
-            async with self._translating():
-                await block.__aexit__(*_undone())
+            self._database.set_answer_deadline(connection.connection)
+            async with self._translate_errors():
+                await block.__aexit__(*_rollback_arguments())
         if connection.connection.broken:  # whatever the handler has made of that
             raise StoreUnreachable(f"{self.where}: the connection was lost")
 
     @asynccontextmanager
-    async def _translating(self) -> AsyncGenerator[None]:
+    async def _translate_errors(self) -> AsyncGenerator[None]:
         try:
             yield
         except psycopg.Error as error:
@@ -191,7 +196,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_Lent]):
             raise translated from error
 
 
-def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
+def _build_batch_statements(table: str) -> dict[OutboxStep, bytes]:
     keys = "unnest(%(endpoint)s::text[], %(message_id)s::text[]"
     is_key = f"{table}.endpoint = k.endpoint AND {table}.message_id = k.message_id"
     return {
@@ -208,27 +213,27 @@ def _statements_of_many(table: str) -> dict[OutboxStep, bytes]:
         OutboxStep.MARK: sql(f"""
             UPDATE {table} AS o SET dispatched_at = k.at, operations = NULL
             FROM {keys}, %(at)s::timestamptz[]) AS k(endpoint, message_id, at)
-                {looked_up("ctid AS place", table, is_key, "target")}
+                {lookup_join("ctid AS place", table, is_key, "target")}
             WHERE o.ctid = target.place AND o.dispatched_at IS NULL
             RETURNING o.message_id"""),
     }
 
 
-class _Borrowed(BoundedConnection):
+class _BorrowedConnection(BoundedConnection):
     """A blocking connection object over the socket of another one, which owns the socket."""
 
     def __del__(self, *_: object) -> None:
         """Omit the base class' warning of an open connection: its owner closes it."""
 
 
-def _borrowed(connection: BoundedAsyncConnection) -> BoundedConnection:
+def _borrow_connection(connection: BoundedAsyncConnection) -> BoundedConnection:
     """Return a blocking connection over the same socket; the caller has it to itself meanwhile."""
-    blocking = _Borrowed(connection.pgconn)
+    blocking = _BorrowedConnection(connection.pgconn)
     blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
     blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
     return blocking
 
 
-def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
+def _rollback_arguments() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
     """Return the arguments of ``__exit__`` with which a transaction block of psycopg rolls back."""
     return psycopg.Rollback, psycopg.Rollback(), None

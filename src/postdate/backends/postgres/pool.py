@@ -32,14 +32,14 @@ from postdate.backends.postgres.answering import (
 from postdate.backends.postgres.sessions import address_of, check_unpooled
 from postdate.clock import steady_seconds
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 _MOST_IDLE: Final = 16
 """Idle connections of each kind without an endpoint's limit."""
 
 FOR_BRIEF_WORK: Final = 2
-_WAITS_AT_MOST_SECONDS: Final = 5.0
-_IN_VAIN_SECONDS: Final = 5.0
+_MAX_WAIT_SECONDS: Final = 5.0
+_FAIL_FAST_SECONDS: Final = 5.0
 """After a closing adapter has waited in vain for a connection, others do not wait for so long, unless one succeeds."""
 
 
@@ -51,29 +51,29 @@ class PostgresPool:
         self.abandoned = AbandonedSessions()
         self._changed = threading.Condition()
         self._idle: list[BoundedConnection] = []
-        self._idle_of_applications: list[BoundedAsyncConnection] = []
-        self._open = self._of_applications = self._brief = 0
-        self._most: int | None = None
-        self._keeps = True
-        self._in_vain_at = float("-inf")
+        self._idle_application_connections: list[BoundedAsyncConnection] = []
+        self._open_count = self._application_count = self._brief_count = 0
+        self._max_open: int | None = None
+        self._keeps_idle = True
+        self._connect_failed_at = float("-inf")
 
-    def expect(self, concurrency: int) -> None:
+    def raise_limit(self, concurrency: int) -> None:
         """Raise the limit on connections by ``concurrency``; the first call also adds two for brief work."""
         with self._changed:
-            self._most = (self._most or FOR_BRIEF_WORK) + concurrency
+            self._max_open = (self._max_open or FOR_BRIEF_WORK) + concurrency
 
     def open(self) -> None:
         with self._changed:
-            self._keeps = True
+            self._keeps_idle = True
 
     def close(self) -> None:
         """Close idle connections now, and lent ones when they come back."""
         with self._changed:
-            self._keeps = False
+            self._keeps_idle = False
             idle, self._idle = self._idle, []
-            of_applications, self._idle_of_applications = self._idle_of_applications, []
-            self._open -= len(idle) + len(of_applications)
-            self._of_applications -= len(of_applications)
+            of_applications, self._idle_application_connections = self._idle_application_connections, []
+            self._open_count -= len(idle) + len(of_applications)
+            self._application_count -= len(of_applications)
             self._changed.notify_all()
         for each in (*idle, *of_applications):
             each.pgconn.finish()
@@ -86,27 +86,27 @@ class PostgresPool:
         ``options`` are more settings of the session, as ``name=value``; they override the address. A closing adapter
         fails at once if another one has just waited in vain.
         """
-        if answers.leaving and steady_seconds() - self._in_vain_at < _IN_VAIN_SECONDS:
+        if answers.is_closing and steady_seconds() - self._connect_failed_at < _FAIL_FAST_SECONDS:
             raise NoAnswer("has not answered just now")
-        more = " ".join(f"-c {option}" for option in options)
+        option_text = " ".join(f"-c {option}" for option in options)
         try:
             connection = BoundedConnection.connect(
                 self.address.conninfo,
                 autocommit=True,
-                options=f"{self.address.options} {more}".strip(),
-                connect_timeout=answers.connects_within,
+                options=f"{self.address.options} {option_text}".strip(),
+                connect_timeout=answers.connect_timeout_seconds,
             )
         except psycopg.errors.ConnectionTimeout:
-            if answers.leaving:
-                self._in_vain_at = steady_seconds()
+            if answers.is_closing:
+                self._connect_failed_at = steady_seconds()
             raise
-        self._in_vain_at = float("-inf")
-        forks.own(connection).prepare_threshold = 2
+        self._connect_failed_at = float("-inf")
+        forks.register_connection(connection).prepare_threshold = 2
         connection.opened_at, connection.answers = steady_seconds(), answers
         try:
             check_unpooled(connection)
             if self.abandoned:
-                self.abandoned.end(connection)
+                self.abandoned.terminate(connection)
         except BaseException:
             connection.close()
             raise
@@ -114,13 +114,13 @@ class PostgresPool:
 
     # --- ours -----------------------------------------------------------------------------------------------------
 
-    def take(self, answers: Answers, *, brief: bool) -> BoundedConnection:
-        """Return a live connection; give it back with :meth:`put`, or close it with :meth:`drop`.
+    def acquire(self, answers: Answers, *, brief: bool) -> BoundedConnection:
+        """Return a live connection; give it back with :meth:`release`, or close it with :meth:`close_connection`.
 
         ``answers`` limit its silence while it is lent; ``brief``: for one piece of work that waits for nobody.
         """
         while True:
-            connection = self._idle_or_none(brief=brief)
+            connection = self._acquire_idle(brief=brief)
             try:
                 if connection is None:
                     connection = self.connect(answers)
@@ -134,90 +134,94 @@ class PostgresPool:
             connection.answers, connection.brief, connection.patient = answers, brief, False
             return connection
 
-    def _idle_or_none(self, *, brief: bool) -> BoundedConnection | None:
+    def _acquire_idle(self, *, brief: bool) -> BoundedConnection | None:
         with self._changed:
             if brief:
-                self._changed.wait_for(self._has_room_for_brief_work, _WAITS_AT_MOST_SECONDS)
-                self._brief += 1
+                self._changed.wait_for(self._has_room_for_brief_work, _MAX_WAIT_SECONDS)
+                self._brief_count += 1
             if self._idle:
                 return self._idle.pop()
-            superfluous = self._idle_of_applications.pop(0) if self._is_full() and self._idle_of_applications else None
-            if superfluous is None:
-                self._open += 1
+            surplus = (
+                self._idle_application_connections.pop(0)
+                if self._is_full() and self._idle_application_connections
+                else None
+            )
+            if surplus is None:
+                self._open_count += 1
             else:
-                self._of_applications -= 1
-        if superfluous is not None:
-            superfluous.pgconn.finish()
+                self._application_count -= 1
+        if surplus is not None:
+            surplus.pgconn.finish()
         return None
 
     def _is_full(self) -> bool:
-        return self._most is not None and self._open >= self._most
+        return self._max_open is not None and self._open_count >= self._max_open
 
     def _has_room_for_brief_work(self) -> bool:
-        return bool(self._idle) or not self._is_full() or self._brief < FOR_BRIEF_WORK
+        return bool(self._idle) or not self._is_full() or self._brief_count < FOR_BRIEF_WORK
 
-    def put(self, connection: BoundedConnection) -> None:
+    def release(self, connection: BoundedConnection) -> None:
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         with self._changed:
-            stays_open = idle and self._stays_open(len(self._idle))
+            stays_open = idle and self._can_stay_open(len(self._idle))
             if stays_open:
                 self._idle.append(connection)
-            self._lent_no_more(connection, stays_open=stays_open)
+            self._count_returned(connection, stays_open=stays_open)
         if not stays_open:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _stays_open(self, idle: int) -> bool:
-        fits = idle < _MOST_IDLE if self._most is None else self._open <= self._most
-        return self._keeps and fits
+    def _can_stay_open(self, idle: int) -> bool:
+        fits = idle < _MOST_IDLE if self._max_open is None else self._open_count <= self._max_open
+        return self._keeps_idle and fits
 
-    def _lent_no_more(self, connection: BoundedConnection, *, stays_open: bool) -> None:
-        self._brief -= connection.brief
-        self._open -= not stays_open
+    def _count_returned(self, connection: BoundedConnection, *, stays_open: bool) -> None:
+        self._brief_count -= connection.brief
+        self._open_count -= not stays_open
         connection.brief = False
         self._changed.notify_all()
 
-    def drop(self, connection: BoundedConnection) -> None:
+    def close_connection(self, connection: BoundedConnection) -> None:
         """Close a lent connection; the server rolls its transaction back when it notices."""
         with self._changed:
-            self._lent_no_more(connection, stays_open=False)
+            self._count_returned(connection, stays_open=False)
         connection.close()
 
     def _count_closed(self, *, brief: bool) -> None:
         with self._changed:
-            self._open -= 1
-            self._brief -= brief
+            self._open_count -= 1
+            self._brief_count -= brief
             self._changed.notify_all()
 
     def _is_usable(self, connection: Bounded) -> bool:
         """Return whether an idle connection is usable; one opened before another fell silent is given up."""
-        if self.abandoned.distrusts(connection):
+        if self.abandoned.is_distrusted(connection):
             self.abandoned.add(connection, silent=False)
             return False
         return _is_quiet(connection)
 
     # --- those of applications ------------------------------------------------------------------------------------
 
-    async def take_for_application(self, answers: Answers) -> BoundedAsyncConnection:
-        """Return a connection with the application's settings, in autocommit mode; see :meth:`take`."""
+    async def acquire_for_application(self, answers: Answers) -> BoundedAsyncConnection:
+        """Return a connection with the application's settings, in autocommit mode; see :meth:`acquire`."""
         while True:
-            has_place, connection = self._place_for_application(0)
+            has_place, connection = self._reserve_for_application(0)
             if not has_place:  # until some brief work is over
-                _, connection = await in_thread(self._place_for_application, _WAITS_AT_MOST_SECONDS)
+                _, connection = await run_in_thread(self._reserve_for_application, _MAX_WAIT_SECONDS)
             try:
                 if connection is None:
-                    connection = await self._connected(answers)
+                    connection = await self._connect_for_application(answers)
                 elif not self._is_usable(connection):
                     connection.pgconn.finish()
-                    self._count_closed_of_application()
+                    self._count_closed_for_application()
                     continue
             except BaseException:
-                self._count_closed_of_application()
+                self._count_closed_for_application()
                 raise
             connection.answers = answers
             return connection
 
-    def _place_for_application(self, seconds: float) -> tuple[bool, BoundedAsyncConnection | None]:
+    def _reserve_for_application(self, seconds: float) -> tuple[bool, BoundedAsyncConnection | None]:
         """Return whether there is a place, and an idle connection if there is one.
 
         Waits up to ``seconds`` for a place; after a wait there is one in any case.
@@ -228,35 +232,37 @@ class PostgresPool:
                 return False, None
             if not has_room:
                 self._changed.wait_for(self._has_room_for_application, seconds)
-            if self._idle_of_applications:
-                return True, self._idle_of_applications.pop()
-            superfluous = self._idle.pop(0) if self._is_full() and self._idle else None
-            self._open += superfluous is None
-            self._of_applications += 1
-        if superfluous is not None:
-            superfluous.pgconn.finish()
+            if self._idle_application_connections:
+                return True, self._idle_application_connections.pop()
+            surplus = self._idle.pop(0) if self._is_full() and self._idle else None
+            self._open_count += surplus is None
+            self._application_count += 1
+        if surplus is not None:
+            surplus.pgconn.finish()
         return True, None
 
     def _has_room_for_application(self) -> bool:
-        if self._idle_of_applications or self._most is None:
+        if self._idle_application_connections or self._max_open is None:
             return True
-        return self._of_applications < self._most - FOR_BRIEF_WORK and (self._open < self._most or bool(self._idle))
+        return self._application_count < self._max_open - FOR_BRIEF_WORK and (
+            self._open_count < self._max_open or bool(self._idle)
+        )
 
-    async def _connected(self, answers: Answers) -> BoundedAsyncConnection:
+    async def _connect_for_application(self, answers: Answers) -> BoundedAsyncConnection:
         if self.abandoned:
-            await in_thread(lambda: self.connect(answers).close())
+            await run_in_thread(lambda: self.connect(answers).close())
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
-        self._in_vain_at = float("-inf")
-        forks.own(connection).opened_at = steady_seconds()
-        as_opened(connection)
+        self._connect_failed_at = float("-inf")
+        forks.register_connection(connection).opened_at = steady_seconds()
+        reset_handler_settings(connection)
         return connection
 
-    async def put_of_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
+    async def release_for_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
         """Take a connection back from a handler; it is closed unless idle. ``answers``: its limit on silence now.
 
         What a handler has left in the session, such as settings, locks and temporary tables, must not reach another.
         """
-        as_opened(connection)
+        reset_handler_settings(connection)
         connection.answers = answers
         is_clean = False
         try:
@@ -266,34 +272,36 @@ class PostgresPool:
                     is_clean = True
         finally:
             with self._changed:
-                stays_open = is_clean and self._stays_open(len(self._idle_of_applications))
+                stays_open = is_clean and self._can_stay_open(len(self._idle_application_connections))
                 if stays_open:
-                    self._idle_of_applications.append(connection)
+                    self._idle_application_connections.append(connection)
                 else:
-                    self._open -= 1
-                    self._of_applications -= 1
+                    self._open_count -= 1
+                    self._application_count -= 1
                 self._changed.notify_all()
             if not stays_open:
                 with suppress(psycopg.Error):
                     await connection.close()
 
-    def _count_closed_of_application(self) -> None:
+    def _count_closed_for_application(self) -> None:
         with self._changed:
-            self._open -= 1
-            self._of_applications -= 1
+            self._open_count -= 1
+            self._application_count -= 1
             self._changed.notify_all()
 
     def reset_after_fork(self) -> None:
         """In the child of a fork: forget all connections, which the parent goes on using."""
-        forks.keep_for_ever([*self._idle, *self._idle_of_applications])  # one that is garbage-collected open warns
+        forks.prevent_destruction(
+            [*self._idle, *self._idle_application_connections]
+        )  # one that is garbage-collected open warns
         # The sessions of the child have its own mark.
         self.address, self.abandoned = address_of(self._url), AbandonedSessions()
         self._changed = threading.Condition()
-        self._idle, self._idle_of_applications = [], []
-        self._open = self._of_applications = self._brief = 0
+        self._idle, self._idle_application_connections = [], []
+        self._open_count = self._application_count = self._brief_count = 0
 
 
-def as_opened(connection: BoundedAsyncConnection) -> None:
+def reset_handler_settings(connection: BoundedAsyncConnection) -> None:
     """Undo settings of a handler about rows and statements: our own statements read tuples.
 
     Nothing is prepared, not even what asks for it: the session has the planner's usual settings, and must not keep a

@@ -17,13 +17,13 @@ from psycopg.pq import Format
 from postdate.backends.sql.questions import page_of
 from postdate.clock import from_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers, stored_headers
+from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers, encode_for_store
 from postdate.ports import PendingPage
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
-_DAMAGED: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
+_DECODING_ERRORS: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
 """Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
 
 _LONGEST_LIFETIME: Final = timedelta(days=1_000 * 365)
@@ -34,13 +34,13 @@ LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
 AFTER_LATEST_TIME: Final = "'10000-01-01 00:00:00+00'::timestamptz"
 
 
-def in_calendar(time: str) -> str:
+def clamped_time(time: str) -> str:
     """Return SQL that clamps a time to Python's calendar; null for null."""
-    within = f"least(greatest({time}, {EARLIEST_TIME}), {LATEST_TIME})"
-    return f"CASE WHEN {time} IS NOT NULL THEN {within} END"
+    clamped = f"least(greatest({time}, {EARLIEST_TIME}), {LATEST_TIME})"
+    return f"CASE WHEN {time} IS NOT NULL THEN {clamped} END"
 
 
-def only_in_calendar(time: str) -> str:
+def time_in_calendar(time: str) -> str:
     """Return SQL for a time; null where it lies outside the calendar."""
     return f"CASE WHEN {time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME} THEN {time} END"
 
@@ -54,11 +54,11 @@ def microseconds(time: str) -> str:
         f"extract(epoch FROM date_trunc('second', {time}))::bigint * 1000000 "
         f"+ extract(microseconds FROM {time})::bigint %% 1000000"
     )
-    within = f"{time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME}"
-    return f"CASE WHEN {within} THEN {exact} WHEN {time} IS NOT NULL THEN {OUTSIDE} END"
+    is_in_calendar = f"{time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME}"
+    return f"CASE WHEN {is_in_calendar} THEN {exact} WHEN {time} IS NOT NULL THEN {OUTSIDE_CALENDAR} END"
 
 
-OUTSIDE: Final = 2**63 - 1
+OUTSIDE_CALENDAR: Final = 2**63 - 1
 """What :func:`microseconds` says of a time outside Python's calendar."""
 
 
@@ -70,44 +70,46 @@ class Unreadable:
     reason: str
 
 
-def read(cursor: psycopg.Cursor[Row], number_at: int, decode: Callable[[Row], T]) -> tuple[list[T], list[Unreadable]]:
+def decode_rows(
+    cursor: psycopg.Cursor[Row], number_index: int, decode: Callable[[Row], T]
+) -> tuple[list[T], list[Unreadable]]:
     """Return the rows of an executed statement, decoded and in order, and the unreadable ones.
 
-    ``number_at`` is the position of the row's number; ``decode`` raises :class:`MessageError` for an unreadable row.
+    ``number_index`` is the position of the row's number; ``decode`` raises :class:`MessageError` for an unreadable row.
     """
-    good, bad = list[T](), list[Unreadable]()
+    decoded, unreadable = list[T](), list[Unreadable]()
     try:
         rows: Sequence[Row] = cursor.fetchall()
-    except _DAMAGED:
-        rows, bad = _one_by_one(cursor, number_at)
+    except _DECODING_ERRORS:
+        rows, unreadable = _fetch_one_by_one(cursor, number_index)
     for row in rows:
         try:
-            good.append(decode(row))
-        except _DAMAGED as error:
-            bad.append(Unreadable(row[number_at], str(error)))
-    return good, bad
+            decoded.append(decode(row))
+        except _DECODING_ERRORS as error:
+            unreadable.append(Unreadable(row[number_index], str(error)))
+    return decoded, unreadable
 
 
-def _one_by_one(cursor: psycopg.Cursor[Row], number_at: int) -> tuple[list[Row], list[Unreadable]]:
-    rows, bad = list[Row](), list[Unreadable]()
-    for place in range(cursor.rowcount):
-        cursor.scroll(place, mode="absolute")
+def _fetch_one_by_one(cursor: psycopg.Cursor[Row], number_index: int) -> tuple[list[Row], list[Unreadable]]:
+    rows, unreadable = list[Row](), list[Unreadable]()
+    for position in range(cursor.rowcount):
+        cursor.scroll(position, mode="absolute")
         try:
             row = cursor.fetchone()
-        except _DAMAGED as error:
-            bad.append(Unreadable(_number(cursor, place, number_at), str(error)))
+        except _DECODING_ERRORS as error:
+            unreadable.append(Unreadable(_number(cursor, position, number_index), str(error)))
         else:
             assert row is not None
             rows.append(row)
-    return rows, bad
+    return rows, unreadable
 
 
-def _number(cursor: psycopg.Cursor[Row], place: int, number_at: int) -> int:
+def _number(cursor: psycopg.Cursor[Row], position: int, number_index: int) -> int:
     result = cursor.pgresult
     assert result is not None
-    value = result.get_value(place, number_at)
+    value = result.get_value(position, number_index)
     assert value is not None
-    return int.from_bytes(value, "big") if result.fformat(number_at) == Format.BINARY else int(value)
+    return int.from_bytes(value, "big") if result.fformat(number_index) == Format.BINARY else int(value)
 
 
 COLUMNS: Final[Mapping[str, str]] = {
@@ -120,20 +122,20 @@ COLUMNS: Final[Mapping[str, str]] = {
 }
 """What is stored of a message, in the order of :func:`row_of`, with the types."""
 
-WAITING: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
+PENDING_COLUMNS: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
 """Columns of a waiting message and its content ``c``, for :func:`message_of`."""
 
-LISTED: Final = (
+LISTED_COLUMNS: Final = (
     f"p.number, p.message_id, {microseconds('p.due')}, p.destination, {microseconds('p.expires_at')}, p.failures, "
     f"c.headers, c.body"
 )
 """Columns of a waiting message and its content ``c``, for :func:`page_of_rows`: the same for every session."""
 
-QUEUED: Final = "m.message_id, m.due, m.expires_at, m.failures, m.unanswered, c.headers, c.body"
+QUEUED_COLUMNS: Final = "m.message_id, m.due, m.expires_at, m.failures, m.unanswered, c.headers, c.body"
 """Columns of a message in a queue and its content ``c``, for :func:`envelope_of`."""
 
 
-def present(headers: str | None) -> str:
+def check_present(headers: str | None) -> str:
     """Return headers; raise `InvalidHeaders` if their content was deleted by hand."""
     if headers is None:
         raise InvalidHeaders("the headers and the body are gone")
@@ -142,7 +144,7 @@ def present(headers: str | None) -> str:
 
 def row_of(message: DelayedMessage, largest_message_bytes: int) -> Row:
     """Return the row of a message. Raises `MessageTooLarge`."""
-    headers = stored_headers(message, largest_message_bytes)
+    headers = encode_for_store(message, largest_message_bytes)
     return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
 
 
@@ -161,12 +163,12 @@ def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
 def message_of(  # noqa: PLR0913 - the columns
     message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
-    decoded = decode_headers(present(headers))
-    return DelayedMessage.restored(message_id, due, destination, decoded, body, expires_at, failures)
+    decoded_headers = decode_headers(check_present(headers))
+    return DelayedMessage.from_store(message_id, due, destination, decoded_headers, body, expires_at, failures)
 
 
 def page_of_rows(rows: Sequence[Sequence[Any]], limit: int | None) -> PendingPage:
-    """Return the page of the rows of :data:`LISTED`; those that are damaged are left out."""
+    """Return the page of the rows of :data:`LISTED_COLUMNS`; those that are damaged are left out."""
     messages = list[tuple[int, DelayedMessage]]()
     for number, message_id, due, destination, expires_at, failures, headers, body in rows:
         with suppress(MessageError):
@@ -177,7 +179,7 @@ def page_of_rows(rows: Sequence[Sequence[Any]], limit: int | None) -> PendingPag
 
 
 def _instant(number: int | None) -> datetime | None:
-    if number == OUTSIDE:
+    if number == OUTSIDE_CALENDAR:
         raise InvalidMessage("a time is outside the years 1 to 9999")
     return None if number is None else from_microseconds(number)
 
@@ -193,8 +195,12 @@ def envelope_of(  # noqa: PLR0913 - the columns
     body: bytes,
 ) -> tuple[Envelope, int, int]:
     """Return the envelope of a message in a queue, its failures, and how many processes died with it."""
-    decoded = decode_headers(present(headers))
-    return Envelope.restored(queue, message_id, decoded, body, utc(expires_at), utc(due)), failures, unanswered
+    decoded_headers = decode_headers(check_present(headers))
+    return (
+        Envelope.from_queue(queue, message_id, decoded_headers, body, utc(expires_at), utc(due)),
+        failures,
+        unanswered,
+    )
 
 
 def utc(instant: datetime | None) -> datetime | None:

@@ -13,7 +13,7 @@ from postdate.backends.postgres.names import part_steps, sql, steps
 from postdate.backends.postgres.statements import PostgresSqlDialect, columns_of
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.sagas import SqlSagaStore
-from postdate.ports import SagaFate
+from postdate.ports import SagaChangeKind
 
 _TABLE: Final = "saga"
 
@@ -37,30 +37,32 @@ class PostgresSagaStore(SchemaPart, SqlSagaStore):
         self, database: str | OpenDatabase, *, schema: str | None = None, answers_within: timedelta | None = None
     ) -> None:
         self.database = Access(database, schema, answers_within=answers_within)
-        table, identity = self.database.names.of(_TABLE), self.database.identity
+        table, identity = self.database.names.name_of(_TABLE), self.database.identity
         super().__init__(self.database, PostgresSqlDialect(), table, identity)
-        self._of_many = _statements_of_many(table)
+        self._batch_statements = _build_batch_statements(table)
         schema = self.database.names.schema
         # With the tables of the queues, whose transactions it shares.
-        self._use(self.database, [*steps(schema, None), *part_steps(schema, "sagas", _TABLE)])
+        self._set_database(self.database, [*steps(schema, None), *part_steps(schema, "sagas", _TABLE)])
 
     @override
-    def rows_of(self, session: Connection, question: str, places: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
-        rows = session.execute(self._of_many[question], columns_of(places), prepare=True).fetchall()
+    def rows_of(
+        self, session: Connection, statement_name: str, keys: Sequence[Values]
+    ) -> Sequence[tuple[Any, ...] | None]:
+        rows = session.execute(self._batch_statements[statement_name], columns_of(keys), prepare=True).fetchall()
         return [None if row[0] is None else row for row in rows]
 
     @override
-    def change(self, transaction: Connection, fate: SagaFate, rows: Sequence[Values]) -> int:
-        return transaction.execute(self._of_many[fate], columns_of(rows), prepare=True).rowcount
+    def change(self, transaction: Connection, fate: SagaChangeKind, rows: Sequence[Values]) -> int:
+        return transaction.execute(self._batch_statements[fate], columns_of(rows), prepare=True).rowcount
 
 
-def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
+def _build_batch_statements(table: str) -> dict[str | SagaChangeKind, bytes]:
     """Return the statements of :class:`SqlSagaStore`, each for many instances: a column is an array."""
     row = "s.saga_id, s.saga_type, s.property, s.value, s.state, s.details, s.version"
     types = "%(saga_type)s::text[]"
     values = f"unnest({types}, %(saga_id)s::text[], %(version)s::bigint[], %(state)s::text[], %(details)s::text[])"
 
-    def first(columns: str, *key: str) -> str:
+    def first_instance_query(columns: str, *key: str) -> str:
         """Return the query for the first instance from a key on, in the order of the key's index.
 
         Both indexes begin with the type. With conditions of equality alone the planner takes either where it believes
@@ -75,28 +77,28 @@ def _statements_of_many(table: str) -> dict[str | SagaFate, bytes]:
 
     unchanged = (
         f"{values} AS k(saga_type, saga_id, version, state, details) "
-        f"CROSS JOIN {first('ctid AS place, saga_id', 'saga_type', 'saga_id')} AS target "
+        f"CROSS JOIN {first_instance_query('ctid AS place, saga_id', 'saga_type', 'saga_id')} AS target "
         f"WHERE s.ctid = target.place AND target.saga_id = k.saga_id AND s.version = k.version"
     )
     return {
         "find": sql(f"""
             SELECT {row} FROM unnest({types}, %(property)s::text[], %(value)s::text[])
                 WITH ORDINALITY AS k(saga_type, property, value, position)
-                LEFT JOIN {first("*", "saga_type", "property", "value")} AS s ON s.value = k.value
+                LEFT JOIN {first_instance_query("*", "saga_type", "property", "value")} AS s ON s.value = k.value
             ORDER BY k.position"""),
         "load": sql(f"""
             SELECT {row} FROM unnest({types}, %(saga_id)s::text[]) WITH ORDINALITY AS k(saga_type, saga_id, position)
-                LEFT JOIN {first("*", "saga_type", "saga_id")} AS s ON s.saga_id = k.saga_id
+                LEFT JOIN {first_instance_query("*", "saga_type", "saga_id")} AS s ON s.saga_id = k.saga_id
             ORDER BY k.position"""),
-        SagaFate.COMPLETED: sql(f"""
+        SagaChangeKind.COMPLETED: sql(f"""
             DELETE FROM {table} AS s USING {unchanged}"""),
-        SagaFate.SET_ASIDE: sql(f"""
+        SagaChangeKind.SET_ASIDE: sql(f"""
             UPDATE {table} AS s SET property = s.saga_id, version = s.version + 1
             FROM {unchanged}"""),
-        SagaFate.UPDATED: sql(f"""
+        SagaChangeKind.UPDATED: sql(f"""
             UPDATE {table} AS s SET state = k.state, details = k.details, version = s.version + 1
             FROM {unchanged}"""),
-        SagaFate.CREATED: sql(f"""
+        SagaChangeKind.CREATED: sql(f"""
             INSERT INTO {table} (saga_id, saga_type, property, value, state, details, version)
             SELECT * FROM unnest(%(saga_id)s::text[], {types}, %(property)s::text[], %(value)s::text[],
                 %(state)s::text[], %(details)s::text[], %(version)s::bigint[])

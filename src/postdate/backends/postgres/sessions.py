@@ -62,11 +62,11 @@ def _mark_of(pid: int) -> str:
 def session_name(name: str) -> str:
     """Return a session name: ``name``, shortened if necessary, and a suffix that shows an operator the process."""
     suffix = f"postdate {os.getpid()} {mark()}"  # the server cuts long names off at their end
-    beginning = name.encode()[: LONGEST_NAME_BYTES - 1 - len(suffix)].decode(errors="ignore")
-    return f"{beginning} {suffix}".strip()
+    prefix = name.encode()[: LONGEST_NAME_BYTES - 1 - len(suffix)].decode(errors="ignore")
+    return f"{prefix} {suffix}".strip()
 
 
-def carries(name: str, mark: str) -> str:
+def mark_condition(name: str, mark: str) -> str:
     """Return the SQL condition that the session name ``name`` ends with the mark ``mark`` (both expressions).
 
     The form of the mark is checked first, as it may be read from a table that other programs can write to.
@@ -81,11 +81,11 @@ def check_unpooled(connection: psycopg.Connection[Any]) -> None:
     A pooler in session mode is refused, too: there sessions begin without the settings of Postdate, and sessions of a
     silent process cannot be ended by their number. Raises `psycopg.OperationalError`, and closes the connection.
     """
-    with ExitStack() as failing:
-        failing.callback(connection.close)
+    with ExitStack() as cleanup:
+        cleanup.callback(connection.close)
         if connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.pgconn.backend_pid,):
             raise psycopg.OperationalError(POOLED)
-        failing.pop_all()
+        cleanup.pop_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class ConnectionSettings:
 def address_of(url: str) -> ConnectionSettings:
     """Return how to connect to the database at ``url``. Raises `ConfigurationError`."""
     try:
-        read = conninfo_to_dict(url)
+        url_parts = conninfo_to_dict(url)
     except psycopg.ProgrammingError:  # not chained: its text may contain a part of a password that is not escaped
         raise ConfigurationError(
             "the address of the PostgreSQL database cannot be read; write postgresql://user:password@host:port/database"
         ) from None
-    parts = {key: str(value) for key, value in read.items() if value is not None}
+    parts = {key: str(value) for key, value in url_parts.items() if value is not None}
     settings = {**_DEFAULTS, **parts}
     settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
     # The name shows an operator which process has a row lock.

@@ -9,9 +9,9 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Connection
-from postdate.backends.postgres.names import SchemaNames, looked_up, sql
-from postdate.backends.postgres.rows import AFTER_LATEST_TIME, LISTED, WAITING, in_calendar, utc
-from postdate.backends.postgres.unreadable import in_store
+from postdate.backends.postgres.names import SchemaNames, lookup_join, sql
+from postdate.backends.postgres.rows import AFTER_LATEST_TIME, LISTED_COLUMNS, PENDING_COLUMNS, clamped_time, utc
+from postdate.backends.postgres.unreadable import statements_of_store
 from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import nearest_instant
 from postdate.messages import Headers
@@ -28,22 +28,27 @@ class Statements:
     def __init__(self, names: SchemaNames, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
         self.table = table
         self.store_id: int | None = None
-        pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
-        queue_message, self.limits_table = names.of("queue_message"), names.of("destination_limit")
-        own = "(r.store_id = %(store)s OR r.store_id IS NULL)"
+        pending, content, record, queue = (
+            names.name_of(table),
+            names.name_of("content"),
+            names.name_of("record"),
+            names.name_of("queue"),
+        )
+        queue_message, self.limits_table = names.name_of("queue_message"), names.name_of("destination_limit")
+        is_own = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
         # A value and no join: the planner cannot begin with the waiting messages.
         number_of_id = f"(SELECT r.number FROM {record} AS r WHERE {scheduled})"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
 
-        def noted(of: str, kind: str, detail: str) -> str:
+        def insert_records(of: str, kind: str, detail: str) -> str:
             """Records of messages that leave the store, or stay."""
             return (
                 f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
                 f"destination, {detail} FROM {of}"
             )
 
-        def dropped(of: str) -> str:
+        def delete_content(of: str) -> str:
             """The removal of the content of messages that leave the store."""
             return f"dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT number FROM {of})))"
 
@@ -51,12 +56,12 @@ class Statements:
             f"LEFT JOIN LATERAL (SELECT headers, body FROM {content} WHERE number = p.number OFFSET 0) AS c ON true"
         )
 
-        def announced(of: str) -> str:
-            notified = f"pg_notify('{names.channel}', %(notice)s::text)"
-            return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
+        def select_and_notify(of: str) -> str:
+            notify = f"pg_notify('{names.channel}', %(notice)s::text)"
+            return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notify} END FROM {of}"
 
-        self.unreadable = in_store(names, table)
-        self.find_store = sql(f"SELECT store_id FROM {names.of('store')} WHERE name = %s")
+        self.unreadable = statements_of_store(names, table)
+        self.find_store = sql(f"SELECT store_id FROM {names.name_of('store')} WHERE name = %s")
         self.notify_due = sql(f"SELECT pg_notify('{names.channel}', %s)")
 
         # --- storing
@@ -70,8 +75,8 @@ class Statements:
                 INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
                 SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(message_id)s, %(destination)s
                 FROM fresh)
-            {announced("fresh")}""")
-        self.make_incoming = sql("""
+            {select_and_notify("fresh")}""")
+        self.create_incoming = sql("""
             CREATE TEMP TABLE IF NOT EXISTS postdate_incoming (
                 position int, message_id text COLLATE "C", due timestamptz, destination text COLLATE "C",
                 expires_at timestamptz, headers text, body bytea) ON COMMIT DELETE ROWS""")
@@ -106,22 +111,22 @@ class Statements:
                 INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
                 SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(message_id)s, %(destination)s FROM kept
                 RETURNING number, message_id, due, destination),
-            recorded AS ({noted("stored", "8", "'came back from the error queue'")})
-            {announced("stored")}""")
+            recorded AS ({insert_records("stored", "8", "'came back from the error queue'")})
+            {select_and_notify("stored")}""")
 
         # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0057).
         since = "coalesce(%(from)s::timestamptz, '-infinity')"
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""
             WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
-            SELECT p.number, {WAITING} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
+            SELECT p.number, {PENDING_COLUMNS} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
         # Nothing here names the holder so that the index of held messages matches: the planner would rather read all
         # of these, while there were none when the plan was made.
-        mine = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
+        is_claimed = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
-            WITH gone AS (DELETE FROM {pending} WHERE {mine} RETURNING number, message_id, due, destination),
-            {dropped("gone")},
-            recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            WITH gone AS (DELETE FROM {pending} WHERE {is_claimed} RETURNING number, message_id, due, destination),
+            {delete_content("gone")},
+            recorded AS ({insert_records("gone", "%(kind)s::smallint", "%(detail)s::text")})
             SELECT count(*)::integer FROM gone""")
         self.lease = sql(
             f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number = ANY(%(numbers)s::bigint[])"
@@ -129,38 +134,40 @@ class Statements:
         self.still_claimed = sql(f"""
             SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) <> 0""")
         # Sleeping pollers are notified: a freed message may be due before all they know.
-        self.free = sql(f"""
+        self.release_leases = sql(f"""
             WITH freed AS (
                 UPDATE {pending} SET holder = NULL, attempt_at = due
                 WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) = ANY(%(holders)s) RETURNING 1)
             SELECT count(*), pg_notify('{names.channel}', 'lost 0 0') FROM freed HAVING count(*) > 0""")
-        self.give_back = sql(f"""
+        self.release = sql(f"""
             WITH back AS (
-                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due) WHERE {mine}
+                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due)
+                WHERE {is_claimed}
                 RETURNING attempt_at)
             SELECT count(*)::integer, pg_notify('{names.channel}', 'due ' || %(store)s || ' '
                 || (extract(epoch FROM min(attempt_at)) * 1000000)::bigint) FROM back HAVING count(*) > 0""")
         self.retry = sql(f"""
             WITH counted AS (
-                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {mine}
+                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s
+                WHERE {is_claimed}
                 RETURNING number, message_id, due, destination),
-            recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
+            recorded AS ({insert_records("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
         # One look-up a message, however many queues and limits there are; none where nothing was ever limited.
         limits = f"SELECT l.limits FROM {self.limits_table} AS l WHERE l.store = %(store)s"
         has_no_limits = f"""(NOT EXISTS (SELECT 1 FROM {self.limits_table})
             OR coalesce(({limits} AND l.destination = p.destination), '') = '')"""
-        moves = f"(SELECT q.queue_id FROM {queue} AS q WHERE q.name = p.destination) IS NOT NULL AND {has_no_limits}"
-        free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
-        self.next = sql(f"""
-            SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p WHERE {free}
+        can_move = f"(SELECT q.queue_id FROM {queue} AS q WHERE q.name = p.destination) IS NOT NULL AND {has_no_limits}"
+        is_unclaimed = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
+        self.next_attempt = sql(f"""
+            SELECT {clamped_time("p.attempt_at")}, {can_move} FROM {pending} AS p WHERE {is_unclaimed}
             ORDER BY p.attempt_at, p.number LIMIT 1""")
         lanes = f"'{LANES.isoformat()}'::timestamptz"
         earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
             (SELECT min(due) FROM {pending} WHERE failures > 0 AND unreadable IS NULL),
             (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL),
             (SELECT min(due) FROM {pending} WHERE attempt_at > {lanes}))"""
-        first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
+        first_due = f"SELECT {clamped_time('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
         # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
@@ -184,15 +191,15 @@ class Statements:
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
         # then the statement fails (division by zero, see errors.is_conflict) and is run again.
-        listed = ", ".join(
+        listed_columns = ", ".join(
             f"array_agg({column}) FILTER (WHERE %(listing)s)"
-            for column in ("message_id", in_calendar("due"), "destination", "expired")
+            for column in ("message_id", clamped_time("due"), "destination", "expired")
         )
         move = f"""
             WITH batch AS MATERIALIZED (
                 SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
                     coalesce(p.expires_at < %(now)s, false) AS expired
-                FROM {pending} AS p {looked_up("queue_id", queue, "name = p.destination", "q")}
+                FROM {pending} AS p {lookup_join("queue_id", queue, "name = p.destination", "q")}
                 WHERE {has_no_limits} AND {due} FOR UPDATE OF p SKIP LOCKED),
             gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
             sent AS (
@@ -201,25 +208,25 @@ class Statements:
                     %(store)s::smallint, message_id
                 FROM batch WHERE NOT expired
                 RETURNING queue_id, number),
-            {dropped("batch WHERE expired")},
-            recorded AS ({noted("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
+            {delete_content("batch WHERE expired")},
+            recorded AS ({insert_records("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
             SELECT done.*, next.* FROM (
                 SELECT count(*) FILTER (WHERE NOT expired)::integer, count(*) FILTER (WHERE expired)::integer,
                     (SELECT jsonb_object_agg(q.name, s.sent) FROM (
                         SELECT queue_id, count(*) AS sent, pg_notify(
                             '{names.channel}', 'queue ' || queue_id || ' ' || min(number)) FROM sent GROUP BY queue_id
-                        ) AS s {looked_up("name", queue, "queue_id = s.queue_id", "q")}),
-                    {in_calendar("min(due) FILTER (WHERE NOT expired)")},
+                        ) AS s {lookup_join("name", queue, "queue_id = s.queue_id", "q")}),
+                    {clamped_time("min(due) FILTER (WHERE NOT expired)")},
                     1 / (CASE WHEN count(*) = (SELECT count(*) FROM gone) THEN 1 ELSE 0 END),
-                    {listed}
+                    {listed_columns}
                 FROM batch) AS done"""
         # Where few are due at a time, the same statement says what comes next; a full batch is followed by another
         # look anyhow, and would be walked over a second time for that.
         nothing_next = "CROSS JOIN (SELECT NULL::timestamptz, NULL::boolean) AS next"
         next_one = f"""
             LEFT JOIN (
-                SELECT {in_calendar("p.attempt_at")}, {moves} FROM {pending} AS p
-                WHERE {free} AND p.number NOT IN (SELECT number FROM batch)
+                SELECT {clamped_time("p.attempt_at")}, {can_move} FROM {pending} AS p
+                WHERE {is_unclaimed} AND p.number NOT IN (SELECT number FROM batch)
                 ORDER BY p.attempt_at, p.number LIMIT 1) AS next ON true"""
         self.move, self.move_few = sql(f"{move} {nothing_next}"), sql(f"{move} {next_one}")
 
@@ -231,25 +238,25 @@ class Statements:
                 WHERE p.number = {number_of_id} AND p.unreadable IS NULL AND {where}
                 FOR UPDATE OF p SKIP LOCKED)"""
 
-        def removal(where: str, kind: RecordKind) -> bytes:
+        def removal_statement(where: str, kind: RecordKind) -> bytes:
             return sql(f"""
             WITH {target(where)},
             gone AS (
                 DELETE FROM {pending} WHERE number = (SELECT number FROM target)
                 RETURNING number, message_id, due, destination),
-            {dropped("gone")},
-            recorded AS ({noted("gone", f"{kind:d}", "NULL")})
+            {delete_content("gone")},
+            recorded AS ({insert_records("gone", f"{kind:d}", "NULL")})
             SELECT number FROM gone""")
 
         free_or_own = "(p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))"
-        self.remove_by_id = removal(free_or_own, RecordKind.DELIVERED)
-        self.cancel = removal("p.holder IS NULL", RecordKind.CANCELLED)
+        self.remove_by_id = removal_statement(free_or_own, RecordKind.DELIVERED)
+        self.cancel = removal_statement("p.holder IS NULL", RecordKind.CANCELLED)
         self.count_failure_by_id = sql(f"""
             WITH {target(free_or_own)},
             counted AS (
                 UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = due
                 WHERE number = (SELECT number FROM target) RETURNING number, message_id, due, destination),
-            recorded AS ({noted("counted", "4", "NULL")}{of_retries})
+            recorded AS ({insert_records("counted", "4", "NULL")}{of_retries})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
         def deliver_at_header(due: str) -> str:
@@ -280,11 +287,11 @@ class Statements:
                 WHERE number = (SELECT number FROM target) AND (
                     %(wall)s::text IS NOT NULL OR strpos(headers, '"{Headers.WALL_TIME}":') > 0
                     OR strpos(headers, {before}) > 0)),
-            recorded AS ({noted("moved", "8", "NULL")})
-            {announced("moved")}""")
-        self.alone_with = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
+            recorded AS ({insert_records("moved", "8", "NULL")})
+            {select_and_notify("moved")}""")
+        self.lock_key = sql("SELECT pg_advisory_xact_lock(hashtextextended(%(first)s, %(store)s))")
         self.newest = sql(f"""
-            SELECT r.message_id, {in_calendar("r.at")},
+            SELECT r.message_id, {clamped_time("r.at")},
                 coalesce((SELECT p.holder IS NULL AND p.unreadable IS NULL
                     FROM {pending} AS p WHERE p.number = r.number), false)
             FROM {record} AS r
@@ -292,7 +299,7 @@ class Statements:
                 AND char_length(r.message_id) = char_length(%(first)s) AND right(r.message_id, 8) ~ '^[0-9]{{8}}$'
                 AND r.detail = '{KEYED}'
             ORDER BY r.message_id DESC LIMIT 1""")
-        self.keep_key = sql(f"""
+        self.store_key = sql(f"""
             UPDATE {record} AS r SET detail = '{KEYED}' WHERE {scheduled} AND r.detail IS NULL RETURNING r.number""")
         self.replace = sql(f"""
             WITH target AS (
@@ -308,18 +315,19 @@ class Statements:
             written AS (
                 UPDATE {content} SET headers = %(headers)s, body = %(body)s
                 WHERE number = (SELECT number FROM changed)),
-            recorded AS ({noted("changed", "8", "'replaced'")})
-            {announced("changed")}""")
+            recorded AS ({insert_records("changed", "8", "'replaced'")})
+            {select_and_notify("changed")}""")
         self.get = sql(f"""
-            SELECT {LISTED} FROM {pending} AS p {looked_up("headers, body", content, "number = p.number", "c")}
+            SELECT {LISTED_COLUMNS}
+            FROM {pending} AS p {lookup_join("headers, body", content, "number = p.number", "c")}
             WHERE p.number = {number_of_id} AND p.unreadable IS NULL""")
 
         # --- what an operator asks
 
-        def first_by(time: str, which: str) -> str:
+        def first_rows_by(time: str, condition: str) -> str:
             return f"""
                 (SELECT * FROM (
-                    SELECT * FROM {pending} WHERE {which}
+                    SELECT * FROM {pending} WHERE {condition}
                         AND ({time}, number) > (%(due_from)s::timestamptz, %(behind)s::bigint)
                         AND {time} < coalesce(%(due_to)s::timestamptz, {AFTER_LATEST_TIME})
                     ORDER BY {time}, number LIMIT %(among)s::integer) AS looked_through
@@ -329,35 +337,35 @@ class Statements:
         # Due times of most are those of their attempts, and both these and the others have an index; what is claimed is
         # in none by its due time, and is little. Content is joined to the first ones alone.
         self.list_pending = sql(f"""
-            SELECT {LISTED} FROM (
-                {first_by("attempt_at", "attempt_at = due")}
-                UNION ALL {first_by("due", "attempt_at <> due")}
-                UNION ALL {first_by("due", "attempt_at IS NULL AND unreadable IS NULL")}
+            SELECT {LISTED_COLUMNS} FROM (
+                {first_rows_by("attempt_at", "attempt_at = due")}
+                UNION ALL {first_rows_by("due", "attempt_at <> due")}
+                UNION ALL {first_rows_by("due", "attempt_at IS NULL AND unreadable IS NULL")}
                 ORDER BY due, number LIMIT %(limit)s) AS p {content_of} ORDER BY p.due, p.number""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
                 SELECT r.* FROM {record} AS r WHERE {scheduled}
-                UNION ALL SELECT r.* FROM {record} AS r WHERE r.message_id = %(id)s AND r.kind > 3 AND {own}),
+                UNION ALL SELECT r.* FROM {record} AS r WHERE r.message_id = %(id)s AND r.kind > 3 AND {is_own}),
             delivered AS (
                 SELECT found.* FROM (SELECT DISTINCT due FROM known) AS at CROSS JOIN LATERAL (
                     SELECT r.* FROM {record} AS r
-                    WHERE r.due = at.due AND r.kind IN (2, 3) AND r.message_id = %(id)s AND {own} OFFSET 0) AS found)
+                    WHERE r.due = at.due AND r.kind IN (2, 3) AND r.message_id = %(id)s AND {is_own} OFFSET 0) AS found)
             SELECT kind, message_id, at, due, destination, detail
             FROM (SELECT * FROM known UNION ALL SELECT * FROM delivered) AS every ORDER BY number""")
         self.record_counts = sql(f"""
-            SELECT kind, count(*) FROM {record} AS r WHERE {own} GROUP BY kind ORDER BY kind""")
+            SELECT kind, count(*) FROM {record} AS r WHERE {is_own} GROUP BY kind ORDER BY kind""")
         # A row lock is the number of the running transaction in the row's xmax: seen without touching anything.
-        locked = (
+        is_locked = (
             "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"
         )
         unreadable = f"SELECT count(*) FROM {pending} WHERE unreadable IS NOT NULL"
-        counted = f"""
+        counts = f"""
             SELECT (SELECT count(*) FROM {pending}) - ({unreadable}),
-                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {locked})
+                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {is_locked})
                     + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s)
                     + (SELECT count(*) FROM {pending} WHERE failures = 0 AND attempt_at > {lanes} AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
-                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
+                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {is_locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0 AND unreadable IS NULL), ({first_due})"""
         self.due_count = sql(f"SELECT count(*) FROM {pending} WHERE attempt_at >= %(first)s AND attempt_at < %(end)s")
         self.moved_dues = sql(f"""
@@ -368,7 +376,7 @@ class Statements:
                 UNION ALL SELECT due, 1 FROM {pending} WHERE failures = 0 AND attempt_at > {lanes}
                 UNION ALL SELECT attempt_at, -1 FROM {pending} WHERE failures > 0 AND unreadable IS NULL) AS moved
             WHERE at >= %(first)s AND at < %(end)s GROUP BY 1""")
-        self.statistics = sql(f"{counted}, ({unreadable})")
+        self.statistics = sql(f"{counts}, ({unreadable})")
 
 
 def columns_of(rows: Sequence[Values]) -> dict[str, list[Any]]:
@@ -379,10 +387,10 @@ def columns_of(rows: Sequence[Values]) -> dict[str, list[Any]]:
 class PostgresSqlDialect(SqlDialect):
     """PostgreSQL's form of the common statements: prepared, with ``timestamptz`` for times."""
 
-    batches = True
+    can_batch = True
 
     @override
-    def spelled(self, template: str) -> bytes:
+    def statement_of(self, template: str) -> bytes:
         return sql(template)
 
     @override
@@ -394,12 +402,12 @@ class PostgresSqlDialect(SqlDialect):
         return session.execute(statement, values, prepare=True).rowcount
 
     @override
-    def delete(self, table: str, where: str, order: str, index: str) -> bytes:
+    def delete_statement(self, table: str, condition: str, order: str, index: str) -> bytes:
         """Skips rows that others are deleting, so that two clean-ups do not wait for each other.
 
         Our sessions do not sort, so the order leaves no choice of the index.
         """
-        first = f"SELECT ctid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
+        first = f"SELECT ctid FROM {table} WHERE {condition} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
         return sql(f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))")
 
     @override

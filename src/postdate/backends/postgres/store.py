@@ -18,7 +18,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.changing import PostgresChanges
-from postdate.backends.postgres.claims import PostgresClaims, by_holder
+from postdate.backends.postgres.claims import PostgresClaims, group_by_holder
 from postdate.backends.postgres.errors import is_conflict
 from postdate.backends.postgres.inserting import notice
 from postdate.backends.postgres.names import array, check_name, steps
@@ -31,7 +31,7 @@ from postdate.backends.postgres.observation import (
     server_facts,
     server_now,
 )
-from postdate.backends.postgres.rows import Row, Unreadable, message_of, page_of_rows, read, utc
+from postdate.backends.postgres.rows import Row, Unreadable, decode_rows, message_of, page_of_rows, utc
 from postdate.backends.postgres.statements import PostgresSqlDialect, Statements
 from postdate.backends.postgres.unreadable import (
     UnreadableInSchema,
@@ -40,18 +40,18 @@ from postdate.backends.postgres.unreadable import (
     reasons,
 )
 from postdate.backends.sql.limits import SqlLimits
-from postdate.clock import brought_up_to_date, from_microseconds
+from postdate.clock import earliest_time_now, from_microseconds
 from postdate.errors import (
     ClaimLost,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage, rescheduled
+from postdate.messages import DelayedMessage, copy_with_due
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
     ArrowBatch,
     Claim,
-    Moved,
+    MovedMessages,
     MoveReport,
     MovingStore,
     OldSnapshot,
@@ -69,9 +69,9 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.limits import KeptLimits
+from postdate.ports.limits import StoredLimits
 from postdate.runtime.resource import Resource
-from postdate.runtime.threads import in_thread, together
+from postdate.runtime.threads import run_in_group, run_in_thread
 
 if TYPE_CHECKING:
     from postdate.backends.postgres.columnar import Columns
@@ -152,18 +152,18 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def setup(self) -> None:
-        await in_thread(self.database.setup_blocking, self._sql.table)
+        await run_in_thread(self.database.setup_blocking, self._sql.table)
 
     @override
     async def close(self) -> None:
-        await in_thread(self._close)
+        await run_in_thread(self._close)
 
     def _close(self) -> None:
-        self.database.leave()
+        self.database.shorten_deadlines()
         all_released = False
         try:
             if self._table is not None:
-                self._claims.give_up()
+                self._claims.release_all()
             all_released = not self._claims.may_leave_leases
         finally:
             self.database.close_blocking(in_doubt=not all_released)
@@ -175,21 +175,21 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
-        if not await together(self, self._stored, (row, now)):
+        if not await run_in_group(self, self._store_blocking, (row, now)):
             await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
         self._next_due.announce(message.due)
 
-    def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
+    def _store_blocking(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
         rows, now = [row for row, _ in works], max(now for _, now in works)
         if len(rows) == 1:
             return [self.database.run_blocking(lambda c: self._insert_one(c, rows[0], now))]
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now))
-        fresh = Counter(row[0] for row in rows) - Counter(report.already_there)
-        return [fresh.pop(row[0], 0) > 0 for row in rows]
+        new_counts = Counter(row[0] for row in rows) - Counter(report.duplicate_ids)
+        return [new_counts.pop(row[0], 0) > 0 for row in rows]
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return await in_thread(self.store_many_blocking, messages, now)
+        return await run_in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
@@ -201,7 +201,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return report
 
     @override
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         rows = [self._row(message) for message in messages]
 
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
@@ -216,7 +216,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             self._claims.lease(self._claims.tokens_of(claims))
             return claims[0].message if claims else None
 
-        return await in_thread(fetch)
+        return await run_in_thread(fetch)
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
@@ -246,57 +246,59 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        return await in_thread(self._claim, now, limit)
+        return await run_in_thread(self._claim, now, limit)
 
     @override
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        return await in_thread(self._claim, now, limit, kept)
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await run_in_thread(self._claim, now, limit, stored_limits)
 
-    def _claim(self, now: datetime, limit: int, stored: KeptLimits | None = None) -> list[Claim]:
+    def _claim(self, now: datetime, limit: int, stored: StoredLimits | None = None) -> list[Claim]:
         while True:
-            connection = self.database.take()
+            connection = self.database.acquire()
             try:
-                with self.database.translating():
+                with self.database.translate_errors():
                     self._claims.forget_finished(connection)
-                    self._claims.free_abandoned(connection)
-                    if self._next_due.lags():
-                        self._look(connection)
+                    self._claims.release_abandoned(connection)
+                    if self._next_due.count_batch():
+                        self._query_next_attempt(connection)
                     connection.execute("BEGIN")
-                    rows, bad = self._claimed(connection, now, limit, stored)
-                    if not rows or bad:
+                    rows, unreadable = self._claim_rows(connection, now, limit, stored)
+                    if not rows or unreadable:
                         connection.execute("COMMIT")
                     else:
                         self.database.listener()  # its sign of life shows other processes that the claims are in force
             except BaseException:  # closing the connection ends the transaction and so the claims
-                self.database.drop(connection)
+                self.database.close_connection(connection)
                 raise
-            if rows and not bad:
+            if rows and not unreadable:
                 break
-            self.database.put(connection)
-            if not bad:
+            self.database.release(connection)
+            if not unreadable:
                 return []  # else poll again: the unreadable rows are marked now, and the other rows are unlocked
-        tokens = self._claims.hold(connection, [(number, message.due) for number, message in rows])
+        tokens = self._claims.remember_batch(connection, [(number, message.due) for number, message in rows])
         return [Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
 
-    def _claimed(
-        self, connection: Connection, now: datetime, limit: int, stored: KeptLimits | None = None
+    def _claim_rows(
+        self, connection: Connection, now: datetime, limit: int, stored: StoredLimits | None = None
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
         """Lock due messages in the open transaction; unreadable rows are marked in it."""
-        begin, end = (self._next_due.since(), now) if stored is None else (stored.begin, stored.end)
-        values: dict[str, Any] = {"now": end, "limit": limit, "from": begin}
-        rows, bad = read(connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _numbered)
-        if bad:
+        after, before = (self._next_due.lower_bound(), now) if stored is None else (stored.lane_start, stored.lane_end)
+        values: dict[str, Any] = {"now": before, "limit": limit, "from": after}
+        rows, unreadable = decode_rows(
+            connection.execute(self._sql.claim, values, prepare=True, binary=True), 0, _decode_numbered
+        )
+        if unreadable:
             values = {"now": now, "holder": None, "store": self._store_id(connection)}
-            mark_unreadable(connection, self._sql.unreadable, values, bad)
-        return rows, bad
+            mark_unreadable(connection, self._sql.unreadable, values, unreadable)
+        return rows, unreadable
 
     @override
-    def still_holds(self, claim: Claim) -> bool:
-        return self._claims.holds(claim)
+    def is_in_force(self, claim: Claim) -> bool:
+        return self._claims.has_claim(claim)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        return await in_thread(self._finish, claims, outcome, now, detail)
+        return await run_in_thread(self._finish, claims, outcome, now, detail)
 
     def _finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str) -> int:
         values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
@@ -308,16 +310,16 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return self._claims.settle(claims, remove)
 
     @override
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         def finish(connection: Connection) -> None:
             removed = 0
             tokens = self._claims.tokens_of(claims)
             self._claims.lease(tokens)  # the transaction of the queue must not wait for row locks of this process
-            for holder, numbers in by_holder(tokens):
+            for holder, numbers in group_by_holder(tokens):
                 values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
                 removed += connection.execute(self._sql.finish, values).fetchall()[0][0]
-            self._claims.finished_elsewhere(tokens)
+            self._claims.remember_finished(tokens)
             if removed < len(claims):
                 raise ClaimLost.of(*(claim.message.message_id for claim in claims))
 
@@ -325,7 +327,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        def count(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+        def retry(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {
                 "numbers": array(numbers),
                 "holder": holder,
@@ -333,17 +335,19 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                 "now": now,
                 "reason": reason,
             }
-            counted = connection.execute(self._sql.retry, {**values, "store": self._store_id(connection)}).rowcount
-            if counted:  # notify other processes, as this one may end before the next attempt
+            changed_count = connection.execute(
+                self._sql.retry, {**values, "store": self._store_id(connection)}
+            ).rowcount
+            if changed_count:  # notify other processes, as this one may end before the next attempt
                 self._notify(connection, attempt_at, now)
-            return counted
+            return changed_count
 
-        def give_back() -> bool:
-            if done := self._claims.settle([claim], count):
+        def release() -> bool:
+            if done := self._claims.settle([claim], retry):
                 self._next_due.announce(attempt_at)
             return bool(done)
 
-        return await in_thread(give_back)
+        return await run_in_thread(release)
 
     @override
     async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
@@ -352,41 +356,41 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             values |= {"now": now, "holder": holder, "store": self._store_id(connection)}
             return connection.execute(self._sql.unreadable.mark, values).fetchall()[0][0]
 
-        return bool(await in_thread(self._claims.settle, [claim], mark))
+        return bool(await run_in_thread(self._claims.settle, [claim], mark))
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Release a whole batch by ending its transaction."""
 
-        def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+        def release_rows(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
-            row = connection.execute(self._sql.give_back, {**values, "store": self._store_id(connection)}).fetchone()
+            row = connection.execute(self._sql.release, {**values, "store": self._store_id(connection)}).fetchone()
             return 0 if row is None else row[0]
 
         def release() -> int:
-            if done := self._claims.settle(claims, give_back, as_it_was=attempt_at is None):
+            if done := self._claims.settle(claims, release_rows, is_unchanged=attempt_at is None):
                 self._next_due.announce(attempt_at or min(claim.message.due for claim in claims))
             return done
 
-        return await in_thread(release)
+        return await run_in_thread(release)
 
     @override
     async def next_attempt(self) -> datetime | None:
-        return await self.database.run(self._look)
+        return await self.database.run(self._query_next_attempt)
 
-    def _look(self, connection: Connection) -> datetime | None:
-        look = self._next_due.look()
-        locked, first_locked = self._claims.locked(), self._claims.first_locked()
-        values = {"from": self._next_due.since(), "held": array(locked), **self._of_store(connection)}
-        row = connection.execute(self._sql.next, values, prepare=True).fetchone()
-        return self._next_due.seen_all(look, None if row is None else row[0], first_locked, None)
+    def _query_next_attempt(self, connection: Connection) -> datetime | None:
+        query = self._next_due.start_query()
+        locked, first_locked = self._claims.locked_numbers(), self._claims.first_locked()
+        values = {"from": self._next_due.lower_bound(), "held": array(locked), **self._store_values(connection)}
+        row = connection.execute(self._sql.next_attempt, values, prepare=True).fetchone()
+        return self._next_due.finish_bounded_query(query, None if row is None else row[0], first_locked, None)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         def start() -> Callable[[], None]:
             store_id = self.database.run_blocking(self._store_id)
             listener = self.database.listener()
-            listener.introduce(delivers=True)
+            listener.add_role(delivers=True)
 
             def on_notification(topic: str, number: int, value: int) -> None:
                 if topic == "lost":
@@ -394,26 +398,31 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                 elif topic == "due" and number == store_id:
                     self._next_due.announce(from_microseconds(value))
 
-            listener.holder()
-            stop_hearing = listener.hear(on_notification)
-            stop_watching = self._next_due.listen(wake)
+            listener.wait_for_holder()
+            stop_listening = listener.listen(on_notification)
+            stop_waking = self._next_due.listen(wake)
 
             def stop() -> None:
-                stop_watching()
-                stop_hearing()
+                stop_waking()
+                stop_listening()
 
             return stop
 
-        return await in_thread(start)
+        return await run_in_thread(start)
 
     # --- moving -------------------------------------------------------------------------------------------------
 
     @override
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         def move(connection: Connection) -> MoveReport:
-            look = self._next_due.look()
-            locked, first_locked = self._claims.locked(), self._claims.first_locked()
-            values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._next_due.since()}
+            query = self._next_due.start_query()
+            locked, first_locked = self._claims.locked_numbers(), self._claims.first_locked()
+            values = {
+                "now": now,
+                "limit": limit,
+                "store": self._store_id(connection),
+                "from": self._next_due.lower_bound(),
+            }
             sql = self._sql.move if self._many_due else self._sql.move_few
             values |= {"held": array(locked), "listing": listing}
             try:
@@ -423,25 +432,28 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                     raise
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             assert row is not None
-            delivered, expired, to, first_due, _, *listed, head, moves = row
+            delivered, expired, delivered_to, first_due, _, *listed, head, can_move = row
             if self._many_due:
-                head, moves = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
+                head, can_move = connection.execute(self._sql.next_attempt, values, prepare=True).fetchone() or (
+                    None,
+                    None,
+                )
             self._many_due = delivered + expired == limit
-            next_attempt = self._next_due.seen_all(look, head, first_locked, now)
-            has_unmoved = head is not None and head < now and not moves
-            moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
-            return MoveReport(delivered, expired, has_unmoved, next_attempt, to or {}, utc(first_due), moved)
+            next_attempt = self._next_due.finish_bounded_query(query, head, first_locked, now)
+            has_unmoved = head is not None and head < now and not can_move
+            moved = None if not listing else NOTHING_MOVED if listed[0] is None else MovedMessages(*listed)
+            return MoveReport(delivered, expired, has_unmoved, next_attempt, delivered_to or {}, utc(first_due), moved)
 
         return await self.database.run(move)
 
     def _mark_unreadable_due(self, connection: Connection, now: datetime, limit: int) -> bool:
         """Mark the unreadable messages of the next batch to move; return whether there were any."""
         with connection.transaction():
-            _, bad = self._claimed(connection, now, limit)
-        return bool(bad)
+            _, unreadable = self._claim_rows(connection, now, limit)
+        return bool(unreadable)
 
     @override
-    async def pause(self) -> None:
+    async def yield_to_writers(self) -> None:
         """No pause: writers of PostgreSQL do not wait for each other."""
 
     # --- what cannot be read ------------------------------------------------------------------------------------
@@ -459,15 +471,15 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        return await self.database.run(lambda c: self._alone(c, self._cancelled(message_id, now)))
+        return await self.database.run(lambda c: self._run_steps(c, self._cancel_steps(message_id, now)))
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         def reschedule(connection: Connection) -> bool:
-            if self._alone(connection, self._moved(message_id, due, now, wall_time)):
+            if self._run_steps(connection, self._reschedule_steps(message_id, due, now, wall_time)):
                 return True
-            for message in self._read(connection, self._sql.get, {"id": message_id}).messages:
-                rescheduled(message, due)  # raises if the message was not changed because it expires before
+            for message in self._read_page(connection, self._sql.get, {"id": message_id}).messages:
+                copy_with_due(message, due)  # raises if the message was not changed because it expires before
             return False
 
         if done := await self.database.transaction(reschedule):
@@ -475,25 +487,27 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return done
 
     @override
-    def _of_store(self, session: Connection) -> Mapping[str, int]:
+    def _store_values(self, session: Connection) -> Mapping[str, int]:
         return {"store": self._store_id(session)}
 
     @override
     async def _page(self, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
-        whole = statement is self._sql.list_pending  # it may read the whole table, so it needs a longer deadline
-        return await self.database.run(lambda c: self._read(c, statement, values), patiently=whole)
+        is_whole_table = (
+            statement is self._sql.list_pending
+        )  # it may read the whole table, so it needs a longer deadline
+        return await self.database.run(lambda c: self._read_page(c, statement, values), patiently=is_whole_table)
 
-    def _read(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
-        rows = connection.execute(statement, {**values, **self._of_store(connection)}, binary=True).fetchall()
+    def _read_page(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
+        rows = connection.execute(statement, {**values, **self._store_values(connection)}, binary=True).fetchall()
         return page_of_rows(rows, values.get("limit"))
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        def ask(connection: Connection) -> Sequence[tuple[Any, ...]]:
+        def read_rows(connection: Connection) -> Sequence[tuple[Any, ...]]:
             connection.execute("SET LOCAL enable_bitmapscan = on")  # a BRIN index can only be used by a bitmap scan
-            return self._asked(connection, self._sql.history, {"id": message_id})
+            return self._query_rows(connection, self._sql.history, {"id": message_id})
 
-        return self._records(await self.database.transaction(ask, patiently=True))
+        return self._records(await self.database.transaction(read_rows, patiently=True))
 
     @override
     def observer(self) -> PostgresObserver:
@@ -505,11 +519,11 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def server_now(self) -> datetime:
-        return brought_up_to_date(*await self.database.run(server_now))
+        return earliest_time_now(*await self.database.run(server_now))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
-        await in_thread(report_clock, self.database, ahead)
+        await run_in_thread(report_clock, self.database, ahead)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
@@ -523,7 +537,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @property
     @override
-    def gives_columns(self) -> bool:
+    def has_columns(self) -> bool:
         return True
 
     @override
@@ -535,7 +549,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         if not batch.num_rows:
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)
-        due = columns.earliest(batch)
+        due = columns.earliest_due(batch)
         report = columns.store(batch, self._sql, now, notice(store_id, due, now))
         if report is None:
             rows = columns.rows(batch)
@@ -552,5 +566,5 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return self._columnar
 
 
-def _numbered(row: tuple[Any, ...]) -> tuple[int, DelayedMessage]:
+def _decode_numbered(row: tuple[Any, ...]) -> tuple[int, DelayedMessage]:
     return row[0], message_of(*row[1:])

@@ -16,18 +16,20 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import SchemaNames, check_name, literal, own_table_script, quoted, sql
+from postdate.backends.postgres.names import SchemaNames, check_name, literal, own_table_script, quote_name, sql
 from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.timeouts import CONTENT, LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
-from postdate.backends.sql.timeouts_layout import TIME, normal_id, rounded_up, table_name
+from postdate.backends.sql.timeouts_layout import TIME, normal_id, round_up, table_name
 from postdate.errors import StoreNotSetUp
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.resource import Resource
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
-_WHAT: Final = "the table of timeouts (table_prefix=...)"
-_BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
+_TABLE_DESCRIPTION: Final = "the table of timeouts (table_prefix=...)"
+_LIMIT_IDLE_TRANSACTION: Final = (
+    f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
+)
 """The server frees claims of a frozen process: ADR 54."""
 
 UPSTREAM_SCHEMA: Final = "public"
@@ -78,7 +80,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         self._connections = Access(database, schema, answers_within=answers_within)
         super().__init__(
             self._connections,
-            lambda name: _PostgresTable(schema, check_name(name, _WHAT), self._connections.where),
+            lambda name: _PostgresTable(schema, check_name(name, _TABLE_DESCRIPTION), self._connections.where),
             table_prefix,
         )
 
@@ -95,7 +97,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     @override
     def setup_statements(self, endpoint: str) -> str:
         table = table_name(endpoint, prefix=self._prefix)
-        return own_table_script(self._schema, table, self._named(endpoint).setup[1:])
+        return own_table_script(self._schema, table, self._table_of(endpoint).setup[1:])
 
     @override
     async def setup(self) -> None:
@@ -103,7 +105,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
         def create(connection: Connection) -> None:
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (SchemaNames(self._schema).lock_class,))
-            schema, table = connection.execute(sql(layout.exist)).fetchone() or (None, None)
+            schema, table = connection.execute(sql(layout.exists_query)).fetchone() or (None, None)
             if table is None:  # so that later starts need no right to create
                 for statement in layout.setup if schema is None else layout.setup[1:]:
                     connection.execute(sql(statement))
@@ -114,20 +116,20 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Claim by a row lock; the server ends its transaction, and the claim, after a minute without statements."""
         normal = normal_id(timeout_id)
-        return None if normal is None else await in_thread(self._claim, self._checked_table, normal)
+        return None if normal is None else await run_in_thread(self._claim, self._checked_table, normal)
 
     def _claim(self, table: _PostgresTable, timeout_id: str) -> TimeoutClaim | None:
-        connection = self._connections.take()
+        connection = self._connections.acquire()
         timeout = None
         try:
-            with self._connections.translating():
+            with self._connections.translate_errors():
                 # One round trip by one text, not a pipeline: the driver sends a Flush after the Sync of a pipeline, and
                 # that stops the server's timer of a transaction at rest (PostgreSQL 15 and 18, ADR 54).
-                claimed = connection.execute(table.claim(timeout_id))
-                while claimed.nextset():
+                cursor = connection.execute(table.claim(timeout_id))
+                while cursor.nextset():
                     pass
-                row = claimed.fetchone()
-            timeout = self._read(row)
+                row = cursor.fetchone()
+            timeout = self._decode_row(row)
         finally:
             if timeout is None:
                 _roll_back(self._connections, connection)
@@ -138,7 +140,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def close(self) -> None:
-        await in_thread(self._connections.close_blocking)
+        await run_in_thread(self._connections.close_blocking)
 
 
 class _ConnectionClaim:
@@ -153,22 +155,22 @@ class _ConnectionClaim:
 
     async def remove(self) -> bool:
         connection, self._connection = self._connection, None
-        return connection is not None and await in_thread(self._remove, connection)
+        return connection is not None and await run_in_thread(self._remove, connection)
 
     def _remove(self, connection: BoundedConnection) -> bool:
         try:
-            with self._connections.translating():
+            with self._connections.translate_errors():
                 with _one_round_trip(connection):
                     removed = connection.execute(self._table.sql.delete, self._table.key(self.timeout.timeout_id))
                     connection.execute("COMMIT")
                 return removed.rowcount > 0
         finally:
-            self._connections.put(connection)  # which closes it unless the transaction has ended
+            self._connections.release(connection)  # which closes it unless the transaction has ended
 
     async def release(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await in_thread(_roll_back, self._connections, connection)
+            await run_in_thread(_roll_back, self._connections, connection)
 
 
 def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
@@ -179,40 +181,42 @@ def _roll_back(connections: Access, connection: BoundedConnection) -> None:
     """Roll back and give the connection back, which closes it if that has failed. Never raises."""
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK")
-    connections.put(connection)
+    connections.release(connection)
 
 
 class _PostgresTable(TimeoutTable):
     dialect, no_limit = PostgresSqlDialect(), None
 
     def __init__(self, schema: str, table: str, where: str) -> None:
-        self._plain, self._where = f"{quoted(schema)}.{quoted(table)}", where
+        self._qualified_name, self._where = f"{quote_name(schema)}.{quote_name(table)}", where
         self._digits: int | None = None
         self.setup = (
-            f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}",
+            f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}",
             (
-                f"CREATE TABLE {self._plain} (\n"
+                f"CREATE TABLE {self._qualified_name} (\n"
                 f'    "Id" uuid NOT NULL PRIMARY KEY, "Destination" varchar(200), "SagaId" uuid, "State" bytea,\n'
                 f'    "Time" timestamp, "Headers" text NOT NULL, "PersistenceVersion" varchar(23) NOT NULL\n)'
             ),
-            f'CREATE INDEX ON {self._plain} ("SagaId")',
-            f'CREATE INDEX ON {self._plain} ("Time")',
+            f'CREATE INDEX ON {self._qualified_name} ("SagaId")',
+            f'CREATE INDEX ON {self._qualified_name} ("Time")',
         )
-        self.exist = f"SELECT to_regnamespace({literal(quoted(schema))}), to_regclass({literal(self._plain)})"
+        self.exists_query = (
+            f"SELECT to_regnamespace({literal(quote_name(schema))}), to_regclass({literal(self._qualified_name)})"
+        )
         self._precision = sql(
             f"SELECT datetime_precision FROM information_schema.columns WHERE table_schema = {literal(schema)} "
             f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
         )
-        name = self._plain.replace("%", "%%")
+        name = self._qualified_name.replace("%", "%%")
         # Python has no later years, and no 'infinity', as which .NET writes its latest time: psycopg would raise.
         later = f"""{LATER} AND "Time" < '10000-01-01'"""
         first = f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1'
         super().__init__(standard_statements(name, '"Headers"::text', first))
-        self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._plain} WHERE "Id" = '
+        self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._qualified_name} WHERE "Id" = '
 
     def claim(self, timeout_id: str) -> bytes:
         """Return a text without parameters that begins a transaction and locks the row, if it is free."""
-        return sql(f"BEGIN; {_BOUND}; {self._claim}{literal(timeout_id)} FOR UPDATE SKIP LOCKED")
+        return sql(f"BEGIN; {_LIMIT_IDLE_TRANSACTION}; {self._claim}{literal(timeout_id)} FOR UPDATE SKIP LOCKED")
 
     @override
     def instant(self, instant: datetime) -> datetime:
@@ -220,7 +224,7 @@ class _PostgresTable(TimeoutTable):
 
     @override
     def insert(self, session: Connection, row: dict[str, Any]) -> bool:
-        time = rounded_up(row[TIME], self._time_digits(session))
+        time = round_up(row[TIME], self._time_digits(session))
         return self.dialect.change(session, self.sql.insert, {**row, TIME: self.instant(time)}) > 0
 
     def _time_digits(self, connection: Connection) -> int:
@@ -228,6 +232,6 @@ class _PostgresTable(TimeoutTable):
         if self._digits is None:
             row = connection.execute(self._precision).fetchone()
             if row is None or row[0] is None:
-                raise StoreNotSetUp(f"{self._where} lacks the table {self._plain}: run `postdate setup`")
+                raise StoreNotSetUp(f"{self._where} lacks the table {self._qualified_name}: run `postdate setup`")
             self._digits = int(row[0])
         return self._digits

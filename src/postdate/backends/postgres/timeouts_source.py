@@ -11,19 +11,19 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
-from postdate.backends.postgres.names import quoted
+from postdate.backends.postgres.names import quote_name
 from postdate.backends.postgres.names import sql as bytes_of
 from postdate.backends.sql.timeouts_layout import ID, TIME
-from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECONDS, Dialect, Hiding, Session
+from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECONDS, Dialect, HideRequest, Session
 from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
 
 DEFAULT_SCHEMA: Final = "public"
 """Where upstream's tables are unless it is told otherwise."""
 
-_TURN: Final = -1
-"""Second key of the lock of :meth:`PostgresDialect.take_turn`; those above 0 are numbers of processes that live."""
+_TURN_KEY: Final = -1
+"""Second key of the lock of :meth:`PostgresDialect.acquire_turn`; those above 0 are numbers of processes that live."""
 
-_LAST: Final = "'9999-12-31 23:59:59.999999'"
+_LATEST_TIME: Final = "'9999-12-31 23:59:59.999999'"
 
 
 class PostgresSession:
@@ -37,16 +37,16 @@ class PostgresSession:
         self._connection.prepare_threshold = None
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        with self._translating():
+        with self._translate_errors():
             return self._connection.execute(bytes_of(sql), values).fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
-        with self._translating():
+        with self._translate_errors():
             return max(self._connection.execute(bytes_of(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Uses a cursor of the server."""
-        with self._translating(), self._connection.transaction():
+        with self._translate_errors(), self._connection.transaction():
             self._connection.execute("SET LOCAL enable_seqscan = on")
             with self._connection.cursor(name="postdate_migration") as cursor:
                 cursor.execute(bytes_of(sql), values)
@@ -63,9 +63,9 @@ class PostgresSession:
         self.change("ROLLBACK", {})
 
     @contextmanager
-    def _translating(self) -> Generator[None]:
+    def _translate_errors(self) -> Generator[None]:
         try:
-            with self._database.translating():
+            with self._database.translate_errors():
                 yield
         except StoreError as error:
             if self._connection.closed and not isinstance(error, StoreUnreachable):
@@ -75,7 +75,7 @@ class PostgresSession:
             raise
 
     def close(self) -> None:
-        with suppress(PostdateError), self._database.translating():
+        with suppress(PostdateError), self._database.translate_errors():
             self._connection.close()
 
 
@@ -87,7 +87,7 @@ class PostgresDialect(Dialect):
         schema: ``None``: ``public``.
     """
 
-    locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
+    lock_clause, skip_locked_clause = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
     names_of_tables = "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s"
 
     def __init__(self, url: str, schema: str | None) -> None:
@@ -108,11 +108,11 @@ class PostgresDialect(Dialect):
         return now.astimezone(UTC)
 
     @override
-    def holds_a_store(self, session: Session) -> bool:
+    def has_store(self, session: Session) -> bool:
         """Also looks in the default schema of stores."""
-        if super().holds_a_store(session):
+        if super().has_store(session):
             return True
-        default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
+        default = f"{quote_name(STORE_SCHEMA)}.{quote_name('store')}"
         return session.rows("SELECT to_regclass(%(default)s) IS NOT NULL", {"default": default})[0][0]
 
     @override
@@ -120,12 +120,12 @@ class PostgresDialect(Dialect):
         rows = session.rows(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 "
             "AND NOT attisdropped ORDER BY attnum",
-            {"table": f"{quoted(self.schema)}.{quoted(table)}"},
+            {"table": f"{quote_name(self.schema)}.{quote_name(table)}"},
         )
         return [name for (name,) in rows]
 
     @override
-    def limit(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: Session, margin: timedelta) -> None:
         """The server also ends a transaction whose client is suspended."""
         for setting, share in (
             ("statement_timeout", 4),
@@ -135,55 +135,56 @@ class PostgresDialect(Dialect):
             session.change(f"SET {setting} = {max(margin // timedelta(milliseconds=share), 1)}", {})
 
     @override
-    def unlimit(self, session: Session) -> None:
+    def reset_limits(self, session: Session) -> None:
         for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             session.change(f"SET {setting} = 0", {})
 
     @override
-    def take_turn(self, session: Session) -> None:
+    def acquire_turn(self, session: Session) -> None:
         """The lock is held until the end of the transaction."""
         session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
         session.rows(
             "SELECT pg_advisory_xact_lock(%(key)s, %(turn)s)",
-            {"key": self._database.names.lock_class, "turn": _TURN},
+            {"key": self._database.names.lock_class, "turn": _TURN_KEY},
         )
 
     @override
-    def readable(self, column: str) -> str:
+    def readable_column(self, column: str) -> str:
         """Return NULL for times that Python has no value for: infinity, and years beyond 1 to 9999."""
-        name = self.quoted(column)
+        name = self.quote_name(column)
         if column == TIME:
-            return f"CASE WHEN {name} BETWEEN '0001-01-01' AND {_LAST} THEN {name} END"
+            return f"CASE WHEN {name} BETWEEN '0001-01-01' AND {_LATEST_TIME} THEN {name} END"
         return f"{name}::text" if column == ID else name
 
     @override
-    def quoted(self, name: str) -> str:
-        return quoted(name).replace("%", "%%")
+    def quote_name(self, name: str) -> str:
+        return quote_name(name).replace("%", "%%")
 
     @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+    def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
         key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
-                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
-                f"(LIKE {self.table(live)}, {self.quoted(NUMBER)} integer NOT NULL, {key})"
+                f"CREATE TABLE IF NOT EXISTS {self.qualified_table(staging)} "
+                f"(LIKE {self.qualified_table(live)}, {self.quote_name(NUMBER)} integer NOT NULL, {key})"
             ),
         )
 
     @override
-    def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
+    def hide(self, session: Session, request: HideRequest, floor: datetime) -> int:
         """See :class:`Dialect`; in one statement, which reads and writes each row once."""
-        return session.change(self._moving(hiding), {"floor": self.floor(floor)})
+        return session.change(self._move_statement(request), {"floor": self.floor_of(floor)})
 
-    def _moving(self, hiding: Hiding) -> str:
-        columns, live = self.list_of(hiding.columns), self.table(hiding.live)
-        all_of = ", ".join(f"t.{self.quoted(column)}" for column in hiding.columns)
-        number = f"({hiding.first} + (row_number() OVER (ORDER BY due) - 1) / {hiding.batch_size})::integer"
+    def _move_statement(self, request: HideRequest) -> str:
+        columns, live = self.list_of(request.columns), self.qualified_table(request.live)
+        all_of = ", ".join(f"t.{self.quote_name(column)}" for column in request.columns)
+        number = f"({request.first} + (row_number() OVER (ORDER BY due) - 1) / {request.batch_size})::integer"
         return (
-            f"WITH earliest AS MATERIALIZED ({self._earliest(hiding, f'ctid AS place, {self.quoted(TIME)} AS due')}), "
+            f"WITH earliest AS MATERIALIZED "
+            f"({self._earliest_query(request, f'ctid AS place, {self.quote_name(TIME)} AS due')}), "
             f"numbered AS MATERIALIZED (SELECT place, {number} AS number FROM earliest), "
             f"gone AS (DELETE FROM {live} AS t USING numbered AS n WHERE t.ctid = n.place "
             f"RETURNING {all_of}, n.number) "
-            f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
+            f"INSERT INTO {self.qualified_table(request.staging)} ({columns}, {self.quote_name(NUMBER)}) "
             f"SELECT {columns}, number FROM gone"
         )

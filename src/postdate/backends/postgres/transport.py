@@ -25,12 +25,17 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.errors import of_queues, queue_errors
+from postdate.backends.postgres.errors import translate_queue_errors, transport_error_of
 from postdate.backends.postgres.names import array, queues_script, steps
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
-from postdate.backends.postgres.rows import Row, Unreadable, envelope_of, queued_row, read
-from postdate.backends.postgres.unreadable import UnreadableInSchema, UnreadableStatements, in_queues, mark_unreadable
+from postdate.backends.postgres.rows import Row, Unreadable, decode_rows, envelope_of, queued_row
+from postdate.backends.postgres.unreadable import (
+    UnreadableInSchema,
+    UnreadableStatements,
+    mark_unreadable,
+    statements_of_queues,
+)
 from postdate.clock import steady_seconds
 from postdate.errors import (
     ClaimLost,
@@ -44,34 +49,34 @@ from postdate.messages import (
     Envelope,
     check_headers,
     encode_headers,
-    why_too_large,
+    too_large_error,
 )
 from postdate.ports import (
     HANDLED,
     SUSPECT_AFTER,
-    End,
-    Ending,
+    Completion,
     Received,
     Receiver,
     Recording,
     RecordKind,
     Scripted,
     ServerFacts,
+    Settlement,
     TransactionMode,
     Transport,
     TransportCapabilities,
     Work,
     count_received_together,
-    do_works,
+    run_works,
 )
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource
-from postdate.runtime.threads import Alarm, in_thread, together
+from postdate.runtime.threads import WakeUp, run_in_group, run_in_thread
 
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver polls this often without a wake-up, as a wake-up may be lost."""
 
-_NUMBER_AT: Final = 2
+_NUMBER_INDEX: Final = 2
 """The index of the column with the number, in a claimed row."""
 
 _IN_ONE_STATEMENT: Final = 1_000
@@ -120,12 +125,12 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
         self.sql = QueueStatements(self.database.names)
-        self.unreadable = in_queues(self.database.names)
+        self.unreadable = statements_of_queues(self.database.names)
         self.recording = self.database.recording
         self._receivers: list[PostgresReceiver] = []
         self._may_leave_claims = False
         self._queue_ids: dict[str, int] = {}
-        self.claiming: defaultdict[str, threading.Lock] = defaultdict(forks.lock)
+        self.claim_locks: defaultdict[str, threading.Lock] = defaultdict(forks.lock)
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -133,7 +138,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
             prefetches=True,
-            takes_by_id=True,
+            receives_by_id=True,
         )
         forks.register(self)
 
@@ -160,11 +165,11 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
     async def create_queues(self, names: Sequence[str]) -> None:
         def create() -> None:
             self.database.setup_blocking()
-            with self.database.leased() as connection:
+            with self.database.lend_connection() as connection:
                 for name in names:
                     connection.execute(self.sql.create, (name,))
 
-        await in_thread(create)
+        await run_in_thread(create)
 
     @override
     async def send(
@@ -173,25 +178,25 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         rows = self.rows(envelopes, now)
         if not rows and not work:
             return []
-        with queue_errors():
+        with translate_queue_errors():
             if work or len(rows) > _FEW:
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
-            return await together(self, self._sent, rows, _SENT_AT_ONCE)
+            return await run_in_group(self, self._send_together, rows, _SENT_AT_ONCE)
 
     def _send_all(self, connection: Connection, rows: _Rows, work: Sequence[Work]) -> list[PostdateError | None]:
         errors = self.insert(connection, rows)
         if work:
             raise_first(errors)
-            do_works(connection, work)
+            run_works(connection, work)
         return errors
 
-    def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
+    def _send_together(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
         rows = [row for each in works for row in each]
         errors = iter(self.database.run_blocking(lambda c: self.insert(c, rows)))
         return [list(islice(errors, len(each))) for each in works]
 
     async def _run(self, work: Callable[[Connection], Any], *, patiently: bool = False) -> Any:
-        with queue_errors():
+        with translate_queue_errors():
             return await self.database.run(work, patiently=patiently)
 
     def rows(self, envelopes: Sequence[Envelope], now: datetime) -> list[Row | MessageTooLarge]:
@@ -200,18 +205,18 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
     def _row(self, envelope: Envelope, now: datetime) -> Row | MessageTooLarge:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
-            return refused
+        if too_large := too_large_error(envelope, headers, self._capabilities.largest_message_bytes):
+            return too_large
         return queued_row(envelope, headers, now)
 
     def insert(self, connection: Connection, rows: _Rows) -> list[PostdateError | None]:
         """Insert messages into their queues, in order, 1,000 in a statement; the commit sends the notifications."""
-        good = [row for row in rows if isinstance(row, tuple)]
+        valid_rows = [row for row in rows if isinstance(row, tuple)]
         inserted: dict[int, bool] = {}
-        for start in range(0, len(good), _IN_ONE_STATEMENT):
-            share = good[start : start + _IN_ONE_STATEMENT]
-            columns = [list(column) for column in zip(*share, strict=True)]
-            if ends := any(row[-2:] != (None, None) for row in share):
+        for start in range(0, len(valid_rows), _IN_ONE_STATEMENT):
+            batch = valid_rows[start : start + _IN_ONE_STATEMENT]
+            columns = [list(column) for column in zip(*batch, strict=True)]
+            if ends := any(row[-2:] != (None, None) for row in batch):
                 self.database.listener()  # its thread removes expired messages, also if there is no receiver
             statement = self.sql.insert_ending if ends else self.sql.insert
             result = connection.execute(statement, columns if ends else columns[:-2], prepare=True).fetchone()
@@ -224,7 +229,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
                 errors.append(row)
                 continue
             errors.append(
-                None if inserted.get(position) else QueueNotFound.of(row[0], row[1], place=self.database.where)
+                None if inserted.get(position) else QueueNotFound.of(row[0], row[1], database=self.database.where)
             )
             position += 1
         return errors
@@ -235,8 +240,8 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         return self.unreadable
 
     @override
-    def _translating(self) -> AbstractContextManager[None]:
-        return queue_errors()
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_queue_errors()
 
     @override
     def receiver(self, queue: str) -> PostgresReceiver:
@@ -250,14 +255,14 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         if receiver in self._receivers:
             self._receivers.remove(receiver)
 
-    def claimed_in(self, queue: str) -> list[int]:
+    def claimed_numbers(self, queue: str) -> list[int]:
         return [number for each in list(self._receivers) if each.queue == queue for number in each.claimed_numbers()]
 
     def queue_id(self, connection: Connection, queue: str) -> int:
         """Return the number of a queue; raises :class:`QueueNotFound`."""
         if queue not in self._queue_ids:
             if (row := connection.execute(self.sql.find, (queue,)).fetchone()) is None:
-                raise QueueNotFound.of(queue, place=self.database.where)
+                raise QueueNotFound.of(queue, database=self.database.where)
             self._queue_ids[queue] = row[0]
         return self._queue_ids[queue]
 
@@ -267,7 +272,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     @override
     async def server_facts(self) -> ServerFacts:
-        with queue_errors():
+        with translate_queue_errors():
             return await server_facts(self.database, None)
 
     async def queue_lengths(self) -> Mapping[str, int]:
@@ -283,89 +288,89 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     @override
     async def close(self) -> None:
-        self.database.leave()
+        self.database.shorten_deadlines()
         receivers, self._receivers = self._receivers, []
         for receiver in receivers:
             try:
                 await receiver.close()
             except TransportUnavailable:  # the end of this process's connection releases its messages
                 self._may_leave_claims = True
-        await in_thread(partial(self.database.close_blocking, in_doubt=self._may_leave_claims))
+        await run_in_thread(partial(self.database.close_blocking, in_doubt=self._may_leave_claims))
 
 
 class PostgresReceiver(Receiver, forks.ForkAware):
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
         self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
-        self._alarm: Alarm | None = None
+        self._wake_up: WakeUp | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._claimed: dict[int, Received] = {}
         """Received messages by the number of their row. A later claim of a row replaces the earlier one."""
-        self._low = LowWater()
-        self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
+        self._low_water = LowWater()
+        self._acknowledgements = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         """Forget all claims: they belong to the parent, and must be neither settled nor released here."""
-        self._claimed, self._alarm, self._stop_listening, self.in_doubt = {}, None, None, False
+        self._claimed, self._wake_up, self._stop_listening, self.in_doubt = {}, None, None, False
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        if self._alarm is None:
-            alarm = Alarm()
-            self._stop_listening = await self._in_thread(lambda: self._listen(alarm))
-            self._alarm = alarm
+        if self._wake_up is None:
+            wake_up = WakeUp()
+            self._stop_listening = await self._run_in_thread(lambda: self._listen(wake_up))
+            self._wake_up = wake_up
         while True:
-            self._alarm.reset()
-            if (received := await self._in_thread(lambda: self._claim(limit))) is None:
+            self._wake_up.reset()
+            if (received := await self._run_in_thread(lambda: self._claim(limit))) is None:
                 continue
             if received or not wait:
                 return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
-                await self._alarm.wait()
+                await self._wake_up.wait()
 
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        with queue_errors():
-            return await in_thread(work)
+    async def _run_in_thread(self, work: Callable[[], Any]) -> Any:
+        with translate_queue_errors():
+            return await run_in_thread(work)
 
-    def _listen(self, alarm: Alarm) -> Callable[[], None]:
+    def _listen(self, wake_up: WakeUp) -> Callable[[], None]:
         queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self.queue))
         listener = self._database.listener()
-        listener.introduce(receives=self.queue)
+        listener.add_role(receives=self.queue)
 
         def on_notification(topic: str, number: int, value: int) -> None:
             if topic == "lost":
-                self._low.forget()
-                alarm.ring()
+                self._low_water.forget()
+                wake_up.wake()
             elif topic == "queue" and number == queue_id:
-                self._low.sent(value)
-                alarm.ring()
+                self._low_water.remember_free(value)
+                wake_up.wake()
 
-        return listener.hear(on_notification)
+        return listener.listen(on_notification)
 
     def claimed_numbers(self) -> list[int]:
         return list(self._claimed)
 
     def _claim(self, limit: int) -> list[Received] | None:
         """Return claimed messages; ``None`` if all of them were expired or unreadable, so that more may follow."""
-        holder = self._database.listener().holder()
-        with self._transport.claiming[self.queue]:
-            return self._certain(holder, lambda: self._claim_as(holder, limit))
+        holder = self._database.listener().wait_for_holder()
+        with self._transport.claim_locks[self.queue]:
+            return self._run_claim(holder, lambda: self._claim_as(holder, limit))
 
-    def _certain(self, holder: int, claim: Callable[[], T]) -> T:
+    def _run_claim(self, holder: int, claim: Callable[[], T]) -> T:
         """Run ``claim``. If an earlier claim failed, first release the messages that it may have claimed."""
         if self.in_doubt:
-            values = {"holder": holder, "numbers": array(self._transport.claimed_in(self.queue))}
+            values = {"holder": holder, "numbers": array(self._transport.claimed_numbers(self.queue))}
 
-            def free(connection: Connection) -> None:
+            def release(connection: Connection) -> None:
                 queue_id = self._transport.queue_id(connection, self.queue)
-                connection.execute(self._sql.free_processes, {**values, "queue": queue_id})
+                connection.execute(self._sql.release_unremembered, {**values, "queue": queue_id})
 
-            self._database.run_blocking(free)
-            self._low.forget()
+            self._database.run_blocking(release)
+            self._low_water.forget()
             # An abandoned claim may still run on the server; then the next claim releases its messages again.
-            self.in_doubt = not self._database.knows_what_was_done
+            self.in_doubt = not self._database.is_outcome_known
         try:
             return claim()
         except BaseException:
@@ -373,19 +378,21 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             raise
 
     def _claim_as(self, holder: int, limit: int) -> list[Received] | None:
-        rows, bad = self._claim_rows(holder, limit)
-        live = [row for row in rows if not row[0]]
-        if len(live) < len(rows):
+        rows, unreadable = self._claim_rows(holder, limit)
+        unexpired = [row for row in rows if not row[0]]
+        if len(unexpired) < len(rows):
             self._discard([row for row in rows if row[0]], holder)
-        if bad:
-            self._mark_unreadable(bad, holder)
-        if (rows or bad) and not live:
+        if unreadable:
+            self._mark_unreadable(unreadable, holder)
+        if (rows or unreadable) and not unexpired:
             return None
-        received = [self._received(row, holder) for row in live]
+        received = [self._received(row, holder) for row in unexpired]
         count = count_received_together(received)
         if count < len(received):
-            self._give_back_blocking([_Hold(row[1], row[_NUMBER_AT], holder) for row in live[count:]], failures=0)
-        self._claimed |= {row[_NUMBER_AT]: each for row, each in zip(live[:count], received, strict=False)}
+            self._reject_blocking(
+                [_QueueClaim(row[1], row[_NUMBER_INDEX], holder) for row in unexpired[count:]], failures=0
+            )
+        self._claimed |= {row[_NUMBER_INDEX]: each for row, each in zip(unexpired[:count], received, strict=False)}
         return received[:count]
 
     def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
@@ -394,21 +401,21 @@ class PostgresReceiver(Receiver, forks.ForkAware):
                 "holder": holder,
                 "queue": self._transport.queue_id(connection, self.queue),
                 "limit": limit,
-                "low": self._low.value(),
+                "low": self._low_water.value(),
             }
             cursor = connection.execute(self._sql.claim, values, prepare=True, binary=True)
-            return read(cursor, _NUMBER_AT, self._decoded)
+            return decode_rows(cursor, _NUMBER_INDEX, self._decode_row)
 
-        rows, bad = self._database.run_blocking(claim)
-        self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
-        return rows, bad
+        rows, unreadable = self._database.run_blocking(claim)
+        self._low_water.remember_claimed([*(row[_NUMBER_INDEX] for row in rows), *(row.number for row in unreadable)])
+        return rows, unreadable
 
-    def _mark_unreadable(self, bad: Sequence[Unreadable], holder: int) -> None:
+    def _mark_unreadable(self, unreadable: Sequence[Unreadable], holder: int) -> None:
         """Mark unreadable messages that were claimed. If this process ends before, other processes do it."""
 
         def mark(connection: Connection) -> None:
             values = {"queue": self._transport.queue_id(connection, self.queue), "holder": holder}
-            mark_unreadable(connection, self._transport.unreadable, values, bad)
+            mark_unreadable(connection, self._transport.unreadable, values, unreadable)
 
         self._database.run_blocking(mark)
 
@@ -422,124 +429,130 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._database.run_blocking(discard)
 
     @override
-    async def take(self, message_id: str) -> Received | None:
-        def take() -> Received | None:
-            holder = self._database.listener().holder()
-            with self._transport.claiming[self.queue]:
-                return self._certain(holder, lambda: take_as(holder))
+    async def receive_by_id(self, message_id: str) -> Received | None:
+        def receive() -> Received | None:
+            holder = self._database.listener().wait_for_holder()
+            with self._transport.claim_locks[self.queue]:
+                return self._run_claim(holder, lambda: claim_as(holder))
 
-        def take_as(holder: int) -> Received | None:
-            def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
+        def claim_as(holder: int) -> Received | None:
+            def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
                 values = {"holder": holder, "queue": self._transport.queue_id(connection, self.queue), "id": message_id}
-                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, self._decoded)
+                return decode_rows(
+                    connection.execute(self._sql.receive_by_id, values, binary=True), _NUMBER_INDEX, self._decode_row
+                )
 
-            rows, bad = self._database.run_blocking(find)
-            if bad:
-                self._mark_unreadable(bad, holder)
-                return take_as(holder)  # another message may have the same id
+            rows, unreadable = self._database.run_blocking(claim)
+            if unreadable:
+                self._mark_unreadable(unreadable, holder)
+                return claim_as(holder)  # another message may have the same id
             if rows and rows[0][0]:
                 self._discard(rows, holder)
                 return None
             if not rows:
                 return None
             received = self._received(rows[0], holder)
-            self._claimed[rows[0][_NUMBER_AT]] = received
+            self._claimed[rows[0][_NUMBER_INDEX]] = received
             return received
 
-        return await self._in_thread(take)
+        return await self._run_in_thread(receive)
 
-    def _decoded(self, row: Row) -> Row:
+    def _decode_row(self, row: Row) -> Row:
         has_ended, queue_id, number, *columns = row
         return (has_ended, queue_id, number, *envelope_of(self.queue, *columns))
 
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, envelope, failures, unanswered = row
-        token, is_suspect = _Hold(queue_id, number, holder), unanswered >= SUSPECT_AFTER
+        token, is_suspect = _QueueClaim(queue_id, number, holder), unanswered >= SUSPECT_AFTER
         return Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        ending = self._acknowledgement(received, now, end)
-        if isinstance(ending, ClaimLost):
-            raise ending
-        with queue_errors():
-            await self._endings.end(ending)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        acknowledgement = self._acknowledgement(received, now, completion)
+        if isinstance(acknowledgement, ClaimLost):
+            raise acknowledgement
+        with translate_queue_errors():
+            await self._acknowledgements.settle(acknowledgement)
         self._forget(received)
 
     @override
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        asked = [self._acknowledgement(*ending) for ending in endings]
-        acknowledgements = [each for each in asked if isinstance(each, Acknowledgement)]
-        errors = iter(await self._endings.end_all(acknowledgements) if acknowledgements else ())
-        results = [each if isinstance(each, ClaimLost) else next(errors) for each in asked]
-        for ending, error in zip(endings, results, strict=True):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+        outcomes = [self._acknowledgement(*ending) for ending in settlements]
+        acknowledgements = [each for each in outcomes if isinstance(each, Acknowledgement)]
+        errors = iter(await self._acknowledgements.settle_all(acknowledgements) if acknowledgements else ())
+        results = [each if isinstance(each, ClaimLost) else next(errors) for each in outcomes]
+        for settlement, error in zip(settlements, results, strict=True):
             if error is None:
-                self._forget(ending.received)
-        return [of_queues(error) if isinstance(error, StoreUnavailable) else error for error in results]
+                self._forget(settlement.received)
+        return [transport_error_of(error) if isinstance(error, StoreUnavailable) else error for error in results]
 
-    def _acknowledgement(self, received: Received, now: datetime, end: End) -> Acknowledgement | ClaimLost:
-        hold = self._hold_of(received)
-        if hold is None:
+    def _acknowledgement(
+        self, received: Received, now: datetime, completion: Completion
+    ) -> Acknowledgement | ClaimLost:
+        token = self._token_of(received)
+        if token is None:
             return ClaimLost.of(received.envelope.message_id, queue=self.queue)
-        rows = self._transport.rows(end.outgoing, now) if end.outgoing else ()
-        kind, detail = self._kind_to_record(received, end), end.detail or None
+        rows = self._transport.rows(completion.outgoing, now) if completion.outgoing else ()
+        kind, detail = self._kind_to_record(received, completion), completion.detail or None
         id_ = received.envelope.message_id
-        return Acknowledgement(id_, hold.queue_id, hold.number, hold.holder, now, kind, detail, rows, end.work)
+        return Acknowledgement(
+            id_, token.queue_id, token.number, token.holder, now, kind, detail, rows, completion.work
+        )
 
-    def _kind_to_record(self, received: Received, end: End) -> int | None:
+    def _kind_to_record(self, received: Received, completion: Completion) -> int | None:
         """Return the kind to record, or ``None``. For a message that was never delayed only a discard is recorded."""
-        if end.record is RecordKind.DISCARDED:
-            return int(end.record)
+        if completion.record is RecordKind.DISCARDED:
+            return int(completion.record)
         is_recorded = received.envelope.due is not None and self._transport.recording is Recording.ALL
-        return int(end.record) if is_recorded and end.record is not None else None
+        return int(completion.record) if is_recorded and completion.record is not None else None
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        if self._hold_of(received) is not None:
-            await self._give_back([received], failures=int(failed))
+        if self._token_of(received) is not None:
+            await self._reject([received], failures=int(failed))
 
-    def _hold_of(self, received: Received) -> _Hold | None:
-        hold = received.token
-        return hold if isinstance(hold, _Hold) and self._claimed.get(hold.number) is received else None
+    def _token_of(self, received: Received) -> _QueueClaim | None:
+        token = received.token
+        return token if isinstance(token, _QueueClaim) and self._claimed.get(token.number) is received else None
 
     def _forget(self, received: Received) -> None:
-        hold = self._hold_of(received)
-        if hold is not None:
-            self._claimed.pop(hold.number, None)
+        token = self._token_of(received)
+        if token is not None:
+            self._claimed.pop(token.number, None)
 
-    async def _give_back(self, messages: Sequence[Received], failures: int) -> None:
-        holds = [hold for each in messages if (hold := self._hold_of(each)) is not None]
-        await self._in_thread(lambda: self._give_back_blocking(holds, failures))
+    async def _reject(self, messages: Sequence[Received], failures: int) -> None:
+        tokens = [hold for each in messages if (hold := self._token_of(each)) is not None]
+        await self._run_in_thread(lambda: self._reject_blocking(tokens, failures))
         for each in messages:
             self._forget(each)
 
-    def _give_back_blocking(self, holds: Sequence[_Hold], failures: int) -> None:
-        def give_back(connection: Connection) -> None:
+    def _reject_blocking(self, tokens: Sequence[_QueueClaim], failures: int) -> None:
+        def reject(connection: Connection) -> None:
             connection.execute(
-                self._sql.give_back,
+                self._sql.reject,
                 {
                     "queue": self._transport.queue_id(connection, self.queue),
-                    "numbers": [hold.number for hold in holds],
-                    "holders": list({hold.holder for hold in holds}),
+                    "numbers": [hold.number for hold in tokens],
+                    "holders": list({hold.holder for hold in tokens}),
                     "failures": failures,
                 },
             )
 
-        self._database.run_blocking(give_back)
-        for hold in holds:
-            self._low.sent(hold.number)
+        self._database.run_blocking(reject)
+        for hold in tokens:
+            self._low_water.remember_free(hold.number)
 
     @override
     async def close(self) -> None:
         if self._stop_listening is not None:
             self._stop_listening()
-            self._stop_listening = self._alarm = None
+            self._stop_listening = self._wake_up = None
         self._transport.forget(self)
         if self._claimed:
-            await self._give_back(list(self._claimed.values()), failures=0)
+            await self._reject(list(self._claimed.values()), failures=0)
 
 
-class _Hold:
+class _QueueClaim:
     __slots__ = ("holder", "number", "queue_id")
 
     def __init__(self, queue_id: int, number: int, holder: int) -> None:
@@ -559,30 +572,30 @@ class LowWater:
         self._lock = forks.lock()
         self._value = 0
         self._swept_at = steady_seconds()
-        self._freed_while_looking: int | None = None
+        self._freed_during_query: int | None = None
 
     def value(self) -> int:
         """Return the number; once in ten seconds 0, to find messages that were missed."""
         with self._lock:
-            self._freed_while_looking = None
+            self._freed_during_query = None
             now = steady_seconds()
             if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # rows that other processes locked may be free again
                 self._value, self._swept_at = 0, now
             return self._value
 
-    def claimed(self, numbers: Sequence[int]) -> None:
+    def remember_claimed(self, numbers: Sequence[int]) -> None:
         """Note the claimed numbers, which were the lowest free ones. If there are none, the next search begins at 0."""
         with self._lock:
-            lowest, freed = min(numbers, default=0), self._freed_while_looking
+            lowest, freed = min(numbers, default=0), self._freed_during_query
             # A message that became free during the search may not be in its result.
             self._value = lowest if freed is None else min(lowest, freed)
 
-    def sent(self, number: int) -> None:
+    def remember_free(self, number: int) -> None:
         """Note that a message is free."""
         with self._lock:
             self._value = min(self._value, number)
-            freed = self._freed_while_looking
-            self._freed_while_looking = number if freed is None else min(freed, number)
+            freed = self._freed_during_query
+            self._freed_during_query = number if freed is None else min(freed, number)
 
     def forget(self) -> None:
-        self.sent(0)
+        self.remember_free(0)

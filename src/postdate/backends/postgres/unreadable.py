@@ -16,8 +16,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.names import SchemaNames, array, places, sql
-from postdate.backends.postgres.rows import Unreadable, only_in_calendar
+from postdate.backends.postgres.names import SchemaNames, array, ctids_of, sql
+from postdate.backends.postgres.rows import Unreadable, time_in_calendar
 from postdate.errors import MessageNotFound
 from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
 from postdate.ports.observation import UNREADABLE
@@ -36,8 +36,8 @@ class _Table:
     Args:
         name: quoted.
         fields: its columns with the parts of a message.
-        release: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
-        claimed: condition on the rows that are marked.
+        release_clause: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
+        is_claimed: condition on the rows that are marked.
         content: expression for the number of its content.
         queue: expression for the queue of a row; empty for a store.
         destination: expression for what is recorded.
@@ -47,8 +47,8 @@ class _Table:
 
     name: str
     fields: Sequence[str]
-    release: str
-    claimed: str
+    release_clause: str
+    is_claimed: str
     content: str
     queue: str
     destination: str
@@ -60,7 +60,7 @@ class UnreadableStatements:
     """The statements of one table. Those that mark give how many rows they have marked."""
 
     def __init__(self, names: SchemaNames, table: _Table) -> None:
-        contents, name, store = names.of("content"), table.name, table.store
+        contents, name, store = names.name_of("content"), table.name, table.store
         self.names = (*table.fields, "headers", "body")
         raw = ", ".join(f"convert_to(t.{field}::text, 'UTF8')" for field in table.fields)
         content = f"SELECT headers, body FROM {contents} WHERE number = {table.content} OFFSET 0"
@@ -71,76 +71,76 @@ class UnreadableStatements:
             WHERE t.unreadable IS NOT NULL ORDER BY t.number LIMIT %(limit)s""")
         self.count = sql(f"SELECT count(*) FROM {name} WHERE unreadable IS NOT NULL")
 
-        def recorded(rows: str, kind: RecordKind, at: str) -> str:
+        def insert_records(rows: str, kind: RecordKind, at: str) -> str:
             return f"""
-                INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
-                SELECT {at}, {only_in_calendar("t.due")}, {store}, {kind:d}, t.message_id, {table.destination},
+                INSERT INTO {names.name_of("record")} (at, due, store_id, kind, message_id, destination, detail)
+                SELECT {at}, {time_in_calendar("t.due")}, {store}, {kind:d}, t.message_id, {table.destination},
                     '{UNREADABLE}' || t.unreadable
                 FROM {rows} AS t WHERE {store} IS NOT NULL"""
 
         self.mark = sql(f"""
             WITH marked AS (
-                UPDATE {name} SET {table.release}, unreadable = {_REASON}, unreadable_at = {table.now}
-                WHERE {table.claimed} RETURNING *),
-            recorded AS ({recorded("marked", RecordKind.FAILED, table.now)})
+                UPDATE {name} SET {table.release_clause}, unreadable = {_REASON}, unreadable_at = {table.now}
+                WHERE {table.is_claimed} RETURNING *),
+            recorded AS ({insert_records("marked", RecordKind.FAILED, table.now)})
             SELECT count(*)::integer FROM marked""")
         self.discard = sql(f"""
             WITH gone AS (
                 DELETE FROM {name} WHERE number = %(number)s AND unreadable IS NOT NULL RETURNING *),
             dropped AS (DELETE FROM {contents} WHERE number = ANY (ARRAY(SELECT {table.content} FROM gone AS t))),
-            recorded AS ({recorded("gone", RecordKind.DISCARDED, "%(now)s::timestamptz")})
+            recorded AS ({insert_records("gone", RecordKind.DISCARDED, "%(now)s::timestamptz")})
             SELECT count(*)::integer FROM gone""")
 
 
-def in_store(names: SchemaNames, table: str) -> UnreadableStatements:
+def statements_of_store(names: SchemaNames, table: str) -> UnreadableStatements:
     """Return the statements of a store. The one that marks takes ``holder``; ``None``: held by row locks."""
-    waiting = _Table(
-        name=names.of(table),
+    pending_table = _Table(
+        name=names.name_of(table),
         fields=(*_FIELDS, "destination"),
-        release="attempt_at = NULL, holder = NULL",
-        claimed="number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint",
+        release_clause="attempt_at = NULL, holder = NULL",
+        is_claimed="number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint",
         content="t.number",
         queue="''",
         destination="t.destination",
         store="%(store)s::smallint",
         now="%(now)s::timestamptz",
     )
-    return UnreadableStatements(names, waiting)
+    return UnreadableStatements(names, pending_table)
 
 
-def in_queues(names: SchemaNames) -> UnreadableStatements:
+def statements_of_queues(names: SchemaNames) -> UnreadableStatements:
     """Return the statements of all queues of a schema."""
-    message = names.of("queue_message")
-    numbered = places(
+    message = names.name_of("queue_message")
+    ctids = ctids_of(
         "unnest(%(numbers)s::bigint[]) AS k(number)", message, "queue_id = %(queue)s AND number = k.number"
     )
-    queue = f"(SELECT q.name FROM {names.of('queue')} AS q WHERE q.queue_id = abs(t.queue_id))"
-    queued = _Table(
+    queue = f"(SELECT q.name FROM {names.name_of('queue')} AS q WHERE q.queue_id = abs(t.queue_id))"
+    queue_table = _Table(
         name=message,
         fields=_FIELDS,
-        release="queue_id = -queue_id, holder = NULL, ends_at = NULL",
-        claimed=f"ctid = ANY ({numbered}) AND coalesce(holder, 0) = %(holder)s",
+        release_clause="queue_id = -queue_id, holder = NULL, ends_at = NULL",
+        is_claimed=f"ctid = ANY ({ctids}) AND coalesce(holder, 0) = %(holder)s",
         content="t.content",
         queue=f"coalesce({queue}, abs(t.queue_id)::text)",
         destination=queue,
         store="t.store_id",
         now="clock_timestamp()",
     )
-    return UnreadableStatements(names, queued)
+    return UnreadableStatements(names, queue_table)
 
 
 def mark_unreadable(
-    connection: Connection, statements: UnreadableStatements, values: dict[str, Any], bad: Sequence[Unreadable]
+    connection: Connection, statements: UnreadableStatements, values: dict[str, Any], rows: Sequence[Unreadable]
 ) -> None:
     """Mark rows that are held, and log that with the reason of the first."""
-    connection.execute(statements.mark, {**values, **reasons(bad)})
+    connection.execute(statements.mark, {**values, **reasons(rows)})
     text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
-    log.error(text, len(bad), bad[0].reason)
+    log.error(text, len(rows), rows[0].reason)
 
 
-def reasons(bad: Sequence[Unreadable]) -> dict[str, object]:
+def reasons(rows: Sequence[Unreadable]) -> dict[str, object]:
     """Return the numbers and reasons of rows as parameters."""
-    return {"numbers": array(row.number for row in bad), "reasons": [row.reason.replace("\0", "") for row in bad]}
+    return {"numbers": array(row.number for row in rows), "reasons": [row.reason.replace("\0", "") for row in rows]}
 
 
 class UnreadableInSchema(UnreadableRows):
@@ -157,7 +157,7 @@ class UnreadableInSchema(UnreadableRows):
         """Return what the statements take beside numbers and times."""
         return {}
 
-    def _translating(self) -> AbstractContextManager[None]:
+    def _translate_errors(self) -> AbstractContextManager[None]:
         """Wrap each call, so that queues raise errors of queues."""
         return nullcontext()
 
@@ -165,17 +165,17 @@ class UnreadableInSchema(UnreadableRows):
     async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
         statements = self._unreadable
 
-        def find(connection: Connection) -> list[UnreadableRow]:
+        def read_rows(connection: Connection) -> list[UnreadableRow]:
             rows = connection.execute(statements.list, {"limit": limit}).fetchall()
             return [_unreadable_row(row, statements.names) for row in rows]
 
-        with self._translating():
-            return await self.database.run(find)
+        with self._translate_errors():
+            return await self.database.run(read_rows)
 
     @override
     async def count_unreadable(self) -> int:
         count = self._unreadable.count
-        with self._translating():
+        with self._translate_errors():
             return await self.database.run(lambda connection: connection.execute(count, ()).fetchall()[0][0])
 
     @override
@@ -186,7 +186,7 @@ class UnreadableInSchema(UnreadableRows):
             values = {"number": number, "now": now, **self._values_of_unreadable(connection)}
             return connection.execute(statements.discard, values).fetchall()[0][0]
 
-        with self._translating():
+        with self._translate_errors():
             if not await self.database.run(discard):
                 raise MessageNotFound(f"no unreadable row in {self.database.where} has the number {number}")
 

@@ -32,7 +32,7 @@ class CreatedQueues(LimitedMessages):
 BACKEND: Final = Backend(
     product="RabbitMQ",
     place=Place.SERVER,
-    addresses=Addresses(("amqp", "amqps"), "amqp://user@host/vhost", found_by="env:POSTDATE_RABBITMQ_URL"),
+    addresses=Addresses(("amqp", "amqps"), "amqp://user@host/vhost", bench_address="env:POSTDATE_RABBITMQ_URL"),
     extra="rabbitmq",
     oldest_version=(3, 10),
     transport=Adapter("postdate.backends.rabbitmq.transport:RabbitMqTransport", CreatedQueues),

@@ -106,7 +106,7 @@ class Login:
     management_port: int = 0
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """For messages, without secrets."""
         return f"RabbitMQ at {self.host}:{self.port} (virtual host {self.virtual_host!r}, user {self.user!r})"
 

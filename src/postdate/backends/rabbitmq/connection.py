@@ -63,7 +63,7 @@ class AmqpConnection(Stream):
         self._channels: dict[int, Channel] = {}
         self._channel_limit = _MOST_CHANNELS
         self._reader = FrameReader(LARGEST_FRAME)
-        self.opened: asyncio.Future[None] = self.loop.create_future()
+        self.open_future: asyncio.Future[None] = self.loop.create_future()
 
     @classmethod
     async def open(cls, login: Login, within_seconds: float) -> AmqpConnection:
@@ -72,26 +72,26 @@ class AmqpConnection(Stream):
             async with asyncio.timeout(within_seconds):
                 _, link = await asyncio.get_running_loop().create_connection(lambda: cls(login), login.host, login.port)
                 try:
-                    await link.opened
+                    await link.open_future
                 except BaseException:
                     await link.abort()
                     raise
         except TimeoutError as error:
-            raise TransportUnreachable(f"{login.place} did not answer within {within_seconds:g} s") from error
+            raise TransportUnreachable(f"{login.description} did not answer within {within_seconds:g} s") from error
         except OSError as error:
-            raise TransportUnreachable(f"{login.place} cannot be reached: {error}") from error
+            raise TransportUnreachable(f"{login.description} cannot be reached: {error}") from error
         return link
 
     async def open_channel(
-        self, make: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
+        self, create_channel: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> C:
         """Open a channel; raises `TransportUnavailable` when the connection has ended, or has no channel left."""
-        if self.ended is not None:
-            raise self.ended
+        if self.end_error is not None:
+            raise self.end_error
         number = next((n for n in range(1, self._channel_limit + 1) if n not in self._channels), None)
         if number is None:
             raise TransportUnreachable(f"all {self._channel_limit} channels of a connection are open")
-        channel = self._channels[number] = make(self, number)
+        channel = self._channels[number] = create_channel(self, number)
         try:
             await channel.call(wire.CHANNEL_OPEN, b"\0", wire.CHANNEL_OPEN_OK, within_seconds)
         except BaseException:
@@ -99,17 +99,17 @@ class AmqpConnection(Stream):
             raise
         return channel
 
-    async def ask(
-        self, method: Method, arguments: bytes, answer: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
+    async def request(
+        self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
         """Call a method on a channel of its own, which is all that the server closes when it refuses."""
         channel = await self.open_channel(Channel, within_seconds)
         try:
-            return await channel.call(method, arguments, answer, within_seconds)
+            return await channel.call(method, arguments, answer_method, within_seconds)
         finally:
             channel.close(TransportUnreachable("this channel has done its work"))
 
-    def forget(self, channel: Channel) -> None:
+    def forget_channel(self, channel: Channel) -> None:
         """Make the channel's number available again."""
         if self._channels.get(channel.number) is channel:
             del self._channels[channel.number]
@@ -119,7 +119,7 @@ class AmqpConnection(Stream):
         with anyio.CancelScope(shield=True):
             self.write(method_frame(0, wire.CONNECTION_CLOSE, _CLOSE_ARGUMENTS))
             with anyio.move_on_after(CLOSES_WITHIN_SECONDS):
-                await asyncio.shield(self._lost)
+                await asyncio.shield(self._lost_future)
             await self.abort()
 
     # --- what the server says
@@ -130,48 +130,48 @@ class AmqpConnection(Stream):
             for kind, number, payload in self._reader.frames(content):
                 if number:
                     if (channel := self._channels.get(number)) is not None:
-                        channel.frame(kind, payload)
+                        channel.handle_frame(kind, payload)
                 elif kind == wire.METHOD:
-                    self._control(_method_of(payload), Arguments(payload))
+                    self._handle_control_method(_method_of(payload), Arguments(payload))
         except MalformedFrame as error:
             self.abandon(error)
 
     @override
     def on_end(self, error: PostdateError) -> None:
-        if not self.opened.done():
-            self.opened.set_exception(error)
-            self.opened.exception()  # retrieved: a caller that gave up does not
+        if not self.open_future.done():
+            self.open_future.set_exception(error)
+            self.open_future.exception()  # retrieved: a caller that gave up does not
         for channel in list(self._channels.values()):
-            channel.end(error)
+            channel.detach(error)
 
-    def _control(self, method: Method, arguments: Arguments) -> None:
+    def _handle_control_method(self, method: Method, arguments: Arguments) -> None:
         if method == wire.CONNECTION_START:
-            self._start(arguments)
+            self._answer_start(arguments)
         elif method == wire.CONNECTION_TUNE:
-            self._tune(arguments.unsigned(2), arguments.unsigned(4), arguments.unsigned(2))
+            self._answer_tune(arguments.unsigned(2), arguments.unsigned(4), arguments.unsigned(2))
         elif method == wire.CONNECTION_OPEN_OK:
-            if not self.opened.done():
-                self.opened.set_result(None)
+            if not self.open_future.done():
+                self.open_future.set_result(None)
         elif method == wire.CONNECTION_CLOSE:
             reason = f"{arguments.unsigned(2)} {arguments.short_text()}"
             self.write(method_frame(0, wire.CONNECTION_CLOSE_OK))
-            self._end(TransportUnreachable(f"{self.login.place} closed the connection: {reason}"))
+            self._set_end_error(TransportUnreachable(f"{self.login.description} closed the connection: {reason}"))
             self._transport.close()
         elif method == wire.CONNECTION_CLOSE_OK:
-            self._end(TransportUnreachable("the connection was closed here"))
+            self._set_end_error(TransportUnreachable("the connection was closed here"))
             self._transport.close()
         elif method in {wire.CONNECTION_BLOCKED, wire.CONNECTION_UNBLOCKED}:
             self.blocked = arguments.short_text() if method == wire.CONNECTION_BLOCKED else None
             for channel in list(self._channels.values()):
                 channel.on_block()
 
-    def _start(self, arguments: Arguments) -> None:
-        arguments.take(2)
+    def _answer_start(self, arguments: Arguments) -> None:
+        arguments.read(2)
         fields = wire.fields_of(arguments.long_bytes())
-        self.server = {_text(field.name): _text(field.value) for field in fields if field.kind == b"S"}
+        self.server = {_decode_text(field.name): _decode_text(field.value) for field in fields if field.kind == b"S"}
         mechanisms = arguments.long_bytes().split()
         if b"PLAIN" not in mechanisms:
-            self.abandon(TransportUnreachable(f"{self.login.place} takes no password: {mechanisms}"))
+            self.abandon(TransportUnreachable(f"{self.login.description} takes no password: {mechanisms}"))
             return
         properties = wire.table(
             {"product": "Postdate", "version": version("postdate"), "platform": "Python", "capabilities": _CAPABILITIES}
@@ -180,15 +180,15 @@ class AmqpConnection(Stream):
         answer = properties + wire.short_text("PLAIN") + wire.long_bytes(secret) + wire.short_text("en_US")
         self.write(method_frame(0, wire.CONNECTION_START_OK, answer))
 
-    def _tune(self, channels: int, frame: int, heartbeat: int) -> None:
+    def _answer_tune(self, channels: int, frame: int, heartbeat: int) -> None:
         self._channel_limit = min(channels or _MOST_CHANNELS, _MOST_CHANNELS)
         self.frame_limit = self._reader.largest = min(frame or LARGEST_FRAME, LARGEST_FRAME)
         seconds = min(heartbeat, self.login.heartbeat_seconds) if heartbeat else self.login.heartbeat_seconds
-        agreed = wire.uint16(self._channel_limit) + wire.uint32(self.frame_limit) + wire.uint16(seconds)
-        self.write(method_frame(0, wire.CONNECTION_TUNE_OK, agreed))
+        tune_arguments = wire.uint16(self._channel_limit) + wire.uint32(self.frame_limit) + wire.uint16(seconds)
+        self.write(method_frame(0, wire.CONNECTION_TUNE_OK, tune_arguments))
         self.write(method_frame(0, wire.CONNECTION_OPEN, wire.short_text(self.login.virtual_host) + b"\0\0"))
         if seconds:
-            self._keep_alive(seconds / 2)
+            self._start_heartbeats(seconds / 2)
 
 
 class Channel:
@@ -196,24 +196,24 @@ class Channel:
 
     def __init__(self, link: AmqpConnection, number: int) -> None:
         self.link, self.number = link, number
-        self.ended: PostdateError | None = None
-        self._turn = asyncio.Lock()
+        self.end_error: PostdateError | None = None
+        self._lock = asyncio.Lock()
         self._answer: asyncio.Future[Arguments] | None = None
-        self._awaited: Method | None = None
+        self._answer_method: Method | None = None
         self._method: Method = (0, 0)
         self._arguments = self._properties = b""
         self._body: list[bytes] = []
-        self._missing = 0
+        self._missing_bytes = 0
 
     async def call(
-        self, method: Method, arguments: bytes, answer: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
+        self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
         """Send a method and return its answer; a cancelled caller waits for it, so that answers match calls."""
         with anyio.CancelScope(shield=True):
-            async with self._turn:
-                if self.ended is not None:
-                    raise self.ended
-                self._awaited, self._answer = answer, self.link.loop.create_future()
+            async with self._lock:
+                if self.end_error is not None:
+                    raise self.end_error
+                self._answer_method, self._answer = answer_method, self.link.loop.create_future()
                 self.link.write(method_frame(self.number, method, arguments))
                 try:
                     return await asyncio.wait_for(asyncio.shield(self._answer), within_seconds)
@@ -222,66 +222,68 @@ class Channel:
                     if self._answer.done():
                         return self._answer.result()
                     self._answer.cancel()
-                    late = TransportUnreachable(f"{self.link.login.place} gave no answer within {within_seconds:.3g} s")
+                    timeout_error = TransportUnreachable(
+                        f"{self.link.login.description} gave no answer within {within_seconds:.3g} s"
+                    )
                     if self.link.is_silent:
-                        self.link.abandon(late)
-                    self.close(late)
-                    raise late from error
+                        self.link.abandon(timeout_error)
+                    self.close(timeout_error)
+                    raise timeout_error from error
                 finally:
-                    self._awaited = self._answer = None
+                    self._answer_method = self._answer = None
         raise AssertionError("unreachable: the scope is never cancelled")
 
     def close(self, error: PostdateError) -> None:
         """Close the channel without waiting; its number stays taken until the server has agreed."""
-        if self.ended is None:
+        if self.end_error is None:
             self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS))
-            self._finish(error)
+            self._set_end_error(error)
 
-    async def close_in_good_order(self) -> None:
+    async def close_and_wait(self) -> None:
         """Close the channel, after the server has handled everything that was sent on it."""
         await self.call(wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS, wire.CHANNEL_CLOSE_OK)
-        self.end(TransportUnreachable("this channel was closed here"))
+        self.detach(TransportUnreachable("this channel was closed here"))
 
-    def end(self, error: PostdateError) -> None:
-        self.link.forget(self)
-        self._finish(error)
+    def detach(self, error: PostdateError) -> None:
+        self.link.forget_channel(self)
+        self._set_end_error(error)
 
-    def _finish(self, error: PostdateError) -> None:
-        if self.ended is None:
-            self.ended = error
+    def _set_end_error(self, error: PostdateError) -> None:
+        if self.end_error is None:
+            self.end_error = error
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(error)
             self.on_end(error)
 
-    def frame(self, kind: int, payload: bytes) -> None:
+    def handle_frame(self, kind: int, payload: bytes) -> None:
         if kind == wire.METHOD:
-            self._take_method(_method_of(payload), payload)
+            self._handle_method(_method_of(payload), payload)
         elif kind == wire.HEADER:
-            self._missing = int.from_bytes(payload[4:12], "big")
+            self._missing_bytes = int.from_bytes(payload[4:12], "big")
             self._properties, self._body = payload[12:], []
-            self._complete()
+            self._handle_complete_content()
         else:
-            self._missing -= len(payload)
+            self._missing_bytes -= len(payload)
             self._body.append(payload)
-            self._complete()
+            self._handle_complete_content()
 
-    def _take_method(self, method: Method, payload: bytes) -> None:
+    def _handle_method(self, method: Method, payload: bytes) -> None:
         if method in {wire.BASIC_DELIVER, wire.BASIC_RETURN}:
             self._method, self._arguments = method, payload
         elif method == wire.CHANNEL_CLOSE:
             arguments = Arguments(payload)
             self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE_OK))
-            self.end(ChannelClosed(arguments.unsigned(2), arguments.short_text()))
-        elif method == wire.CHANNEL_CLOSE_OK and method != self._awaited:
-            self.link.forget(self)
-        elif method == self._awaited:
+            self.detach(ChannelClosed(arguments.unsigned(2), arguments.short_text()))
+        elif method == wire.CHANNEL_CLOSE_OK and method != self._answer_method:
+            self.link.forget_channel(self)
+        elif method == self._answer_method:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(Arguments(payload))
-        elif self.ended is None:
+        elif self.end_error is None:
             self.on_method(method, payload)
 
-    def _complete(self) -> None:
-        if self._missing <= 0 and self.ended is None:
+    def _handle_complete_content(self) -> None:
+        if self._missing_bytes <= 0 and self.end_error is None:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body = []
             self.on_content(self._method, Arguments(self._arguments), self._properties, body)
@@ -304,7 +306,7 @@ class Channel:
 C = TypeVar("C", bound=Channel)
 
 
-def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable | None:
+def node_away_error(error: ChannelClosed, queue: str) -> DestinationUnavailable | None:
     """Return an error when the 404 means that the node of an existing queue is away."""
     if error.reply_code != NOT_FOUND or "inaccessible" not in error.text:
         return None
@@ -315,7 +317,7 @@ def _method_of(payload: bytes) -> Method:
     return (payload[0] << 8 | payload[1], payload[2] << 8 | payload[3])
 
 
-def _text(content: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     return content.decode(errors="backslashreplace")
 
 
@@ -324,58 +326,60 @@ class PersistentConnection:
 
     def __init__(self, login: Login, connects_within_seconds: float, resource: Resource, purpose: str = "work") -> None:
         self.login = login
-        self._within = connects_within_seconds
+        self._connect_seconds = connects_within_seconds
         self._link: AmqpConnection | None = None
-        self._turn: asyncio.Lock | None = None
+        self._lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._closed = False
+        self._is_closed = False
         self.frame_limit = LARGEST_FRAME
         """Bytes in a frame, by the latest connection; the usual limit before there was one."""
-        self._outage = resource.calls(f"no connection for {purpose}", log)
+        self._call_health = resource.calls(f"no connection for {purpose}", log)
 
-    async def link(self) -> AmqpConnection:
+    async def get_link(self) -> AmqpConnection:
         """Return an open connection; after a failure it raises for a while without connecting again."""
         forks.check_process()
         loop = asyncio.get_running_loop()
-        if self._loop is not loop or self._turn is None:  # a link lives and dies with its event loop
+        if self._loop is not loop or self._lock is None:  # a link lives and dies with its event loop
             if self._link is not None:
-                self._link.leave()
-            self._loop, self._turn, self._link = loop, asyncio.Lock(), None
-        if self._link is not None and self._link.ended is None:
+                self._link.abandon_threadsafe()
+            self._loop, self._lock, self._link = loop, asyncio.Lock(), None
+        if self._link is not None and self._link.end_error is None:
             return self._link
-        async with self._turn:
-            if self._closed:
+        async with self._lock:
+            if self._is_closed:
                 raise TransportUnreachable("this transport was closed")
-            if self._link is None or self._link.ended is not None:
+            if self._link is None or self._link.end_error is not None:
                 link = await self._connect(loop)
-                if self._closed or self._loop is not loop:
-                    link.leave()
+                if self._is_closed or self._loop is not loop:
+                    link.abandon_threadsafe()
                     raise TransportUnreachable("this transport was closed, or is used from another event loop now")
                 self._link = link
             return self._link
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AmqpConnection:
-        if (wait := self._not_before - loop.time()) > 0:
-            raise TransportUnreachable(f"{self.login.place} could not be reached; next attempt in {wait:.1f} s")
+        if (remaining_seconds := self._not_before - loop.time()) > 0:
+            raise TransportUnreachable(
+                f"{self.login.description} could not be reached; next attempt in {remaining_seconds:.1f} s"
+            )
         try:
-            link = await AmqpConnection.open(self.login, self._within)
+            link = await AmqpConnection.open(self.login, self._connect_seconds)
         except TransportUnavailable as error:
-            self._outage.failed(error, loop.time())
+            self._call_health.report_failure(error, loop.time())
             self._not_before = loop.time() + min(_LONGEST_PAUSE_SECONDS, 0.1 * 2**self._failures)
             self._failures = min(self._failures + 1, 10)
             raise
         self._failures = 0
-        self._outage.succeeded(loop.time())
+        self._call_health.report_success(loop.time())
         self.frame_limit = link.frame_limit
         return link
 
     async def close(self) -> None:
         """Close the connection, for good."""
-        self._closed = True
+        self._is_closed = True
         link, self._link = self._link, None
         if link is not None and link.loop is asyncio.get_running_loop():
             await link.close()
         elif link is not None:
-            link.leave()
+            link.abandon_threadsafe()

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed, node_away
-from postdate.backends.rabbitmq.properties import Arrived, seconds_to_live
+from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed, node_away_error
+from postdate.backends.rabbitmq.properties import DecodedMessage, seconds_to_live
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.runtime.bounded import Bounded
@@ -32,8 +32,8 @@ class Delivery(NamedTuple):
     """A message as the broker pushed it, still encoded.
 
     ``tag`` is its number within the channel. ``route`` has the exchange it was published to, and its routing key, as
-    two short strings. ``at`` is when it was pushed, in seconds of the event loop's clock. ``seen`` is the decoded
-    message, if it was received here before and is offered again.
+    two short strings. ``received_at`` is when it was pushed, in seconds of the event loop's clock. ``decoded_message``
+    is the decoded message, if it was received here before and is offered again.
     """
 
     tag: int
@@ -41,8 +41,8 @@ class Delivery(NamedTuple):
     properties: bytes
     body: bytes
     route: bytes
-    at: float = 0.0
-    seen: Arrived | None = None
+    received_at: float = 0.0
+    decoded_message: DecodedMessage | None = None
 
 
 class ConsumingChannel(Channel):
@@ -55,162 +55,169 @@ class ConsumingChannel(Channel):
     without the broker. Source: ADR 0028.
     """
 
-    def __init__(self, link: AmqpConnection, number: int, queue: str, ahead: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int, queue: str, prefetch: int) -> None:
         super().__init__(link, number)
-        self._queue, self._ahead = queue, ahead
-        self.unwanted: Callable[[Delivery], None] = lambda delivery: self.give_back(delivery.tag)
+        self._queue, self._prefetch = queue, prefetch
+        self.on_unwanted: Callable[[Delivery], None] = lambda delivery: self.requeue(delivery.tag)
         self.time_to_live: Callable[[], float] = lambda: math.inf
         """Returns the seconds after which the queue drops each message, if they are known; else infinity."""
 
         self._consumers: dict[str, int] = {}
-        self._consumers_so_far = 0
-        self._pushed: deque[Delivery] = deque()
-        self._outstanding: dict[int, None] = {}
-        self._attached = self._last_tag = self._detached_up_to = 0
-        self._done: set[int] = set()
-        self._news = asyncio.Event()
-        self._waiting = 0
+        self._consumer_count = 0
+        self._deliveries: deque[Delivery] = deque()
+        self._unsettled_tags: dict[int, None] = {}
+        self._attached_count = self._last_tag = self._last_detached_tag = 0
+        self._acknowledged_tags: set[int] = set()
+        self._change_event = asyncio.Event()
+        self._waiting_count = 0
         self._queue_is_deleted = False
-        self._asked = False
-        self._pushed_until = -math.inf
-        self._idle: asyncio.TimerHandle | None = None
+        self._was_requested = False
+        self._requeue_at = -math.inf
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     async def receive(self, limit: int) -> list[Delivery]:
         """Wait for a message; return up to ``limit``, in order."""
-        self._waiting += 1
-        self._asked = True
+        self._waiting_count += 1
+        self._was_requested = True
         try:
-            while not self._pushed:
-                self._news.clear()  # before the call: the connection may end right after its answer, which sets this
-                await self._ask_for(limit)
-                if not self._pushed:
-                    await self._news.wait()
-                self._check()
+            while not self._deliveries:
+                # before the call: the connection may end right after its answer, which sets this
+                self._change_event.clear()
+                await self._request_push(limit)
+                if not self._deliveries:
+                    await self._change_event.wait()
+                self._check_open()
         except asyncio.CancelledError:
-            if self._waiting == 1:  # no other receiver waits for messages on their way
+            if self._waiting_count == 1:  # no other receiver waits for messages on their way
                 self.stop_pushing()
             raise
         finally:
-            self._waiting -= 1
-        return [self._pushed.popleft() for _ in range(min(limit, len(self._pushed)))]
+            self._waiting_count -= 1
+        return [self._deliveries.popleft() for _ in range(min(limit, len(self._deliveries)))]
 
-    async def begin(self, limit: int) -> None:
+    async def start_pushing(self, limit: int) -> None:
         """Ask for messages; return when the broker has agreed to push them."""
-        self._asked = True
-        await self._ask_for(limit)
-        self._check()
+        self._was_requested = True
+        await self._request_push(limit)
+        self._check_open()
 
-    def _check(self) -> None:
-        if self.ended is not None:
-            raise self.ended
-        if self._queue_is_deleted and not self._pushed:
+    def _check_open(self) -> None:
+        if self.end_error is not None:
+            raise self.end_error
+        if self._queue_is_deleted and not self._deliveries:
             error = QueueNotFound(f"queue {self._queue!r} was deleted")
             self.close(error)
             raise error
 
-    async def _ask_for(self, limit: int) -> None:
+    async def _request_push(self, limit: int) -> None:
         """Let the broker push ``limit`` messages in addition to those that are claimed."""
         # Messages of cancelled consumers do not count against the prefetch of the current ones.
-        prefetch = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
-        if (missing := prefetch - sum(self._consumers.values())) <= 0:
+        prefetch = min(self._attached_count - len(self._deliveries) + limit + self._prefetch, _LARGEST_PREFETCH)
+        if (missing_count := prefetch - sum(self._consumers.values())) <= 0:
             return
         if len(self._consumers) == _MOST_CONSUMERS:
             self.stop_pushing()
-            missing = min(limit + self._ahead, _LARGEST_PREFETCH)
+            missing_count = min(limit + self._prefetch, _LARGEST_PREFETCH)
         try:
-            await self.call(wire.BASIC_QOS, bytes(4) + wire.uint16(missing) + b"\0", wire.BASIC_QOS_OK)
-            self._consumers_so_far += 1
-            name = f"postdate-{self._consumers_so_far}"
+            await self.call(wire.BASIC_QOS, bytes(4) + wire.uint16(missing_count) + b"\0", wire.BASIC_QOS_OK)
+            self._consumer_count += 1
+            name = f"postdate-{self._consumer_count}"
             arguments = b"\0\0" + wire.short_text(self._queue) + wire.short_text(name) + bytes(5)
-            self._consumers[name] = missing
-            self._look_later()
+            self._consumers[name] = missing_count
+            self._start_idle_timer()
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
-            if (away := node_away(error, self._queue)) is not None:
-                raise away from error
+            if (away_error := node_away_error(error, self._queue)) is not None:
+                raise away_error from error
             if error.reply_code == NOT_FOUND:
                 raise QueueNotFound.of(self._queue) from error
             raise
 
     def _stop_if_idle(self) -> None:
-        idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
-        if idle and (self._consumers or self.link.loop.time() > self._pushed_until):
-            self.stop_pushing(self._ahead)
-        if self._consumers or self._pushed:
-            self._look_later()
+        is_idle, self._was_requested, self._idle_timer = not (self._waiting_count or self._was_requested), False, None
+        if is_idle and (self._consumers or self.link.loop.time() > self._requeue_at):
+            self.stop_pushing(self._prefetch)
+        if self._consumers or self._deliveries:
+            self._start_idle_timer()
 
-    def _look_later(self) -> None:
-        if self._idle is None:
-            self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
+    def _start_idle_timer(self) -> None:
+        if self._idle_timer is None:
+            self._idle_timer = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
 
-    def stop_pushing(self, ahead: int = 0) -> None:
+    def stop_pushing(self, prefetch: int = 0) -> None:
         """Cancel the consumers and requeue messages that were pushed and not received.
 
-        Keeps up to ``ahead`` messages that are new here and not too old.
+        Keeps up to ``prefetch`` messages that are new here and not too old.
         """
         for name in self._consumers:
             self.link.write(method_frame(self.number, wire.BASIC_CANCEL, wire.short_text(name) + _NOT_WAITING))
         self._consumers.clear()
-        self._attached, self._detached_up_to = 0, self._last_tag
-        pushed, self._pushed = self._pushed, deque()
-        self._pushed_until, now = math.inf, self.link.loop.time()
-        for delivery in pushed:
-            if len(self._pushed) < ahead and delivery.seen is None and (until := self._may_stay_until(delivery)) >= now:
-                self._pushed.append(delivery)
-                self._pushed_until = min(self._pushed_until, until)
+        self._attached_count, self._last_detached_tag = 0, self._last_tag
+        deliveries, self._deliveries = self._deliveries, deque()
+        self._requeue_at, now = math.inf, self.link.loop.time()
+        for delivery in deliveries:
+            if (
+                len(self._deliveries) < prefetch
+                and delivery.decoded_message is None
+                and (deadline := self._requeue_deadline_of(delivery)) >= now
+            ):
+                self._deliveries.append(delivery)
+                self._requeue_at = min(self._requeue_at, deadline)
             else:
-                self.unwanted(delivery)
+                self.on_unwanted(delivery)
 
-    def _may_stay_until(self, delivery: Delivery) -> float:
+    def _requeue_deadline_of(self, delivery: Delivery) -> float:
         """Return until when a message may stay here: until the broker's limit for acknowledgements, or its expiry.
 
         In seconds of the event loop's clock.
         """
-        return delivery.at + min(_LONGEST_CLAIM_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
+        return delivery.received_at + min(
+            _LONGEST_CLAIM_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties)
+        )
 
     def acknowledge(self, tag: int) -> None:
         """Acknowledge a message. Acknowledgements within one turn of the event loop share a frame."""
-        if not self._done:
+        if not self._acknowledged_tags:
             self.link.loop.call_soon(self._write_acknowledgements)
-        self._done.add(tag)
+        self._acknowledged_tags.add(tag)
 
     def _write_acknowledgements(self) -> None:
-        done, outstanding, last, count = self._done, self._outstanding, 0, 0
-        for tag in outstanding:
-            if tag not in done:
+        acknowledged_tags, unsettled_tags, last_tag, count = self._acknowledged_tags, self._unsettled_tags, 0, 0
+        for tag in unsettled_tags:
+            if tag not in acknowledged_tags:
                 break
-            last, count = tag, count + 1
-        frames = [ack_frame(self.number, last, multiple=count > 1)] if count else []
-        frames += [ack_frame(self.number, tag, multiple=False) for tag in sorted(done) if tag > last]
-        for tag in done:
-            self._settled(tag)
-        done.clear()
-        if self.ended is None:
+            last_tag, count = tag, count + 1
+        frames = [ack_frame(self.number, last_tag, multiple=count > 1)] if count else []
+        frames += [ack_frame(self.number, tag, multiple=False) for tag in sorted(acknowledged_tags) if tag > last_tag]
+        for tag in acknowledged_tags:
+            self._forget_tag(tag)
+        acknowledged_tags.clear()
+        if self.end_error is None:
             self.link.write(b"".join(frames))
 
-    def again(self, delivery: Delivery, seen: Arrived) -> bool:
+    def offer_again(self, delivery: Delivery, message: DecodedMessage) -> bool:
         """Offer a message here again, and requeue it if the receiver does not ask soon.
 
         Return ``False`` if the message is too old for that and must be requeued now.
         """
-        if self._may_stay_until(delivery) < self.link.loop.time():
+        if self._requeue_deadline_of(delivery) < self.link.loop.time():
             return False
-        self._pushed.appendleft(delivery._replace(redelivered=True, seen=seen))
-        self._pushed_until = -math.inf  # so that `_stop_if_idle` requeues it if the receiver does not ask soon
-        self._asked = True
-        self._news.set()
-        self._look_later()
+        self._deliveries.appendleft(delivery._replace(redelivered=True, decoded_message=message))
+        self._requeue_at = -math.inf  # so that `_stop_if_idle` requeues it if the receiver does not ask soon
+        self._was_requested = True
+        self._change_event.set()
+        self._start_idle_timer()
         return True
 
-    def give_back(self, tag: int) -> None:
+    def requeue(self, tag: int) -> None:
         """Requeue a message; the broker may push it here again."""
         self.link.write(requeue_frame(self.number, tag))
-        self._settled(tag)
+        self._forget_tag(tag)
 
-    def _settled(self, tag: int) -> None:
-        self._outstanding.pop(tag, None)
-        if tag > self._detached_up_to:
-            self._attached -= 1
+    def _forget_tag(self, tag: int) -> None:
+        self._unsettled_tags.pop(tag, None)
+        if tag > self._last_detached_tag:
+            self._attached_count -= 1
 
     async def stop(self) -> list[Delivery]:
         """Stop receiving; return messages that were pushed and not received. The caller must requeue them."""
@@ -218,8 +225,8 @@ class ConsumingChannel(Channel):
             await self.call(wire.BASIC_CANCEL, wire.short_text(name) + b"\0", wire.BASIC_CANCEL_OK)
         self._consumers.clear()
         self._write_acknowledgements()
-        pushed, self._pushed = list(self._pushed), deque()
-        return pushed
+        deliveries, self._deliveries = list(self._deliveries), deque()
+        return deliveries
 
     # --- what the server says
 
@@ -229,32 +236,32 @@ class ConsumingChannel(Channel):
         if method == wire.BASIC_CANCEL:
             self._consumers.pop(Arguments(payload).short_text(), None)
             self._queue_is_deleted = True
-            self._news.set()
+            self._change_event.set()
 
     @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
         consumer = arguments.short_text()
         tag, redelivered = arguments.unsigned(8), arguments.unsigned(1) != 0
-        route = arguments.content[arguments.position :]
-        delivery = Delivery(tag, redelivered, properties, body, route, self.link.loop.time())
-        self._outstanding[tag], self._last_tag = None, tag
-        self._attached += 1
+        route_bytes = arguments.content[arguments.position :]
+        delivery = Delivery(tag, redelivered, properties, body, route_bytes, self.link.loop.time())
+        self._unsettled_tags[tag], self._last_tag = None, tag
+        self._attached_count += 1
         if consumer in self._consumers:
-            self._pushed.append(delivery)
-            self._news.set()
+            self._deliveries.append(delivery)
+            self._change_event.set()
         else:
-            self.unwanted(delivery)
+            self.on_unwanted(delivery)
 
     @override
     def on_end(self, error: PostdateError) -> None:
         """Forget all messages: the broker requeues unacknowledged messages by itself."""
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         self._consumers.clear()
-        self._pushed.clear()
-        self._outstanding.clear()
-        self._done.clear()
-        self._news.set()
+        self._deliveries.clear()
+        self._unsettled_tags.clear()
+        self._acknowledged_tags.clear()
+        self._change_event.set()
 
 
 class FailureCounts:
@@ -268,27 +275,27 @@ class FailureCounts:
     def __init__(self) -> None:
         self._counts = Bounded[bytes, tuple[int, int]](10_000)
 
-    def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
+    def count_failures(self, queue: str, message: DecodedMessage, *, redelivered: bool) -> tuple[int, int]:
         """Return the number of failures, and how many of these attempts certainly ended without an answer."""
         if not redelivered:
             return 0, 0
-        failures, returns = self._counts.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
-        unknown = max(0, (arrived.returns or 0) - returns)  # 1 for a classic queue, which does not count returns
-        return failures + unknown, min(unknown, arrived.counted)
+        failures, returns = self._counts.get(_key(queue, message), (0, -1 if message.returns is None else 0))
+        unanswered = max(0, (message.returns or 0) - returns)  # 1 for a classic queue, which does not count returns
+        return failures + unanswered, min(unanswered, message.counted_returns)
 
-    def remember(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
+    def remember(self, queue: str, message: DecodedMessage, failures: int, returns: int = 0) -> None:
         """Remember the failures of a returned message; ``returns``: 0 if it is offered here again, 1 if requeued."""
-        self._counts[_key(queue, arrived)] = (failures, (arrived.returns or 0) + returns)
+        self._counts[_key(queue, message)] = (failures, (message.returns or 0) + returns)
 
-    def forget(self, queue: str, arrived: Arrived) -> None:
+    def forget(self, queue: str, message: DecodedMessage) -> None:
         if self._counts:
-            self._counts.pop(_key(queue, arrived), None)
+            self._counts.pop(_key(queue, message), None)
 
 
-def _key(queue: str, arrived: Arrived) -> bytes:
+def _key(queue: str, message: DecodedMessage) -> bytes:
     """Return the key of a message: queue and id, or a hash of the whole message if it has no id."""
-    envelope = arrived.envelope
-    if arrived.has_id:
+    envelope = message.envelope
+    if message.has_id:
         return f"{queue}\0{envelope.message_id}".encode()
     digest = hashlib.blake2b(repr((queue, sorted(envelope.headers.items()))).encode())
     digest.update(envelope.body)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from postdate.backends.rabbitmq.wire import Arguments, short_bytes
 from postdate.messages import Envelope
 
-AS_IT_CAME: Final = "amqp.as_it_came"
+ORIGINAL_PROPERTIES: Final = "amqp.as_it_came"
 ONLY_TO: Final = "amqp.as_it_came.to"
 
 NUMBER_BYTES: Final = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
@@ -54,17 +54,17 @@ def parts_of(properties: bytes) -> dict[str, bytes]:
             if name == "headers":
                 arguments.long_bytes()
             elif name in NUMBER_BYTES:
-                arguments.take(NUMBER_BYTES[name])
+                arguments.read(NUMBER_BYTES[name])
             else:
                 arguments.short_bytes()
             parts[name] = properties[start : arguments.position]
     return parts
 
 
-def joined(parts: Mapping[str, bytes]) -> bytes:
+def join_parts(parts: Mapping[str, bytes]) -> bytes:
     """Reverse :func:`parts_of`."""
-    present = [name for name in BITS if name in parts]
-    return sum(BITS[name] for name in present).to_bytes(2, "big") + b"".join(parts[name] for name in present)
+    names = [name for name in BITS if name in parts]
+    return sum(BITS[name] for name in names).to_bytes(2, "big") + b"".join(parts[name] for name in names)
 
 
 def values_of(properties: bytes) -> dict[str, Any]:
@@ -78,37 +78,37 @@ def _value(name: str, part: bytes) -> bytes | int:
     return part[4 if name == "headers" else 1 :]
 
 
-def original_properties(properties: bytes) -> dict[str, str]:
+def encode_original_properties(properties: bytes) -> dict[str, str]:
     """Return the header that keeps the properties of a message."""
-    return {AS_IT_CAME: base64.b64encode(properties).decode()}
+    return {ORIGINAL_PROPERTIES: base64.b64encode(properties).decode()}
 
 
-def as_they_came(headers: Mapping[str, str]) -> bytes | None:
+def decode_original_properties(headers: Mapping[str, str]) -> bytes | None:
     """Return the kept properties; ``None`` when none were kept. Raises `ValueError` when they are damaged."""
-    encoded = headers.get(AS_IT_CAME)
+    encoded = headers.get(ORIGINAL_PROPERTIES)
     return None if encoded is None else base64.b64decode(encoded, validate=True)
 
 
-def properties_to_pass_on(envelope: Envelope, user: str) -> bytes | None:
+def unchanged_properties(envelope: Envelope, user: str) -> bytes | None:
     """Return the properties of a message that leaves as it came; ``None`` for any other.
 
     ``user`` is the connection's: RabbitMQ closes the channel over a message in another user's name.
     """
     headers = envelope.headers
-    if AS_IT_CAME not in headers or headers.get(ONLY_TO) != envelope.destination:
+    if ORIGINAL_PROPERTIES not in headers or headers.get(ONLY_TO) != envelope.destination:
         return None
     try:
-        properties = as_they_came(headers)
+        properties = decode_original_properties(headers)
         parts = parts_of(properties or b"")
     except Exception:  # noqa: BLE001 - damaged: it leaves as a message of ours, with all that was kept
         return None
     if parts.get("user_id", short_bytes(user.encode())) == short_bytes(user.encode()):
         return properties
     del parts["user_id"]
-    return joined(parts)
+    return join_parts(parts)
 
 
-def redirected(envelope: Envelope, destination: str) -> Envelope:
+def redirect(envelope: Envelope, destination: str) -> Envelope:
     """Return the message for an equivalent destination."""
     headers = envelope.headers
     if headers.get(ONLY_TO) == envelope.destination:

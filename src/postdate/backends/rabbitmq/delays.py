@@ -23,15 +23,21 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from postdate.backends.rabbitmq.address import exchange_address, queue_address
-from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, original_properties, parts_of
+from postdate.backends.rabbitmq.content import (
+    ONLY_TO,
+    decode_original_properties,
+    encode_original_properties,
+    join_parts,
+    parts_of,
+)
 from postdate.backends.rabbitmq.properties import (
     BASE64,
     COUNTS,
     DELIVERY_COUNT,
-    Arrived,
-    arrived,
-    as_header,
-    readable,
+    DecodedMessage,
+    decode_message,
+    header_of,
+    readable_headers,
 )
 from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
 from postdate.clock import EARLIEST
@@ -75,7 +81,7 @@ def due_exchange(exchange: str) -> str:
 # --- as they come -----------------------------------------------------------------------------------------------------
 
 
-def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
+def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> DecodedMessage:
     """Return a message of the intake queue of exchange ``intake``, with everything needed to send it on unchanged.
 
     It gets a new id at every arrival, since its publisher's need not be unique; one from the error queue keeps its id.
@@ -83,24 +89,28 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
     route = Arguments(delivery.route, 0)
     exchange, key = route.short_bytes(), route.short_bytes()
     if not exchange:
-        back = arrived(queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
+        returned_message = decode_message(queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
         with suppress(ValueError):
-            if as_they_came(back.envelope.headers) is not None:
-                return back
+            if decode_original_properties(returned_message.envelope.headers) is not None:
+                return returned_message
     properties, counts = delivery.properties, dict[bytes, int]()
     headers: dict[str, str] = {}
     with suppress(MalformedFrame):  # refused when it is decoded, and then in the error queue
         if delivery.redelivered:
-            properties, counts = _without_counts(properties)
+            properties, counts = _split_counts(properties)
         if exchange == expired_queue(intake).encode():
-            properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
-        headers = readable(properties)
-    headers |= dict([as_header(EXCHANGE, exchange), as_header(ROUTING_KEY, key)]) | original_properties(properties)
+            properties, exchange = _restore_expired(properties, intake_queue(intake))
+        headers = readable_headers(properties)
+    headers |= dict([header_of(EXCHANGE, exchange), header_of(ROUTING_KEY, key)]) | encode_original_properties(
+        properties
+    )
     envelope = Envelope(queue, new_message_id(), headers, delivery.body)
-    return Arrived(envelope, max(counts.values(), default=None), has_id=False, counted=counts.get(DELIVERY_COUNT, 0))
+    return DecodedMessage(
+        envelope, max(counts.values(), default=None), has_id=False, counted_returns=counts.get(DELIVERY_COUNT, 0)
+    )
 
 
-def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
+def _split_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
     """Return properties without the counters that a quorum queue adds to a returned message, and the counters."""
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
@@ -111,67 +121,69 @@ def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
     parts["headers"] = long_bytes(remaining)
     if not remaining:
         del parts["headers"]
-    return joined(parts), counts
+    return join_parts(parts), counts
 
 
-def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:
+def _restore_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:
     """Return an expired message's properties without the broker's changes, and the exchange it was published to.
 
     The broker removes the time to live and puts it into ``x-death``, before the entries of other queues.
     """
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
-    first = any(field.name == _FIRST_DEATH_QUEUE and field.value == queue.encode() for field in fields)
+    is_first_death = any(field.name == _FIRST_DEATH_QUEUE and field.value == queue.encode() for field in fields)
     exchange, remaining = b"", list[bytes]()
     for field in fields:
         raw = field.raw
         if field.name == _DEATHS and field.kind == b"A":
-            other_deaths, death = _deaths(raw[5:], queue)
+            other_deaths, death = _split_deaths(raw[5:], queue)
             raw = b"A" + long_bytes(other_deaths) if other_deaths else b""
             exchange = death.get("exchange", b"")
             parts["expiration"] = short_bytes(death.get("original-expiration", b"0"))
-        elif field.name.startswith(_LAST_DEATH) or (first and field.name.startswith(_FIRST_DEATH)):
+        elif field.name.startswith(_LAST_DEATH) or (is_first_death and field.name.startswith(_FIRST_DEATH)):
             raw = b""
         if raw:
             remaining.append(short_bytes(field.name) + raw)
     parts["headers"] = long_bytes(b"".join(remaining))
     if not remaining:
         del parts["headers"]
-    return joined(parts), exchange
+    return join_parts(parts), exchange
 
 
-def _deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
+def _split_deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
     """Return the ``x-death`` entries of other queues, still encoded, and the text fields of this queue's."""
-    other_deaths, here = b"", dict[str, bytes]()
+    other_deaths, own_death = b"", dict[str, bytes]()
     for element, death in elements_of(content):
         entry = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write anything there
         if (entry.get("queue"), entry.get("reason")) == (queue.encode(), b"expired"):
-            here = {name: value for name, value in entry.items() if isinstance(value, bytes)}
+            own_death = {name: value for name, value in entry.items() if isinstance(value, bytes)}
         else:
             other_deaths += element
-    return other_deaths, here
+    return other_deaths, own_death
 
 
 # --- as they wait -----------------------------------------------------------------------------------------------------
 
 
-def to_be_delayed(exchange: str, envelope: Envelope, now: datetime) -> DelayedMessage:
+def create_delayed_message(exchange: str, envelope: Envelope, now: datetime) -> DelayedMessage:
     """Return the delayed message of an envelope; its delay starts at ``now``.
 
     Raises:
         InvalidHeaders, InvalidTimestamp, InvalidMessage: its delay or destination is not valid; says what to do.
     """
     fields = _fields(envelope)
-    destination, id_ = _destination(exchange, envelope, fields), _text(fields, ID)
+    destination, message_id = _destination(exchange, envelope, fields), _text(fields, ID)
     headers = {**envelope.headers, ONLY_TO: destination}
-    if id_:
+    if message_id:
         headers[Headers.MAY_REPEAT_SINCE] = format_timestamp(EARLIEST)
-    return DelayedMessage(id_ or envelope.message_id, _due(fields, now), destination, headers, envelope.body)
+    return DelayedMessage(message_id or envelope.message_id, _due(fields, now), destination, headers, envelope.body)
 
 
 def _fields(envelope: Envelope) -> Mapping[str, Any]:
     try:
-        fields = fields_of(parts_of(as_they_came(envelope.headers) or bytes(2)).get("headers", bytes(4))[4:])
+        fields = fields_of(
+            parts_of(decode_original_properties(envelope.headers) or bytes(2)).get("headers", bytes(4))[4:]
+        )
     except (MalformedFrame, ValueError) as error:
         raise InvalidHeaders(f"the properties of the message cannot be read: {error}") from error
     return {field.name.decode(errors="replace"): field.value for field in reversed(fields)}
@@ -216,23 +228,23 @@ def _milliseconds(value: Any) -> int:
 
 
 def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -> str:
-    to, key = _text(fields, TO_EXCHANGE), _text(fields, TO_ROUTING_KEY)
+    target_exchange, key = _text(fields, TO_EXCHANGE), _text(fields, TO_ROUTING_KEY)
     if key is not None:
-        to = to or ""
+        target_exchange = target_exchange or ""
     elif (key := envelope.headers.get(ROUTING_KEY)) is None:
         raise InvalidMessage(
             f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + BASE64)} in base64); say where it "
             f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
         )
-    if to == exchange or (key == intake_queue(exchange) and not to):
+    if target_exchange == exchange or (key == intake_queue(exchange) and not target_exchange):
         raise InvalidMessage(
             f"it would come back to exchange {exchange!r} for ever: publish it to that exchange, with the routing key "
             f"that it is to have, or say where it goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
         )
-    if to is None:
+    if target_exchange is None:
         address = exchange_address(due_exchange(exchange), key, or_queue=True)
     else:
-        address = exchange_address(to, key) if to else queue_address(key)
+        address = exchange_address(target_exchange, key) if target_exchange else queue_address(key)
     if len(address) > DESTINATION_LIMIT:
         raise InvalidMessage(
             f"exchange and routing key make an address of {len(address)} characters, at most {DESTINATION_LIMIT} can "

@@ -38,8 +38,8 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
     """Ask over a connection of its own."""
     link = await AmqpConnection.open(login, within_seconds)
     try:
-        blocked = await _why_blocked(link)
-        settings = {} if blocked is None else {"blocked": blocked}
+        block_reason = await _probe_block_reason(link)
+        settings = {} if block_reason is None else {"blocked": block_reason}
         product, version = link.server.get("product", "an AMQP broker"), link.server.get("version", "without a version")
         return ServerFacts(product, version, settings=settings)
     finally:
@@ -49,26 +49,26 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
             await link.abort()
 
 
-async def _why_blocked(link: AmqpConnection) -> str | None:
+async def _probe_block_reason(link: AmqpConnection) -> str | None:
     """Return why the broker blocks publishers; empty when it does not, ``None`` when it gives no answer.
 
     It tells only connections that publish. So an empty message is published that is routed to no queue.
     """
     probe = await link.open_channel(_Probe)
-    routed_nowhere, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
+    publish_arguments, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
     size = HEADER_FRAME.size - FRAME.size + len(no_properties)
     header = HEADER_FRAME.pack(wire.HEADER, probe.number, size, wire.BASIC_PUBLISH[0], 0, 0)
-    link.write(method_frame(probe.number, wire.BASIC_PUBLISH, routed_nowhere) + header + no_properties + wire.END)
+    link.write(method_frame(probe.number, wire.BASIC_PUBLISH, publish_arguments) + header + no_properties + wire.END)
     try:
         await probe.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK)
     except ChannelClosed:  # it refuses to say
         return None
-    except _TakesNothing as refusal:
+    except _PublishersBlocked as refusal:
         return str(refusal)
     return ""
 
 
-class _TakesNothing(TransportUnreachable):
+class _PublishersBlocked(TransportUnreachable):
     """The broker blocks publishers; the text says why."""
 
 
@@ -78,7 +78,7 @@ class _Probe(Channel):
     @override
     def on_block(self) -> None:
         if self.link.blocked is not None:
-            self.end(_TakesNothing(self.link.blocked or "it does not say why"))
+            self.detach(_PublishersBlocked(self.link.blocked or "it does not say why"))
 
 
 # --- how long queues are ----------------------------------------------------------------------------------------------
@@ -115,10 +115,10 @@ async def _queue_length(link: AmqpConnection, queue: str) -> int:
         raise _refusal(f"queue {queue!r}", error) from error
 
 
-def _refusal(what: str, error: ChannelClosed) -> PostdateError:
+def _refusal(target: str, error: ChannelClosed) -> PostdateError:
     if error.reply_code == NOT_FOUND:
-        return QueueNotFound(f"there is no {what}")
-    return TransportError(f"{what} cannot be looked at: {error.reply_code} {error.text}")
+        return QueueNotFound(f"there is no {target}")
+    return TransportError(f"{target} cannot be looked at: {error.reply_code} {error.text}")
 
 
 # --- limits at which a queue drops messages, from arguments and policies; AMQP tells neither (ADR 0028) ---------------
@@ -139,11 +139,11 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
     answer.
     """
     limits: dict[str, dict[str, int] | None] = {}
-    with _management_of(login, "the limits of queues") as get:
+    with _open_management(login, "the limits of queues") as get:
         for name in queues:
             path = f"queues/{quote(login.virtual_host, safe='')}/{quote(name, safe='')}"
             if (queue := get(path)) is not None:
-                limits[name] = _limits_in(msgspec.convert(queue, dict[str, Any]), version)
+                limits[name] = _limits_of(msgspec.convert(queue, dict[str, Any]), version)
     return limits
 
 
@@ -153,7 +153,7 @@ def read_bindings(login: Login, exchange: str) -> list[Binding]:
     Raises as :func:`read_limits`. Source: ADR 9, decision 8.
     """
     path = f"exchanges/{quote(login.virtual_host, safe='')}/{quote(exchange, safe='')}/bindings/source"
-    with _management_of(login, "the bindings of exchanges") as get:
+    with _open_management(login, "the bindings of exchanges") as get:
         return msgspec.convert(get(path) or [], list[Binding])
 
 
@@ -170,34 +170,36 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def _management_of(login: Login, topic: str) -> Generator[Callable[[str], Any]]:
+def _open_management(login: Login, topic: str) -> Generator[Callable[[str], Any]]:
     """Open the management interface. The callable returns the JSON value at a path; ``None``: there is nothing."""
-    port, place = login.management_port, f"the management interface at {login.host}:{login.management_port}"
+    port, description = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
-        raise TransportError(f"{login.place} needs rabbitmq_management to tell: add ?management=15672 to the address")
+        raise TransportError(
+            f"{login.description} needs rabbitmq_management to tell: add ?management=15672 to the address"
+        )
     kind = HTTPConnection if login.tls is None else partial(HTTPSConnection, context=login.tls)
     secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
 
     def get(path: str) -> Any:
         connection.request("GET", f"/api/{path}", headers={"Authorization": f"Basic {secret}"})
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status == HTTPStatus.OK:
+        response = connection.getresponse()
+        content = response.read()
+        if response.status == HTTPStatus.OK:
             return msgspec.json.decode(content)
         # A missing queue is told in JSON, a missing interface by a page of another server.
-        if answer.status == HTTPStatus.NOT_FOUND and answer.headers.get_content_type() == "application/json":
+        if response.status == HTTPStatus.NOT_FOUND and response.headers.get_content_type() == "application/json":
             return None
-        raise _management_refusal(answer, place, login.user)
+        raise _management_refusal(response, description, login.user)
 
     with closing(kind(login.host, port, timeout=_ANSWERS_WITHIN_SECONDS)) as connection:
         try:
             yield get
         except (OSError, HTTPException, ValueError, TypeError) as error:
-            raise TransportUnreachable(f"{place} does not tell {topic}: {error}") from error
+            raise TransportUnreachable(f"{description} does not tell {topic}: {error}") from error
 
 
-def _management_refusal(answer: HTTPResponse, place: str, user: str) -> TransportError:
-    text = f"{place} answers {answer.status} {answer.reason}"
+def _management_refusal(answer: HTTPResponse, description: str, user: str) -> TransportError:
+    text = f"{description} answers {answer.status} {answer.reason}"
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return TransportError(f"{text}: user {user!r} needs the tag 'management'")
     if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # as while it starts
@@ -214,14 +216,14 @@ def delivery_limit(limits: Sequence[int], version: str) -> int | None:
     return limit if limit >= 0 else None
 
 
-def _limits_in(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
+def _limits_of(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
     if "effective_policy_definition" not in queue:  # unknown for a queue's first seconds
         return None
     arguments: Mapping[str, Any] = queue.get("arguments") or {}
     policy: Mapping[str, Any] = queue["effective_policy_definition"] or {}
 
     def values_of(name: str) -> list[Any]:
-        return [place[key] for place, key in ((arguments, f"x-{name}"), (policy, name)) if key in place]
+        return [table[key] for table, key in ((arguments, f"x-{name}"), (policy, name)) if key in table]
 
     limits = {name: int(min(values_of(name))) for name in _LIMITS if values_of(name)}
     if any(str(each).startswith("reject-publish") for each in values_of("overflow")):  # which senders notice

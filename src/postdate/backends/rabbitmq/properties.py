@@ -35,7 +35,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from postdate.backends.rabbitmq.content import AS_IT_CAME, BITS, NUMBER_BYTES, joined, properties_to_pass_on, values_of
+from postdate.backends.rabbitmq.content import (
+    BITS,
+    NUMBER_BYTES,
+    ORIGINAL_PROPERTIES,
+    join_parts,
+    unchanged_properties,
+    values_of,
+)
 from postdate.backends.rabbitmq.wire import (
     SHORT_TEXT_LIMIT,
     Field,
@@ -96,7 +103,7 @@ _EPOCH: Final = from_microseconds(0)
 
 _MOST_NAMES = 10_000
 _names: dict[str, bytes] = {}
-_ODD: Final = b""
+_NO_FIELD: Final = b""
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
@@ -117,10 +124,10 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
             elif _encoded_name(name):
                 parts += (_encoded_name(name), _UINT32(len(text)), text)
             else:
-                return _odd_properties(envelope, now, user)
+                return _special_properties(envelope, now, user)
         message_id = envelope.message_id.encode()
         if len(message_id) > SHORT_TEXT_LIMIT:
-            return _odd_properties(envelope, now, user)
+            return _special_properties(envelope, now, user)
     except (AttributeError, UnicodeEncodeError):
         check_headers(envelope.headers)  # raises the precise error
         raise
@@ -128,7 +135,7 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
         parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
     present, expiration = _PLAIN, b""
     if envelope.expires_at is not None or envelope.time_to_be_received is not None:
-        parts += _fields_of_ends(envelope)
+        parts += _expiry_fields(envelope)
         if (time_to_live := _time_to_live(envelope, now)) is not None:
             present, expiration = _EXPIRING, short_bytes(time_to_live)
     fields = b"".join(parts)
@@ -147,14 +154,14 @@ def _encoded_name(name: str) -> bytes:
         return _names[name]
     check_headers({name: ""})
     if name.startswith((PREFIX, _OWN_PREFIX)) or name in _READ_BY_THE_BROKER or len(name.encode()) > SHORT_TEXT_LIMIT:
-        return _ODD
+        return _NO_FIELD
     encoded = short_text(name) + b"S"
     if len(_names) < _MOST_NAMES:
         _names[name] = encoded
     return encoded
 
 
-def _fields_of_ends(envelope: Envelope) -> list[bytes]:
+def _expiry_fields(envelope: Envelope) -> list[bytes]:
     """Return the table's fields for expiry and time to be received, to the microsecond."""
     fields: list[bytes] = []
     if envelope.expires_at is not None:
@@ -176,48 +183,48 @@ def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
     return b"%d" % -(-max(lifetime, _NOTHING) // _MILLISECOND)
 
 
-def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
+def _special_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     check_headers(envelope.headers)
-    if (as_they_came := properties_to_pass_on(envelope, user)) is not None:
-        return as_they_came
-    plain, overflow, values = _sorted_headers(envelope, user)
-    bare = envelope.headers.get(BARE) is not None
-    own: list[bytes] = []
+    if (original_properties := unchanged_properties(envelope, user)) is not None:
+        return original_properties
+    table_headers, overflow, values = _split_headers(envelope, user)
+    is_bare = envelope.headers.get(BARE) is not None
+    own_fields: list[bytes] = []
     message_id = envelope.message_id.encode()
     if "message_id" in values or len(message_id) > SHORT_TEXT_LIMIT:
-        own.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
-    values.setdefault("message_id", short_bytes(_at_most(message_id, SHORT_TEXT_LIMIT)))
+        own_fields.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
+    values.setdefault("message_id", short_bytes(_truncate_text(message_id, SHORT_TEXT_LIMIT)))
     if envelope.due is not None:
-        own.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
-    ends = _fields_of_ends(envelope)
-    own += ends
+        own_fields.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
+    expiry_fields = _expiry_fields(envelope)
+    own_fields += expiry_fields
     if (time_to_live := _time_to_live(envelope, now)) is not None:
         expiration = values.get("expiration")  # encoded already
-        sooner = time_to_live if expiration is None else min(expiration[1:], time_to_live, key=int)
-        values["expiration"] = short_bytes(sooner)
+        earliest = time_to_live if expiration is None else min(expiration[1:], time_to_live, key=int)
+        values["expiration"] = short_bytes(earliest)
     has_table = values.get("table", b"") is not None
-    merged = _merged(plain, values.pop("table", None))
-    overflow.update(plain)
-    if ends and _EXPIRATION in envelope.headers:
+    merged = _merge_fields(table_headers, values.pop("table", None))
+    overflow.update(table_headers)
+    if expiry_fields and _EXPIRATION in envelope.headers:
         overflow[_EXPIRATION] = envelope.headers[_EXPIRATION]
-    if not has_table and (merged or own or overflow):
+    if not has_table and (merged or own_fields or overflow):
         overflow[TABLE] = _NONE
     if overflow:
-        own.append(short_bytes(_HEADERS) + b"S" + long_bytes(msgspec.json.encode(overflow)))
-    fields = b"".join([*merged, *([] if bare else own)])
+        own_fields.append(short_bytes(_HEADERS) + b"S" + long_bytes(msgspec.json.encode(overflow)))
+    fields = b"".join([*merged, *([] if is_bare else own_fields)])
     if fields or has_table:
         values["headers"] = long_bytes(fields)
     values.setdefault("delivery_mode", bytes((_PERSISTENT,)))
-    return joined({name: value for name, value in values.items() if value is not None})
+    return join_parts({name: value for name, value in values.items() if value is not None})
 
 
-def _at_most(text: bytes, count: int) -> bytes:
+def _truncate_text(text: bytes, count: int) -> bytes:
     return text[:count].decode(errors="ignore").encode()
 
 
-def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
+def _split_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
     """Split headers: table fields, headers named like a property that are none, and properties (``None``: without)."""
-    plain: dict[str, str] = {}
+    table_headers: dict[str, str] = {}
     overflow: dict[str, str] = {}
     values: dict[str, bytes | None] = {}
     for name, text in envelope.headers.items():
@@ -226,18 +233,18 @@ def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict
         if name == _EXPIRATION and Headers.FAILED_QUEUE in envelope.headers:
             # In the error queue, and once returned from it, the message must not expire before anybody sees it.
             # A message that leaves as it came has not reached its destination, where its time to live begins.
-            overflow[name if AS_IT_CAME in envelope.headers else _EXPIRATION_BEFORE] = text
+            overflow[name if ORIGINAL_PROPERTIES in envelope.headers else _EXPIRATION_BEFORE] = text
         elif name.startswith(PREFIX):
             try:
-                values.update(_property(name.removeprefix(PREFIX), text, envelope.message_id, user, values))
+                values.update(_encode_property(name.removeprefix(PREFIX), text, envelope.message_id, user, values))
             except ValueError:
                 overflow[name] = text
         else:
-            plain[name] = text
-    return plain, overflow, values
+            table_headers[name] = text
+    return table_headers, overflow, values
 
 
-def _property(
+def _encode_property(
     name: str, text: str, message_id: str, user: str, properties: Mapping[str, bytes | None]
 ) -> dict[str, bytes | None]:
     """Return a header's encoded property; raises `ValueError` when it is none or would not come back the same."""
@@ -252,7 +259,9 @@ def _property(
         return {name: content}
     if name in NUMBER_BYTES:
         return {
-            name: _encoded_number(text, NUMBER_BYTES[name], not_this=_PERSISTENT if name == "delivery_mode" else -1)
+            name: _encode_number(
+                text, NUMBER_BYTES[name], forbidden_number=_PERSISTENT if name == "delivery_mode" else -1
+            )
         }
     content = text.encode()
     if name.endswith(BASE64):
@@ -268,9 +277,9 @@ def _property(
     return {name: short_bytes(content)}
 
 
-def _encoded_number(text: str, count: int, not_this: int) -> bytes:
+def _encode_number(text: str, count: int, forbidden_number: int) -> bytes:
     number = int(text)
-    if str(number) != text or number == not_this:
+    if str(number) != text or number == forbidden_number:
         raise ValueError(text)
     try:
         return number.to_bytes(count, "big")
@@ -278,64 +287,64 @@ def _encoded_number(text: str, count: int, not_this: int) -> bytes:
         raise ValueError(text) from error
 
 
-def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
-    """Return a table's original fields, updated from ``plain``.
+def _merge_fields(table_headers: dict[str, str], content: bytes | None) -> list[bytes]:
+    """Return a table's original fields, updated from ``table_headers``.
 
-    Removes from ``plain`` the headers that became fields; those that cannot be fields remain in it.
+    Removes from ``table_headers`` the headers that became fields; those that cannot be fields remain in it.
     """
     fields: list[bytes] = []
-    for field, name, text in _views(fields_of(content or b"")):
-        if name is None or plain.get(name) == text:
+    for field, name, text in _fields_as_text(fields_of(content or b"")):
+        if name is None or table_headers.get(name) == text:
             fields.append(short_bytes(field.name) + field.raw)
-            plain.pop(name or "", None)
-        elif name in plain and _encoded_name(name):
-            fields.append(short_bytes(field.name) + b"S" + long_bytes(plain.pop(name).encode()))
-    for name in list(plain):
+            table_headers.pop(name or "", None)
+        elif name in table_headers and _encoded_name(name):
+            fields.append(short_bytes(field.name) + b"S" + long_bytes(table_headers.pop(name).encode()))
+    for name in list(table_headers):
         encoded = _encoded_name(name)
         if encoded:
-            fields.append(encoded + long_bytes(plain.pop(name).encode()))
+            fields.append(encoded + long_bytes(table_headers.pop(name).encode()))
     return fields
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
-class Arrived(NamedTuple):
+class DecodedMessage(NamedTuple):
     """A received message, decoded; one without an id of its own gets a new one at every arrival.
 
-    ``returns``: how often it returned to a quorum queue; ``None``: the queue does not say. ``counted``: those that
-    count for the queue's delivery limit: from RabbitMQ 4.3 on only returns without an answer.
+    ``returns``: how often it returned to a quorum queue; ``None``: the queue does not say. ``counted_returns``: those
+    that count for the queue's delivery limit: from RabbitMQ 4.3 on only returns without an answer.
     """
 
     envelope: Envelope
     returns: int | None
     has_id: bool
-    counted: int = 0
+    counted_returns: int = 0
 
 
-def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
+def decode_message(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> DecodedMessage:
     """Return the message of any sender; one that cannot be decoded has its properties in a header."""
-    if (plainly := _arrived_plainly(queue, properties, body)) is not None:
-        return plainly
+    if (message := _decode_plain(queue, properties, body)) is not None:
+        return message
     try:
-        return _arrived_oddly(queue, properties, body, redelivered=redelivered)
+        return _decode_special(queue, properties, body, redelivered=redelivered)
     except MalformedFrame:
-        return unreadable(queue, properties, body)
+        return unreadable_message(queue, properties, body)
 
 
-def unreadable(queue: str, properties: bytes, body: bytes) -> Arrived:
+def unreadable_message(queue: str, properties: bytes, body: bytes) -> DecodedMessage:
     """Return an undecodable message with its properties in a header: it ends in the error queue."""
     headers = {UNREADABLE: base64.b64encode(properties).decode()}
-    return Arrived(Envelope(queue, new_message_id(), headers, body), None, has_id=False)
+    return DecodedMessage(Envelope(queue, new_message_id(), headers, body), None, has_id=False)
 
 
 def _length_at(content: bytes, position: int) -> int:
     return _UINT32_AT(content, position)[0]
 
 
-def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
+def _decode_plain(  # noqa: PLR0911 - each return is one way of being special
     queue: str, properties: bytes, body: bytes
-) -> Arrived | None:
+) -> DecodedMessage | None:
     """Return a message of ours that has only the usual properties; ``None`` for any other."""
     if (present := properties[:2]) not in {_PLAIN, _EXPIRING}:
         return None
@@ -344,18 +353,18 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
     try:
         position, end = 6, 6 + _length_at(properties, 2)
         while position < end:
-            after = position + 1 + properties[position]
-            name, kind = properties[position + 1 : after], properties[after]
+            name_end = position + 1 + properties[position]
+            name, kind = properties[position + 1 : name_end], properties[name_end]
             if kind == ord("S"):
-                start = after + 5
-                position = start + _length_at(properties, after + 1)
+                start = name_end + 5
+                position = start + _length_at(properties, name_end + 1)
                 key = name.decode()
                 if key in headers or not (key in _names or _encoded_name(key)):
                     return None
                 headers[key] = properties[start:position].decode()
             elif kind == ord("l") and name in _TIMES:
-                position = after + 9
-                times[name] = from_microseconds(int.from_bytes(properties[after + 1 : position], "big", signed=True))
+                position = name_end + 9
+                times[name] = from_microseconds(int.from_bytes(properties[name_end + 1 : position], "big", signed=True))
             else:
                 return None
         if properties[end] != _PERSISTENT:
@@ -369,22 +378,22 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
         envelope = Envelope(queue, message_id, headers, body, times.get(_EXPIRES_AT), times.get(_DUE))
     except (ValueError, OverflowError, IndexError, StructError):  # not UTF-8, no id or name of ours, not even a table
         return None
-    return Arrived(envelope, None, has_id=True)
+    return DecodedMessage(envelope, None, has_id=True)
 
 
-def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
+def _decode_special(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> DecodedMessage:
     values = values_of(properties)
     table: bytes | None = values.pop("headers", None)
-    own, foreign, counts = _parted(fields_of(table or b""), redelivered=redelivered)
-    headers = _readable(foreign)
+    own, foreign, counts = _split_fields(fields_of(table or b""), redelivered=redelivered)
+    headers = _foreign_headers(foreign)
     if table is None:
         headers[TABLE] = _NONE
     expires_at = _instant(own, _EXPIRES_AT)
     if expires_at is not None or _TO_BE_RECEIVED in own:
         values.pop("expiration", None)
-    text = _as_id(own.get(_ID, values.get("message_id")))
+    text = _id_of(own.get(_ID, values.get("message_id")))
     has_id = text is not None
-    if has_id and (_ID not in own or values.get("message_id") == _at_most(own[_ID], SHORT_TEXT_LIMIT)):
+    if has_id and (_ID not in own or values.get("message_id") == _truncate_text(own[_ID], SHORT_TEXT_LIMIT)):
         del values["message_id"]
     else:
         values.setdefault("message_id", None)
@@ -394,17 +403,17 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
     if _HEADERS in own:
         headers.update(msgspec.json.decode(own[_HEADERS], type=dict[str, str]))
     envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(own, _DUE))
-    return Arrived(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
+    return DecodedMessage(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
 
 
-def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
+def _split_fields(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
     """Split a table's fields: ours, those of others, and a quorum queue's counters."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
     own: dict[bytes, Any] = {}
     foreign: list[Field] = []
     counts: dict[bytes, int] = {}
     for field in fields:
-        if kinds.get(field.name) == field.kind and field.name not in own and _is_sound(field):
+        if kinds.get(field.name) == field.kind and field.name not in own and _is_valid(field):
             own[field.name] = field.value
         elif redelivered and field.name in COUNTS and isinstance(field.value, int):
             counts[field.name] = field.value
@@ -413,12 +422,12 @@ def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any]
     return own, foreign, counts
 
 
-def _is_sound(field: Field) -> bool:
+def _is_valid(field: Field) -> bool:
     """Return whether a field with a name of ours has content that we write."""
     try:
         match field.name:
             case b"x-postdate-id":
-                return _as_id(field.value) is not None
+                return _id_of(field.value) is not None
             case b"x-postdate-headers":
                 check_headers(msgspec.json.decode(field.value, type=dict[str, str]))
             case _:
@@ -432,7 +441,7 @@ def _instant(own: dict[bytes, Any], name: bytes) -> datetime | None:
     return from_microseconds(own[name]) if name in own else None
 
 
-def _as_id(content: bytes | None) -> str | None:
+def _id_of(content: bytes | None) -> str | None:
     """Return bytes as a message id; ``None`` when they cannot be one."""
     try:
         text = (content or b"").decode()
@@ -445,10 +454,10 @@ def _as_id(content: bytes | None) -> str | None:
 def _property_header(name: str, value: Any) -> tuple[str, str]:
     if value is None or isinstance(value, int):
         return PREFIX + name, _NONE if value is None else str(value)
-    return as_header(PREFIX + name, value)
+    return header_of(PREFIX + name, value)
 
 
-def as_header(name: str, content: bytes) -> tuple[str, str]:
+def header_of(name: str, content: bytes) -> tuple[str, str]:
     """Return a header with a text; in base64, and named so, where it is not UTF-8."""
     try:
         return name, content.decode()
@@ -463,37 +472,37 @@ def seconds_to_live(properties: bytes) -> float:
     return float("inf")
 
 
-def readable(properties: bytes) -> dict[str, str]:
+def readable_headers(properties: bytes) -> dict[str, str]:
     """Return the properties and the table of a message as headers for people to read, as far as they are text."""
     values = values_of(properties)
-    headers = _readable(fields_of(values.pop("headers", b"")))
+    headers = _foreign_headers(fields_of(values.pop("headers", b"")))
     headers.pop(TABLE, None)
     headers.update(_property_header(name, value) for name, value in values.items())
     return headers
 
 
-def _readable(fields: list[Field]) -> dict[str, str]:
+def _foreign_headers(fields: list[Field]) -> dict[str, str]:
     """Return the fields of others as headers, with the encoded table unless text says all of it."""
     headers: dict[str, str] = {}
-    whole = True
-    for field, name, text in _views(fields):
+    is_text_only = True
+    for field, name, text in _fields_as_text(fields):
         if name is not None:
             headers[name] = text
-        whole = whole and name is not None and field.kind == b"S" and field.value == text.encode()
-    if not whole:
+        is_text_only = is_text_only and name is not None and field.kind == b"S" and field.value == text.encode()
+    if not is_text_only:
         content = b"".join(short_bytes(field.name) + field.raw for field in fields)
         headers[TABLE] = base64.b64encode(content).decode()
     return headers
 
 
-def _views(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
+def _fields_as_text(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
     """Yield each field with name and value as text; ``None`` for a name that cannot be a header's."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for field in fields:
         name = field.name.decode(errors="replace")
-        usable = name.encode() == field.name and name and name not in seen
-        if usable and not name.startswith((PREFIX, _OWN_PREFIX)):
-            seen.add(name)
+        is_usable = name.encode() == field.name and name and name not in names
+        if is_usable and not name.startswith((PREFIX, _OWN_PREFIX)):
+            names.add(name)
             yield field, name, _text_of(field.value)
         else:
             yield field, None, ""
@@ -506,21 +515,21 @@ def _text_of(value: Any) -> str:
         case bool():
             return str(value).lower()
         case bytes():
-            return as_header("", value)[1]
+            return header_of("", value)[1]
         case dict() | list():
-            return msgspec.json.encode(_jsonable(value)).decode()
+            return msgspec.json.encode(_json_value(value)).decode()
         case datetime():
             return value.isoformat()
         case _:
             return str(value)
 
 
-def _jsonable(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     match value:
         case dict():
-            return {str(key): _jsonable(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            return {str(key): _json_value(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         case list():
-            return [_jsonable(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+            return [_json_value(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
         case bool() | int() | float() | None:
             return value
         case _:

@@ -20,10 +20,10 @@ from postdate.backends.rabbitmq.connection import (
     AmqpConnection,
     ChannelClosed,
     PersistentConnection,
-    node_away,
+    node_away_error,
 )
-from postdate.backends.rabbitmq.content import redirected
-from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, Sending
+from postdate.backends.rabbitmq.content import redirect
+from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, SendBatch
 from postdate.backends.rabbitmq.topology import declare_exchange_passively
 from postdate.errors import (
     DestinationUnavailable,
@@ -44,18 +44,18 @@ Each other reply is an outage of the destination: no permission, locked by anoth
 allowed, not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 50.
 """
 
-_PARTS_AT_ONCE = 8
+_MOST_PARTS_IN_FLIGHT = 8
 
 
 class Publisher:
     """Publishes for a transport, and renews channels and connections."""
 
-    def __init__(self, line: PersistentConnection, window: int, confirms_within: timedelta) -> None:
-        self.line = line
-        self._window, self._within = window, confirms_within.total_seconds()
+    def __init__(self, connection: PersistentConnection, window: int, confirms_within: timedelta) -> None:
+        self.connection = connection
+        self._window, self._confirm_seconds = window, confirms_within.total_seconds()
         self._channel: PublishingChannel | None = None
         self._exchanges: set[str] = set()
-        self._exchanges_of: AmqpConnection | None = None
+        self._exchanges_link: AmqpConnection | None = None
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
         """Send each message or return its error, all within the time for confirms.
@@ -64,128 +64,132 @@ class Publisher:
         does not state which message it was. So all of them are sent again on other channels, in halves, until that
         message is alone. It gets the error; the others arrive, some of them twice.
         """
-        sending = Sending(envelopes, now, limit)
-        with anyio.move_on_after(self._within):
+        batch = SendBatch(envelopes, now, limit)
+        with anyio.move_on_after(self._confirm_seconds):
             try:
-                await self._send_all(sending)
+                await self._send_all(batch)
             except anyio.get_cancelled_exc_class():
-                if sending.is_open:
-                    sending.give_up(self._late(sending))
+                if batch.is_open:
+                    batch.abandon(self._timeout_error(batch))
                 # True if an enclosing scope was cancelled: then the next wait of the caller is cancelled, too.
-                is_for_good = anyio.current_effective_deadline() == -math.inf
-                if not is_for_good or None not in sending.answers:
+                is_final = anyio.current_effective_deadline() == -math.inf
+                if not is_final or None not in batch.answers:
                     raise
                 # Return the confirms so far: without them all messages would be sent again.
         return [
             None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
-            for envelope, answer in zip(envelopes, sending.answers, strict=True)
+            for envelope, answer in zip(envelopes, batch.answers, strict=True)
         ]  # an event without subscribers is published
 
-    async def _send_all(self, sending: Sending) -> None:
+    async def _send_all(self, batch: SendBatch) -> None:
         """Send; if this is cancelled, abandon the unconfirmed messages and keep the answers so far."""
         try:
-            await self._send_each(sending)
+            await self._publish_and_isolate(batch)
         except BaseException:
-            for place in _stranded(sending):  # unrouted messages: sending to the queue itself was not tried yet
-                sending.answers[place] = self._late(sending)
+            for index in _unrouted_indexes(batch):  # unrouted messages: sending to the queue itself was not tried yet
+                batch.answers[index] = self._timeout_error(batch)
             raise
-        if stranded := _stranded(sending):
-            await self._send_to_queues(stranded, sending)
+        if unrouted := _unrouted_indexes(batch):
+            await self._send_to_queues(unrouted, batch)
 
-    async def _send_to_queues(self, places: Sequence[int], sending: Sending) -> None:
+    async def _send_to_queues(self, indexes: Sequence[int], batch: SendBatch) -> None:
         """Send unrouted messages to the queues that their routing keys name."""
-        sent: list[tuple[int, Envelope]] = []
-        for place in places:
-            envelope = sending.envelopes[place]
+        envelopes_by_index: list[tuple[int, Envelope]] = []
+        for index in indexes:
+            envelope = batch.envelopes[index]
             with suppress(QueueNotFound):  # a malformed address has its error already
                 key = parse_address(envelope.destination).routing_key
-                sent.append((place, redirected(envelope, exchange_address("", key))))
-        later = Sending([envelope for _, envelope in sent], sending.now, sending.limit)
+                envelopes_by_index.append((index, redirect(envelope, exchange_address("", key))))
+        queue_batch = SendBatch([envelope for _, envelope in envelopes_by_index], batch.now, batch.limit)
         try:
-            await self._send_each(later)
+            await self._publish_and_isolate(queue_batch)
         finally:
-            for (place, _), answer in zip(sent, later.answers, strict=True):
-                first = sending.answers[place]
-                both = QueueNotFound(f"{first}; and {answer}")
-                sending.answers[place] = both if isinstance(answer, QueueNotFound) else answer
+            for (index, _), answer in zip(envelopes_by_index, queue_batch.answers, strict=True):
+                first_error = batch.answers[index]
+                combined_error = QueueNotFound(f"{first_error}; and {answer}")
+                batch.answers[index] = combined_error if isinstance(answer, QueueNotFound) else answer
 
-    async def _send_each(self, sending: Sending) -> None:
-        if not sending.envelopes:
+    async def _publish_and_isolate(self, batch: SendBatch) -> None:
+        if not batch.envelopes:
             return
-        await self._publish(sending)
-        suspects = [place for place, answer in enumerate(sending.answers) if isinstance(answer, ChannelClosed)]
+        await self._publish(batch)
+        suspects = [index for index, answer in enumerate(batch.answers) if isinstance(answer, ChannelClosed)]
         if suspects:
             self._exchanges.clear()
-            await self._send_apart(sending, suspects)
+            await self._isolate_refused(batch, suspects)
 
-    async def _publish(self, sending: Sending, *, apart: bool = False) -> None:
-        """Publish the messages and set all answers, on the shared channel or (``apart``) on a new one."""
+    async def _publish(self, batch: SendBatch, *, is_separate: bool = False) -> None:
+        """Publish the messages and set all answers, on the shared channel or (``is_separate``) on a new one."""
         channel: PublishingChannel | None = None
         try:
-            link = await self.line.link()
-            sending.began = link.loop.time()
-            await self._look_for_exchanges(link, sending)
-            channel = await (self._new_channel(link) if apart else self._open(link))
-            await channel.publish(sending)
+            link = await self.connection.get_link()
+            batch.started_at = link.loop.time()
+            await self._answer_missing_exchanges(link, batch)
+            channel = await (self._new_channel(link) if is_separate else self._get_channel(link))
+            await channel.publish(batch)
         except PostdateError as error:
-            sending.give_up(error)
+            batch.abandon(error)
         finally:
-            if sending.is_open:
-                sending.give_up(self._late(sending))
-            if apart and channel is not None:
+            if batch.is_open:
+                batch.abandon(self._timeout_error(batch))
+            if is_separate and channel is not None:
                 channel.close(TransportUnreachable("this channel has done its work"))
 
-    async def _send_apart(self, sending: Sending, suspects: Sequence[int]) -> None:
+    async def _isolate_refused(self, batch: SendBatch, suspects: Sequence[int]) -> None:
         """Find the messages because of which the broker closes a channel, by halving; send the others."""
-        refused: dict[str, PostdateError] = {}
+        error_by_destination: dict[str, PostdateError] = {}
         parts = deque([suspects])
 
         async def send_parts() -> None:
             while parts:
                 part = parts.popleft()
-                for place in part:
-                    sending.answers[place] = refused.get(sending.envelopes[place].destination, sending.answers[place])
-                if remaining := [place for place in part if isinstance(sending.answers[place], ChannelClosed)]:
-                    await self._send_part(sending, remaining)
-                closed = [place for place in remaining if isinstance(answer := sending.answers[place], ChannelClosed)]
-                if len(remaining) > 1 and closed:
-                    half = (len(closed) + 1) // 2
-                    parts.extend(each for each in (closed[:half], closed[half:]) if each)
-                elif closed:
-                    answer = sending.answers[closed[0]]
+                for index in part:
+                    batch.answers[index] = error_by_destination.get(
+                        batch.envelopes[index].destination, batch.answers[index]
+                    )
+                if remaining := [index for index in part if isinstance(batch.answers[index], ChannelClosed)]:
+                    await self._send_part(batch, remaining)
+                suspect_indexes = [
+                    index for index in remaining if isinstance(answer := batch.answers[index], ChannelClosed)
+                ]
+                if len(remaining) > 1 and suspect_indexes:
+                    half = (len(suspect_indexes) + 1) // 2
+                    parts.extend(each for each in (suspect_indexes[:half], suspect_indexes[half:]) if each)
+                elif suspect_indexes:
+                    answer = batch.answers[suspect_indexes[0]]
                     assert isinstance(answer, ChannelClosed)
-                    destination = sending.envelopes[closed[0]].destination
-                    error = sending.answers[closed[0]] = _refusal(answer, destination)
+                    destination = batch.envelopes[suspect_indexes[0]].destination
+                    error = batch.answers[suspect_indexes[0]] = _refusal(answer, destination)
                     if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # caused by the address, so valid for others
-                        refused[destination] = error
+                        error_by_destination[destination] = error
 
         while parts:  # one round; halves that are added meanwhile are sent in the next one
             async with anyio.create_task_group() as tasks:
-                for _ in range(min(_PARTS_AT_ONCE, len(parts))):
+                for _ in range(min(_MOST_PARTS_IN_FLIGHT, len(parts))):
                     tasks.start_soon(send_parts)
 
-    async def _send_part(self, sending: Sending, places: Sequence[int]) -> None:
+    async def _send_part(self, batch: SendBatch, indexes: Sequence[int]) -> None:
         """Send some of the messages on a channel of their own; keep their answers even when that fails."""
-        part = Sending([sending.envelopes[place] for place in places], sending.now, sending.limit)
+        part = SendBatch([batch.envelopes[index] for index in indexes], batch.now, batch.limit)
         try:
-            await self._publish(part, apart=True)
+            await self._publish(part, is_separate=True)
         finally:
-            for place, answer in zip(places, part.answers, strict=True):
-                sending.answers[place] = answer
+            for index, answer in zip(indexes, part.answers, strict=True):
+                batch.answers[index] = answer
 
-    async def _open(self, link: AmqpConnection) -> PublishingChannel:
+    async def _get_channel(self, link: AmqpConnection) -> PublishingChannel:
         """Return the shared channel; a new one when it was closed."""
-        if not self._is_of(link):
+        if not self._has_channel_of(link):
             channel = await self._new_channel(link)
-            if self._is_of(link):  # another task was faster
+            if self._has_channel_of(link):  # another task was faster
                 channel.close(TransportUnreachable("this channel is not needed"))
             else:
                 self._channel = channel
         assert self._channel is not None
         return self._channel
 
-    def _is_of(self, link: AmqpConnection) -> bool:
-        return self._channel is not None and self._channel.link is link and self._channel.ended is None
+    def _has_channel_of(self, link: AmqpConnection) -> bool:
+        return self._channel is not None and self._channel.link is link and self._channel.end_error is None
 
     async def _new_channel(self, link: AmqpConnection) -> PublishingChannel:
         channel = await link.open_channel(
@@ -198,34 +202,34 @@ class Publisher:
             raise
         return channel
 
-    def _late(self, sending: Sending) -> TransportUnavailable:
+    def _timeout_error(self, batch: SendBatch) -> TransportUnavailable:
         """Return why there are no confirms: the server is blocked, or silent, or one queue does not confirm.
 
         A silent server's connection is abandoned: it would read what is written to it now when it wakes, long after it
         was sent again.
         """
-        late = f"{self.line.login.place} did not confirm within {self._within:g} s"
+        timeout_text = f"{self.connection.login.description} did not confirm within {self._confirm_seconds:g} s"
         link = None if self._channel is None else self._channel.link
-        if link is None or link.ended is not None:
-            return TransportUnreachable(late)
+        if link is None or link.end_error is not None:
+            return TransportUnreachable(timeout_text)
         if link.blocked is not None:
-            return TransportUnreachable(f"{late}; it has blocked publishers: {link.blocked}")
-        if link.last_read_at > sending.began and not link.is_silent:
-            return DestinationUnavailable(f"{late}, though it speaks; a queue may have no leader, or no room")
-        silent = TransportUnreachable(f"{late}, and says nothing")
+            return TransportUnreachable(f"{timeout_text}; it has blocked publishers: {link.blocked}")
+        if link.last_read_at > batch.started_at and not link.is_silent:
+            return DestinationUnavailable(f"{timeout_text}, though it speaks; a queue may have no leader, or no room")
+        silence_error = TransportUnreachable(f"{timeout_text}, and says nothing")
         if link.is_silent:
-            link.abandon(silent)
-        return silent
+            link.abandon(silence_error)
+        return silence_error
 
-    async def _look_for_exchanges(self, link: AmqpConnection, sending: Sending) -> None:
+    async def _answer_missing_exchanges(self, link: AmqpConnection, batch: SendBatch) -> None:
         """Answer messages to missing exchanges: publishing one would close the channel for all."""
-        if self._exchanges_of is not link:
-            self._exchanges_of, self._exchanges = link, set()
-        for destination in {envelope.destination for envelope in sending.envelopes}:
-            if destination.startswith(PREFIXES) and (error := await self._look_for_exchange(link, destination)):
-                sending.answer(destination, error)
+        if self._exchanges_link is not link:
+            self._exchanges_link, self._exchanges = link, set()
+        for destination in {envelope.destination for envelope in batch.envelopes}:
+            if destination.startswith(PREFIXES) and (error := await self._exchange_error(link, destination)):
+                batch.set_error(destination, error)
 
-    async def _look_for_exchange(self, link: AmqpConnection, destination: str) -> PostdateError | None:
+    async def _exchange_error(self, link: AmqpConnection, destination: str) -> PostdateError | None:
         try:
             exchange = parse_address(destination).exchange
             if exchange and exchange not in self._exchanges:
@@ -238,12 +242,12 @@ class Publisher:
         return None
 
 
-def _stranded(sending: Sending) -> list[int]:
+def _unrouted_indexes(batch: SendBatch) -> list[int]:
     """Return the indexes of unrouted messages that may go to a queue instead."""
     return [
-        place
-        for place, answer in enumerate(sending.answers)
-        if isinstance(answer, QueueNotFound) and sending.envelopes[place].destination.startswith(OR_QUEUE_PREFIX)
+        index
+        for index, answer in enumerate(batch.answers)
+        if isinstance(answer, QueueNotFound) and batch.envelopes[index].destination.startswith(OR_QUEUE_PREFIX)
     ]
 
 
@@ -255,8 +259,8 @@ def _remaining_seconds() -> float:
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
     """Return the error for the only message on a channel that the broker closed."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
-    if (away := node_away(error, destination)) is not None:
-        return away
+    if (away_error := node_away_error(error, destination)) is not None:
+        return away_error
     if error.reply_code == NOT_FOUND:
         return QueueNotFound(text)
     if error.reply_code == CONTENT_TOO_LARGE or "message size" in error.text:

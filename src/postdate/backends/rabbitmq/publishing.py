@@ -24,7 +24,7 @@ from postdate.errors import (
     QueueNotFound,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, encode_headers, why_too_large
+from postdate.messages import Envelope, encode_headers, too_large_error
 
 log = logging.getLogger("postdate.rabbitmq")
 
@@ -52,101 +52,121 @@ def largest_headers(frame_limit: int) -> int:
     return frame_limit - FRAME_OVERHEAD - HEADER_FRAME.size - _BESIDE_HEADERS
 
 
-class Sending:
+class SendBatch:
     """Messages of one send, and their answers.
 
-    ``limit`` is the most bytes of a message. ``began`` is the time of the first write, in seconds of the event loop's
-    clock.
+    ``limit`` is the most bytes of a message. ``started_at`` is the time of the first write, in seconds of the event
+    loop's clock.
     """
 
-    __slots__ = ("answers", "began", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
+    __slots__ = (
+        "answers",
+        "change_event",
+        "envelopes",
+        "flights",
+        "in_flight",
+        "limit",
+        "now",
+        "position",
+        "started_at",
+    )
 
     def __init__(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> None:
         self.envelopes, self.now, self.limit = envelopes, now, limit
         self.answers: Answers = [None] * len(envelopes)
         self.flights: list[Flight] = []
-        self.position = self.on_the_way = 0
-        self.news = asyncio.Event()
-        self.began = 0.0
+        self.position = self.in_flight = 0
+        self.change_event = asyncio.Event()
+        self.started_at = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether any message has no answer yet."""
-        return self.on_the_way > 0 or self.position < len(self.envelopes)
+        return self.in_flight > 0 or self.position < len(self.envelopes)
 
-    def answer(self, destination: str, error: PostdateError) -> None:
+    def set_error(self, destination: str, error: PostdateError) -> None:
         """Set the error of all messages to one destination."""
-        for place, envelope in enumerate(self.envelopes):
+        for index, envelope in enumerate(self.envelopes):
             if envelope.destination == destination:
-                self.answers[place] = error
+                self.answers[index] = error
 
-    def give_up(self, error: PostdateError) -> None:
+    def abandon(self, error: PostdateError) -> None:
         """Set the error of all unconfirmed messages."""
         for flight in self.flights:
-            flight.give_up(error)
-        for place in range(self.position, len(self.answers)):
-            self.answers[place] = self.answers[place] or error
+            flight.abandon(error)
+        for index in range(self.position, len(self.answers)):
+            self.answers[index] = self.answers[index] or error
         self.position = len(self.answers)
 
 
 class Flight:
     """Messages of one send that were written together: delivery tags ``first`` to ``last``, in order.
 
-    ``places`` has the index of each message in the sending. All tags up to ``low`` are confirmed.
+    ``indexes`` has the index of each message in the sending. All tags up to ``confirmed_up_to`` are confirmed.
     """
 
-    __slots__ = ("_apart", "_came_back", "_cursor", "first", "last", "low", "places", "sending", "sent")
+    __slots__ = (
+        "_confirmed_tags",
+        "_cursor",
+        "_returned_tags",
+        "batch",
+        "confirmed_up_to",
+        "first",
+        "indexes",
+        "last",
+        "sent_frames",
+    )
 
-    def __init__(self, first: int, sending: Sending) -> None:
-        self.first, self.last, self.low = first, first - 1, first - 1
-        self.sending = sending
-        self.places: list[int] = []
-        self.sent: list[tuple[bytes, bytes]] = []
-        self._apart: set[int] = set()
-        self._came_back: set[int] = set()
+    def __init__(self, first: int, batch: SendBatch) -> None:
+        self.first, self.last, self.confirmed_up_to = first, first - 1, first - 1
+        self.batch = batch
+        self.indexes: list[int] = []
+        self.sent_frames: list[tuple[bytes, bytes]] = []
+        self._confirmed_tags: set[int] = set()
+        self._returned_tags: set[int] = set()
         self._cursor = 0
 
     @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits for its answers any more."""
-        return self.sending is _NOBODY
+        return self.batch is _NO_OWNER
 
     @property
-    def on_the_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of unconfirmed messages."""
-        return self.last - self.low - len(self._apart)
+        return self.last - self.confirmed_up_to - len(self._confirmed_tags)
 
-    def settle(self, tag: int, *, multiple: bool) -> None:
+    def confirm(self, tag: int, *, multiple: bool) -> None:
         """Note that a tag is confirmed; with ``multiple`` all tags up to it are."""
         if multiple:
-            self.low = max(self.low, min(tag, self.last))
-            self._apart = {each for each in self._apart if each > self.low}
-        elif tag > self.low:
-            self._apart.add(tag)
-        while self.low + 1 in self._apart:
-            self.low += 1
-            self._apart.remove(self.low)
+            self.confirmed_up_to = max(self.confirmed_up_to, min(tag, self.last))
+            self._confirmed_tags = {each for each in self._confirmed_tags if each > self.confirmed_up_to}
+        elif tag > self.confirmed_up_to:
+            self._confirmed_tags.add(tag)
+        while self.confirmed_up_to + 1 in self._confirmed_tags:
+            self.confirmed_up_to += 1
+            self._confirmed_tags.remove(self.confirmed_up_to)
 
-    def unsettled(self) -> list[int]:
-        return [tag for tag in range(self.low + 1, self.last + 1) if tag not in self._apart]
+    def unconfirmed_tags(self) -> list[int]:
+        return [tag for tag in range(self.confirmed_up_to + 1, self.last + 1) if tag not in self._confirmed_tags]
 
-    def fail(self, tag: int, error: PostdateError) -> None:
+    def set_error(self, tag: int, error: PostdateError) -> None:
         """Set the error of a message, unless it is answered."""
         if not self.is_unanswered(tag):
             return
         if self.is_abandoned:
-            self._came_back.add(tag)
+            self._returned_tags.add(tag)
         else:
-            self.sending.answers[self.places[tag - self.first]] = error
+            self.batch.answers[self.indexes[tag - self.first]] = error
 
     def is_unanswered(self, tag: int) -> bool:
-        if tag <= self.low or tag in self._apart:
+        if tag <= self.confirmed_up_to or tag in self._confirmed_tags:
             return False
         if self.is_abandoned:
-            return tag not in self._came_back
-        return self.sending.answers[self.places[tag - self.first]] is None
+            return tag not in self._returned_tags
+        return self.batch.answers[self.indexes[tag - self.first]] is None
 
-    def give_up(self, error: PostdateError) -> None:
+    def abandon(self, error: PostdateError) -> None:
         """Set the error of every unanswered message, ignore later confirms, and free the window.
 
         Addresses and properties are kept: a message that is returned later must not be mistaken for one of another
@@ -154,22 +174,22 @@ class Flight:
         """
         if self.is_abandoned:
             return
-        for tag in self.unsettled():
-            self.fail(tag, error)
-        self.places, self.sending = [], _NOBODY
+        for tag in self.unconfirmed_tags():
+            self.set_error(tag, error)
+        self.indexes, self.batch = [], _NO_OWNER
 
-    def find(self, method: bytes, properties: bytes | None) -> int | None:
+    def find_tag(self, method: bytes, properties: bytes | None) -> int | None:
         """Return the tag of the next unanswered message to this address, with these properties if given."""
-        for index in chain(range(self._cursor, len(self.sent)), range(self._cursor)):
+        for index in chain(range(self._cursor, len(self.sent_frames)), range(self._cursor)):
             tag = self.first + index
-            to, its = self.sent[index]
-            if to == method and properties in {None, its} and self.is_unanswered(tag):
+            sent_method, sent_properties = self.sent_frames[index]
+            if sent_method == method and properties in {None, sent_properties} and self.is_unanswered(tag):
                 self._cursor = index + 1
                 return tag
         return None
 
 
-_NOBODY: Final = Sending((), datetime.min.replace(tzinfo=UTC), 0)
+_NO_OWNER: Final = SendBatch((), datetime.min.replace(tzinfo=UTC), 0)
 """The owner of abandoned flights, so that their messages are not kept in memory."""
 
 
@@ -188,93 +208,93 @@ class PublishingChannel(Channel):
         self._may_publish = asyncio.Event()
         self.on_block()
 
-    async def publish(self, sending: Sending) -> None:
+    async def publish(self, batch: SendBatch) -> None:
         """Publish the messages without an answer, in order, and wait for their answers."""
-        count = len(sending.envelopes)
-        while sending.position < count:
-            await self._wait_for_window(sending, min(count - sending.position, max(1, self._window // 4)))
-            self.write_some(sending, min(count, sending.position + self._window - sending.on_the_way))
-        while sending.on_the_way:
-            sending.news.clear()
-            await sending.news.wait()
+        count = len(batch.envelopes)
+        while batch.position < count:
+            await self._wait_for_window(batch, min(count - batch.position, max(1, self._window // 4)))
+            self.write_messages(batch, min(count, batch.position + self._window - batch.in_flight))
+        while batch.in_flight:
+            batch.change_event.clear()
+            await batch.change_event.wait()
 
-    async def _wait_for_window(self, sending: Sending, enough: int) -> None:
-        """Wait until ``enough`` messages may be written."""
-        while self.ended is None:
-            await self.link.flushed()
-            if self.ended is not None:  # it ended during the wait: another channel may have its number now
+    async def _wait_for_window(self, batch: SendBatch, count: int) -> None:
+        """Wait until ``count`` messages may be written."""
+        while self.end_error is None:
+            await self.link.wait_until_writable()
+            if self.end_error is not None:  # it ended during the wait: another channel may have its number now
                 break
             if not self._may_publish.is_set():
                 await self._may_publish.wait()
-            elif self._window - sending.on_the_way >= enough:
+            elif self._window - batch.in_flight >= count:
                 return
             else:
-                sending.news.clear()
-                await sending.news.wait()
-        raise self.ended
+                batch.change_event.clear()
+                await batch.change_event.wait()
+        raise self.end_error
 
-    def write_some(self, sending: Sending, end: int) -> None:
+    def write_messages(self, batch: SendBatch, end: int) -> None:
         """Write messages up to an index, or up to a megabyte; one loop without calls, because it is hot."""
-        envelopes, answers, position, limit = sending.envelopes, sending.answers, sending.position, sending.limit
-        number, user, methods, now = self.number, self.link.login.user, self._methods, sending.now
+        envelopes, answers, position, limit = batch.envelopes, batch.answers, batch.position, batch.limit
+        number, user, methods, now = self.number, self.link.login.user, self._methods, batch.now
         frame_limit = self.link.frame_limit - FRAME_OVERHEAD
-        flight = Flight(self._next_tag, sending)
+        flight = Flight(self._next_tag, batch)
         content: list[bytes] = []
         size = 0
         while position < end and size < _WRITTEN_AT_ONCE_BYTES:
-            envelope, place = envelopes[position], position
+            envelope, index = envelopes[position], position
             position += 1
-            if answers[place] is not None:
+            if answers[index] is not None:
                 continue
             body = envelope.body
             try:
                 method = methods.get(envelope.destination) or self._method_frame(envelope.destination)
                 properties = properties_of(envelope, now, user)
             except PostdateError as error:
-                answers[place] = error
+                answers[index] = error
                 continue
             length, header_length = len(body), len(properties) + 12
             if header_length > frame_limit or header_length * _JSON_GROWTH + length > limit:
                 error = _too_large(envelope, header_length, frame_limit, limit)
                 if error is not None:
-                    answers[place] = error
+                    answers[index] = error
                     continue
             content += (method, HEADER_FRAME.pack(2, number, header_length, 60, 0, length), properties)
             if length <= frame_limit:
                 if length:
                     content += (b"\xce", FRAME.pack(3, number, length), body)
             else:
-                content += self._cut(body, frame_limit)
+                content += self._split_body(body, frame_limit)
             content.append(b"\xce")
             size += length + header_length
-            flight.places.append(place)
-            flight.sent.append((method, properties))
-        sending.position = position
-        if flight.places:
-            self._take_off(flight, b"".join(content))
+            flight.indexes.append(index)
+            flight.sent_frames.append((method, properties))
+        batch.position = position
+        if flight.indexes:
+            self._write_flight(flight, b"".join(content))
 
-    def _take_off(self, flight: Flight, content: bytes) -> None:
-        count = len(flight.places)
+    def _write_flight(self, flight: Flight, content: bytes) -> None:
+        count = len(flight.indexes)
         flight.last = flight.first + count - 1
         self._next_tag += count
-        if self.ended is not None:
-            flight.give_up(self.ended)
+        if self.end_error is not None:
+            flight.abandon(self.end_error)
             return
-        flight.sending.flights.append(flight)
-        flight.sending.on_the_way += count
+        flight.batch.flights.append(flight)
+        flight.batch.in_flight += count
         self._flights.append(flight)
         self.link.write(content)
-        self._forget_the_oldest()
+        self._forget_oldest()
 
-    def _forget_the_oldest(self) -> None:
+    def _forget_oldest(self) -> None:
         """Forget the oldest abandoned messages, as some are never confirmed: this bounds the memory."""
         for flight in self._flights:
             if flight.first > self._next_tag - _MOST_ABANDONED:
                 break
             if flight.is_abandoned:
-                flight.sent = []
+                flight.sent_frames = []
 
-    def _cut(self, body: bytes, limit: int) -> list[bytes]:
+    def _split_body(self, body: bytes, limit: int) -> list[bytes]:
         """Return a body as frames. Each begins with the end mark of the frame before; the last end mark is missing."""
         parts: list[bytes] = []
         for start in range(0, len(body), limit):
@@ -302,26 +322,26 @@ class PublishingChannel(Channel):
         if method == wire.BASIC_NACK:
             error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
             for flight in self._flights:
-                for each in flight.unsettled():
+                for each in flight.unconfirmed_tags():
                     if each == tag or (multiple and each < tag):
-                        flight.fail(each, error)
-        self._settle(tag, multiple=multiple)  # after fail: a settled message takes no error
+                        flight.set_error(each, error)
+        self._confirm(tag, multiple=multiple)  # after fail: a settled message takes no error
 
-    def _settle(self, tag: int, *, multiple: bool) -> None:
-        landed: list[Flight] = []
+    def _confirm(self, tag: int, *, multiple: bool) -> None:
+        confirmed_flights: list[Flight] = []
         for flight in self._flights:
             if flight.first > tag:
                 break
             if not multiple and tag > flight.last:
                 continue
-            before = flight.on_the_way
-            flight.settle(tag, multiple=multiple)
-            if before != flight.on_the_way:
-                flight.sending.on_the_way -= before - flight.on_the_way
-                flight.sending.news.set()
-            if flight.low == flight.last:
-                landed.append(flight)
-        for flight in landed:
+            previous_count = flight.in_flight
+            flight.confirm(tag, multiple=multiple)
+            if previous_count != flight.in_flight:
+                flight.batch.in_flight -= previous_count - flight.in_flight
+                flight.batch.change_event.set()
+            if flight.confirmed_up_to == flight.last:
+                confirmed_flights.append(flight)
+        for flight in confirmed_flights:
             self._flights.remove(flight)
 
     @override
@@ -332,15 +352,18 @@ class PublishingChannel(Channel):
         code, text = arguments.unsigned(2), arguments.short_text()
         address = PublishAddress(arguments.short_text(), arguments.short_text())
         frame = self._publish_frame(address)
-        error: PostdateError = _nowhere(address)
-        for its in (properties, None):
-            waited_for, abandoned = self._find(frame, its, abandoned=False), self._find(frame, its, abandoned=True)
-            if waited_for is not None and abandoned is not None:
-                abandoned[0].fail(abandoned[1], error)
+        error: PostdateError = _unrouted_error(address)
+        for returned_properties in (properties, None):
+            awaited_match, abandoned = (
+                self._find(frame, returned_properties, abandoned=False),
+                self._find(frame, returned_properties, abandoned=True),
+            )
+            if awaited_match is not None and abandoned is not None:
+                abandoned[0].set_error(abandoned[1], error)
                 error = TransportUnreachable(f"perhaps not this message, but one like it came back: {error}")
-            sent = waited_for or abandoned
-            if sent is not None:
-                sent[0].fail(sent[1], error)
+            match = awaited_match or abandoned
+            if match is not None:
+                match[0].set_error(match[1], error)
                 return
         if any(flight.is_abandoned for flight in self._flights):  # of a forgotten flight
             return
@@ -349,7 +372,7 @@ class PublishingChannel(Channel):
 
     def _find(self, method: bytes, properties: bytes | None, *, abandoned: bool) -> tuple[Flight, int] | None:
         for flight in self._flights:
-            if flight.is_abandoned is abandoned and (tag := flight.find(method, properties)) is not None:
+            if flight.is_abandoned is abandoned and (tag := flight.find_tag(method, properties)) is not None:
                 return flight, tag
         return None
 
@@ -364,14 +387,14 @@ class PublishingChannel(Channel):
     def on_end(self, error: PostdateError) -> None:
         self._may_publish.set()
         for flight in self._flights:
-            sending = flight.sending
-            flight.give_up(error)
-            sending.on_the_way = 0
-            sending.news.set()
+            batch = flight.batch
+            flight.abandon(error)
+            batch.in_flight = 0
+            batch.change_event.set()
         self._flights.clear()
 
 
-def _nowhere(address: PublishAddress) -> QueueNotFound:
+def _unrouted_error(address: PublishAddress) -> QueueNotFound:
     if address.exchange:
         return QueueNotFound(
             f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "
@@ -386,10 +409,10 @@ def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: 
             f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "
             f"AMQP takes {frame_limit:,} on this connection; put large content into the body"
         )
-    return why_too_large(envelope, encode_headers(envelope.headers), limit)
+    return too_large_error(envelope, encode_headers(envelope.headers), limit)
 
 
-def why_not(envelope: Envelope, limit: int) -> PostdateError | None:
+def send_error_of(envelope: Envelope, limit: int) -> PostdateError | None:
     """Return the reason why a message cannot be sent, as far as it is known without sending; else ``None``."""
     try:
         parse_address(envelope.destination)

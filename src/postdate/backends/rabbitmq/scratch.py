@@ -32,5 +32,5 @@ async def delete_queues(address: str, queues: Sequence[str]) -> None:
     """Delete queues with all that is in them; queues that do not exist are passed over."""
     link = await AmqpConnection.open(parse_url(address), _CONNECTS_WITHIN_SECONDS)
     for queue in queues:
-        await link.ask(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)
+        await link.request(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)
     await link.close()

@@ -41,18 +41,22 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     def __init__(self, login: Login) -> None:
         self.login, self.loop = login, asyncio.get_running_loop()
-        self.ended: PostdateError | None = None
+        self.end_error: PostdateError | None = None
         self.last_read_at = self.loop.time()
-        self._lost: asyncio.Future[None] = self.loop.create_future()
+        self._lost_future: asyncio.Future[None] = self.loop.create_future()
         self._read_buffer = memoryview(bytearray(_READ_AT_ONCE))
-        self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
-        self._in, self._out, self._greeting = ssl.MemoryBIO(), ssl.MemoryBIO(), wire.PROTOCOL_HEADER
-        self._tls = None if login.tls is None else login.tls.wrap_bio(self._in, self._out, server_hostname=login.host)
-        self._broken: ssl.SSLError | None = None
-        self._writing = forks.lock()
-        self._unsent, self._wrote = b"", True
-        self._alive_within = _SILENT_SECONDS
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._tls_input, self._tls_output, self._greeting = ssl.MemoryBIO(), ssl.MemoryBIO(), wire.PROTOCOL_HEADER
+        self._tls = (
+            None
+            if login.tls is None
+            else login.tls.wrap_bio(self._tls_input, self._tls_output, server_hostname=login.host)
+        )
+        self._tls_error: ssl.SSLError | None = None
+        self._write_lock = forks.lock()
+        self._unsent, self._has_written = b"", True
+        self._silence_seconds = _SILENT_SECONDS
         self._silence_check: asyncio.TimerHandle | None = None
         self._beats: Housekeeping | None = None
 
@@ -63,7 +67,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Never end here: the end of its transport would change what the parent's event loop waits for."""
-        forks.keep_for_ever(self)
+        forks.prevent_destruction(self)
 
     # --- for subclasses
 
@@ -77,7 +81,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        forks.own(self)
+        forks.register_connection(self)
         forks.register(self)
         if self._tls is None:
             self.write(self._greeting)
@@ -85,16 +89,18 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
             self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(
-            TransportUnreachable(f"the connection to {self.login.place} was lost: {exc or 'closed by the server'}")
+        self._set_end_error(
+            TransportUnreachable(
+                f"the connection to {self.login.description} was lost: {exc or 'closed by the server'}"
+            )
         )
         if self._silence_check is not None:
             self._silence_check.cancel()
-        with self._writing:  # the thread must not write to the socket, which is closed next
+        with self._write_lock:  # the thread must not write to the socket, which is closed next
             if self._beats is not None:
                 self._beats.stop()
-        if not self._lost.done():
-            self._lost.set_result(None)
+        if not self._lost_future.done():
+            self._lost_future.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The same buffer each time: a new one of that size costs more than a copy."""
@@ -106,131 +112,135 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     def data_received(self, data: bytes) -> None:
         """Hand on decrypted bytes, even the last ones before TLS fails."""
         self.last_read_at = self.loop.time()
-        self.on_bytes(data if self._tls is None else self._opened(self._tls, data))
-        if self._broken is not None:
-            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached"))
+        self.on_bytes(data if self._tls is None else self._decrypt(self._tls, data))
+        if self._tls_error is not None:
+            self.abandon(TransportUnreachable(f"{self.login.description} cannot be reached"))
 
-    def _opened(self, tls: ssl.SSLObject, content: bytes) -> bytes:
-        text = b""
-        with self._writing:
-            self._in.write(content)
+    def _decrypt(self, tls: ssl.SSLObject, content: bytes) -> bytes:
+        plain = b""
+        with self._write_lock:
+            self._tls_input.write(content)
             try:
                 if self._greeting:
                     tls.do_handshake()
                     self._greeting = self._greeting[tls.write(self._greeting) :]
                 while chunk := tls.read(_READ_AT_ONCE):
-                    text += chunk
+                    plain += chunk
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:  # it cannot prove who it is, refuses us, or breaks the protocol
-                self._broken = error
-            self._send(self._out.read())
-        return text
+                self._tls_error = error
+            self._send(self._tls_output.read())
+        return plain
 
     def pause_writing(self) -> None:
-        self._may_go_on.clear()
+        self._can_write.clear()
 
     def resume_writing(self) -> None:
-        self._may_go_on.set()
+        self._can_write.set()
 
     # --- what is said
 
     def write(self, content: bytes) -> None:
         """Send bytes; does nothing on an ended connection."""
-        if self.ended is None:
-            with self._writing:
-                self._wrote = True
-                self._send(self._sealed(content))
+        if self.end_error is None:
+            with self._write_lock:
+                self._has_written = True
+                self._send(self._encrypt(content))
 
     def _send(self, content: bytes) -> None:
         self._transport.write(self._unsent + content if self._unsent else content)
         self._unsent = b""
 
-    def _sealed(self, content: bytes) -> bytes:
+    def _encrypt(self, content: bytes) -> bytes:
         if self._tls is None:
             return content
-        remaining = memoryview(content if self._broken is None else b"")
+        remaining = memoryview(content if self._tls_error is None else b"")
         while remaining:  # a record at a time
             remaining = remaining[self._tls.write(remaining) :]
-        return self._out.read()
+        return self._tls_output.read()
 
-    async def flushed(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Wait until the socket takes more."""
-        await self._may_go_on.wait()
-        if self.ended is not None:
-            raise self.ended
+        await self._can_write.wait()
+        if self.end_error is not None:
+            raise self.end_error
 
     # --- its end
 
     async def abort(self) -> None:
         """End the connection at once."""
-        self._end(TransportUnreachable("the connection was closed here"))
+        self._set_end_error(TransportUnreachable("the connection was closed here"))
         with anyio.CancelScope(shield=True):
             self._transport.abort()
-            await asyncio.shield(self._lost)
+            await asyncio.shield(self._lost_future)
 
     def abandon(self, error: PostdateError) -> None:
         """End the connection at once, without waiting: callers open another one."""
-        self._end(error)
+        self._set_end_error(error)
         self._transport.abort()
 
-    def leave(self) -> None:
+    def abandon_threadsafe(self) -> None:
         """End the connection from outside its event loop, which may be blocked or closed: no heartbeat follows."""
         if self._beats is not None:
             self._beats.stop()
         with suppress(RuntimeError):  # its loop is closed
-            error = TransportUnreachable(f"{self.login.place} is spoken to from another event loop now")
+            error = TransportUnreachable(f"{self.login.description} is spoken to from another event loop now")
             self.loop.call_soon_threadsafe(self.abandon, error)
 
-    def _end(self, error: PostdateError) -> None:
-        if self.ended is None:
-            self.ended = error if self._broken is None else TransportUnreachable(f"{error}: {self._broken}")
-            self._may_go_on.set()
-            self.on_end(self.ended)
+    def _set_end_error(self, error: PostdateError) -> None:
+        if self.end_error is None:
+            self.end_error = error if self._tls_error is None else TransportUnreachable(f"{error}: {self._tls_error}")
+            self._can_write.set()
+            self.on_end(self.end_error)
 
     # --- heartbeats
 
     @property
     def is_silent(self) -> bool:
         """Whether nothing came for longer than the server's heartbeat allows."""
-        return self.loop.time() - self.last_read_at > self._alive_within
+        return self.loop.time() - self.last_read_at > self._silence_seconds
 
-    def _keep_alive(self, seconds: float) -> None:
+    def _start_heartbeats(self, seconds: float) -> None:
         """Send and expect something at least every ``seconds``."""
-        self._alive_within = seconds + _LATE_SECONDS
-        self._listen(seconds)
-        self._beats = Housekeeping(Resource(self.login.place), seconds, [Chore("cannot send heartbeats", self._beat)])
+        self._silence_seconds = seconds + _LATE_SECONDS
+        self._check_silence(seconds)
+        self._beats = Housekeeping(
+            Resource(self.login.description), seconds, [Chore("cannot send heartbeats", self._send_heartbeat)]
+        )
         self._beats.start()
 
-    def _beat(self) -> bool:
+    def _send_heartbeat(self) -> bool:
         """Send a heartbeat from the thread, if nothing was sent since the last one and no bytes wait."""
         if self.loop.is_closed() and self._beats is not None:  # no handler can run any more
             self._beats.stop()
             return False
-        with self._writing:
-            idle, self._wrote = not self._wrote, False
-            if idle and self.ended is None and not self._transport.get_write_buffer_size():
-                self._unsent = self._unsent or self._sealed(wire.HEARTBEAT_FRAME)
-                self._unsent = self._unsent[_sent(self._transport, self._unsent) :]
+        with self._write_lock:
+            is_idle, self._has_written = not self._has_written, False
+            if is_idle and self.end_error is None and not self._transport.get_write_buffer_size():
+                self._unsent = self._unsent or self._encrypt(wire.HEARTBEAT_FRAME)
+                self._unsent = self._unsent[_write_to_socket(self._transport, self._unsent) :]
         return False
 
-    def _listen(self, seconds: float, last_read_at: float | None = None) -> None:
+    def _check_silence(self, seconds: float, last_read_at: float | None = None) -> None:
         """Check that the server lives; bytes that came while the event loop was blocked are read first."""
         if self.loop.time() - self.last_read_at < 4 * seconds:
-            self._silence_check = self.loop.call_later(seconds, self._listen, seconds)
+            self._silence_check = self.loop.call_later(seconds, self._check_silence, seconds)
         elif last_read_at != self.last_read_at:
-            self._silence_check = self.loop.call_later(READ_WITHIN_SECONDS, self._listen, seconds, self.last_read_at)
+            self._silence_check = self.loop.call_later(
+                READ_WITHIN_SECONDS, self._check_silence, seconds, self.last_read_at
+            )
         else:
-            self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
+            self.abandon(TransportUnreachable(f"{self.login.description} has been silent for {4 * seconds:g} s"))
 
 
-def _sent(transport: asyncio.Transport, content: bytes) -> int:
+def _write_to_socket(transport: asyncio.Transport, content: bytes) -> int:
     """Write to the socket of a transport with an empty buffer; return the number of bytes taken."""
-    end = socket.socket(fileno=transport.get_extra_info("socket").fileno())
-    end.settimeout(0)  # whatever the default of the process is
+    socket_copy = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+    socket_copy.settimeout(0)  # whatever the default of the process is
     try:
-        return end.send(content)
+        return socket_copy.send(content)
     except BlockingIOError:  # the server reads nothing now
         return 0
     finally:
-        end.detach()
+        socket_copy.detach()

@@ -36,8 +36,10 @@ async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_ty
     await declare_exchange(link, expired, "fanout")
     await declare_due_exchange(link, due_exchange(exchange.name), exchange.due_type)
     await declare_queue(link, expired, queue_type)
-    more = {"x_dead_letter_strategy": "at-least-once", "x_overflow": "reject-publish"} if queue_type == "quorum" else {}
-    await declare_queue(link, queue, queue_type, x_dead_letter_exchange=expired, **more)
+    quorum_arguments = (
+        {"x_dead_letter_strategy": "at-least-once", "x_overflow": "reject-publish"} if queue_type == "quorum" else {}
+    )
+    await declare_queue(link, queue, queue_type, x_dead_letter_exchange=expired, **quorum_arguments)
     await bind_queue(link, expired, expired)
     await bind_queue(link, queue, exchange.name)
 
@@ -65,7 +67,7 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
     try:
         await _declare_exchange(link, exchange, kind)
     except ChannelClosed as error:
-        if error.reply_code == PRECONDITION_FAILED and _is_of_another_type(error.text):
+        if error.reply_code == PRECONDITION_FAILED and _has_other_type(error.text):
             raise ConfigurationError(
                 f"exchange {exchange!r} exists and is not of the type {kind!r} that intake.due_exchange_type asks for: "
                 f"{error.text}; set it to the type that it has, or delete the exchange, with its bindings, first"
@@ -76,7 +78,7 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
         raise
 
 
-def _is_of_another_type(text: str) -> bool:
+def _has_other_type(text: str) -> bool:
     """Return whether the type is the reason; a plugin's type, which no setting can name, is accepted."""
     _, separator, current = text.partition("arg 'type'")
     return bool(separator) and any(f"current is '{each}'" in current for each in DUE_EXCHANGE_TYPES)
@@ -85,7 +87,7 @@ def _is_of_another_type(text: str) -> bool:
 async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
     """Bind a queue to a fanout exchange; raises `ChannelClosed` when either is missing, or we may not."""
     names = wire.short_text(queue) + wire.short_text(exchange) + wire.short_text("")
-    await link.ask(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
+    await link.request(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
 
 
 async def declare_exchange_passively(
@@ -93,34 +95,34 @@ async def declare_exchange_passively(
 ) -> None:
     """Return if the exchange exists; otherwise raise `ChannelClosed` (404)."""
     arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text("direct") + _PASSIVE + bytes(4)
-    await link.ask(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
+    await link.request(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
 
 
 async def _declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
     arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text(kind) + _DURABLE + wire.table({})
-    await link.ask(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK)
+    await link.request(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK)
 
 
-async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
+async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **extra_arguments: str) -> None:
     """Create a durable queue; an existing one stays as it is, with a warning if it is of another type.
 
-    An existing one needs no permission to configure it. Raises `ChannelClosed` when a new one is refused. ``more``:
-    arguments of the declaration, with underscores for hyphens.
+    An existing one needs no permission to configure it. Raises `ChannelClosed` when a new one is refused.
+    ``extra_arguments``: arguments of the declaration, with underscores for hyphens.
     """
-    is_there = await _is_there(link, queue)
-    named = {name.replace("_", "-"): more[name] for name in more}
-    table = wire.table({"x-queue-type": queue_type, **({} if is_there else named)})
+    exists = await _has_queue(link, queue)
+    named_arguments = {name.replace("_", "-"): extra_arguments[name] for name in extra_arguments}
+    table = wire.table({"x-queue-type": queue_type, **({} if exists else named_arguments)})
     arguments = b"\0\0" + wire.short_text(queue) + _DURABLE + table
     try:
-        await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
+        await link.request(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
     except ChannelClosed as error:  # an existing queue stays with its messages
-        if is_there and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
+        if exists and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
             log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
-        elif not is_there and not await _is_there(link, queue):  # nor did it come meanwhile
+        elif not exists and not await _has_queue(link, queue):  # nor did it come meanwhile
             raise
 
 
-async def _is_there(link: AmqpConnection, queue: str) -> bool:
+async def _has_queue(link: AmqpConnection, queue: str) -> bool:
     with suppress(ChannelClosed):
         await queue_length(link, queue)
         return True
@@ -130,6 +132,6 @@ async def _is_there(link: AmqpConnection, queue: str) -> bool:
 async def queue_length(link: AmqpConnection, queue: str) -> int:
     """Return the number of waiting messages; raises `ChannelClosed` (404) when there is no such queue."""
     arguments = b"\0\0" + wire.short_text(queue) + _PASSIVE + bytes(4)
-    answer = await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
+    answer = await link.request(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
     answer.short_text()
     return answer.unsigned(4)

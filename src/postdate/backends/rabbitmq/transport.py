@@ -33,7 +33,7 @@ from typing_extensions import override
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address, parse_url
 from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery, FailureCounts
-from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
+from postdate.backends.rabbitmq.delays import create_delayed_message, decode_intake_message, expired_queue, intake_queue
 from postdate.backends.rabbitmq.observation import (
     DELIVERY_LIMIT,
     TIME_TO_LIVE,
@@ -43,9 +43,9 @@ from postdate.backends.rabbitmq.observation import (
     read_limits,
     server_facts,
 )
-from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
+from postdate.backends.rabbitmq.properties import DecodedMessage, decode_message, unreadable_message
 from postdate.backends.rabbitmq.publisher import Publisher
-from postdate.backends.rabbitmq.publishing import largest_headers, why_not
+from postdate.backends.rabbitmq.publishing import largest_headers, send_error_of
 from postdate.backends.rabbitmq.topology import bind_queue, declare_exchange, declare_intake, declare_queue
 from postdate.errors import (
     ClaimLost,
@@ -58,8 +58,8 @@ from postdate.errors import (
 from postdate.messages import Envelope
 from postdate.ports import (
     HANDLED,
+    Completion,
     DelayExchange,
-    End,
     ForeignIntake,
     IntakeQueue,
     PublishingTransport,
@@ -70,22 +70,22 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
-    refuse_work,
+    check_no_work,
 )
 from postdate.ports.backends import DatabaseObject
-from postdate.ports.transports import bound_to_intake
+from postdate.ports.transports import foreign_bindings_text
 from postdate.runtime.resource import resource_of
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 log = logging.getLogger("postdate.rabbitmq")
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
-_ASKS_AGAIN_SECONDS = 30.0
+_RETRY_MANAGEMENT_SECONDS = 30.0
 """The pause after the management interface did not answer. It is long, as messages wait during each request."""
 
-_LOOKS_AT_BINDINGS_EVERY_SECONDS = 60.0
-_MAY_KNOW_MORE_SECONDS = 1.0
+_CHECK_BINDINGS_SECONDS = 60.0
+_REFRESH_LIMITS_SECONDS = 1.0
 """The pause after an answer about a queue. The management interface does not know a new queue for some seconds."""
 
 
@@ -120,19 +120,21 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 f"confirm_window must be 1 or more and prefetch 0 or more, not {confirm_window} and {prefetch}"
             )
         login = parse_url(url)
-        self.publishing = Publisher(
+        self.publisher = Publisher(
             PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "sending"),
             confirm_window,
             confirms_within,
         )
-        self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "receiving")
+        self.receiving_connection = PersistentConnection(
+            login, _CONNECTS_WITHIN_SECONDS, resource_of(self), "receiving"
+        )
         self.failure_counts = FailureCounts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
-        self._asks_from = 0.0 if login.management_port > 0 else math.inf
-        self._asks_again_from = dict[str, float]()
+        self._management_retry_at = 0.0 if login.management_port > 0 else math.inf
+        self._limits_refresh_at = dict[str, float]()
         self.prefetch = prefetch
         self._queue_type = queue_type
-        self._place = login.place
+        self._description = login.description
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
@@ -142,13 +144,13 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         )
 
     def __repr__(self) -> str:
-        return f"RabbitMqTransport({self._place}, queue_type={self._queue_type!r})"
+        return f"RabbitMqTransport({self._description}, queue_type={self._queue_type!r})"
 
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
         """The capabilities. ``largest_headers_bytes`` may fall at the first send, if the server has smaller frames."""
-        largest = largest_headers(self.publishing.line.frame_limit)
+        largest = largest_headers(self.publisher.connection.frame_limit)
         if largest != self._capabilities.largest_headers_bytes:
             self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
         return self._capabilities
@@ -156,7 +158,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """Create the missing queues. An existing queue of the other type is not changed."""
-        link = await self.consuming.link()
+        link = await self.receiving_connection.get_link()
         for name in names:
             if name.startswith(PREFIXES):
                 raise ConfigurationError(f"{name!r} is the address of an exchange, not the name of a queue")
@@ -170,8 +172,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        refuse_work(work, "of RabbitMQ")
-        return await self.publishing.send(envelopes, now, self._capabilities.largest_message_bytes)
+        check_no_work(work, "of RabbitMQ")
+        return await self.publisher.send(envelopes, now, self._capabilities.largest_message_bytes)
 
     @override
     def receiver(self, queue: str) -> RabbitMqReceiver:
@@ -189,7 +191,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def subscribe(self, queue: str, events: Sequence[str]) -> None:
-        link = await self.consuming.link()
+        link = await self.receiving_connection.get_link()
         for event in events:
             exchange = parse_address(self.event_address(event)).exchange
             try:
@@ -201,7 +203,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     @override
     async def create_intake(self, exchange: DelayExchange) -> None:
         """Create the exchange for delayed messages and its queues; the exchange may exist already."""
-        link = await self.consuming.link()
+        link = await self.receiving_connection.get_link()
         try:
             await declare_intake(link, exchange, self._queue_type)
         except ChannelClosed as error:
@@ -220,65 +222,67 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             )
         else:
             if bindings:
-                raise ConfigurationError(bound_to_intake(exchange.name, bindings))
+                raise ConfigurationError(foreign_bindings_text(exchange.name, bindings))
 
     @override
     async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
         """Return bindings of the exchange to other queues, read from the broker's management interface."""
-        bindings = await in_thread(read_bindings, self.consuming.login, exchange.name)
-        own = ("queue", intake_queue(exchange.name))
-        return [str(each) for each in bindings if (each.destination_type, each.destination) != own]
+        bindings = await run_in_thread(read_bindings, self.receiving_connection.login, exchange.name)
+        intake_binding = ("queue", intake_queue(exchange.name))
+        return [str(each) for each in bindings if (each.destination_type, each.destination) != intake_binding]
 
     @override
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
         queue, expired = intake_queue(exchange.name), expired_queue(exchange.name)
         receivers = {
             queue: _IntakeReceiver(self, exchange, queue),
-            expired: RabbitMqReceiver(self, expired, partial(came_to_be_delayed, exchange.name, expired)),
+            expired: RabbitMqReceiver(self, expired, partial(decode_intake_message, exchange.name, expired)),
         }
-        read = partial(to_be_delayed, exchange.name)
+        read = partial(create_delayed_message, exchange.name)
         return [IntakeQueue(name, receiver, read) for name, receiver in receivers.items()]
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the lengths without received messages; the length of an existing exchange is 0."""
-        return await lengths_of(await self.consuming.link(), names)
+        return await lengths_of(await self.receiving_connection.get_link(), names)
 
     @override
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None]:
         """Return the limits of queues, read from the broker's management interface."""
-        link = await self.consuming.link()
-        limits = await in_thread(read_limits, link.login, link.server.get("version", ""), names)
+        link = await self.receiving_connection.get_link()
+        limits = await run_in_thread(read_limits, link.login, link.server.get("version", ""), names)
         self.limits.update(limits)
         return limits
 
-    async def learn_limits(self, queue: str) -> None:
+    async def refresh_limits(self, queue: str) -> None:
         """Ask the broker after how many returns a queue drops a message, unless the last request was recent."""
-        if anyio.current_time() >= max(self._asks_from, self._asks_again_from.get(queue, 0.0)):
+        if anyio.current_time() >= max(self._management_retry_at, self._limits_refresh_at.get(queue, 0.0)):
             try:
                 await self.limits_of([queue])
-                self._asks_again_from[queue] = anyio.current_time() + _MAY_KNOW_MORE_SECONDS
+                self._limits_refresh_at[queue] = anyio.current_time() + _REFRESH_LIMITS_SECONDS
             except TransportError as error:
-                is_away = isinstance(error, TransportUnreachable)
-                self._asks_from = anyio.current_time() + _ASKS_AGAIN_SECONDS if is_away else math.inf
+                is_unreachable = isinstance(error, TransportUnreachable)
+                self._management_retry_at = (
+                    anyio.current_time() + _RETRY_MANAGEMENT_SECONDS if is_unreachable else math.inf
+                )
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override
     async def server_facts(self) -> ServerFacts:
         """Return facts about the server. It publishes an empty message that is routed to no queue."""
-        return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
+        return await server_facts(self.receiving_connection.login, _CONNECTS_WITHIN_SECONDS)
 
     @override
     async def close(self) -> None:
-        await self.publishing.line.close()
-        await self.consuming.close()
+        await self.publisher.connection.close()
+        await self.receiving_connection.close()
 
 
 class _Claim(NamedTuple):
     received: Received
     channel: ConsumingChannel
     delivery: Delivery
-    came: Arrived
+    message: DecodedMessage
 
 
 class RabbitMqReceiver(Receiver):
@@ -289,11 +293,11 @@ class RabbitMqReceiver(Receiver):
     """
 
     def __init__(
-        self, transport: RabbitMqTransport, queue: str, read: Callable[[Delivery], Arrived] | None = None
+        self, transport: RabbitMqTransport, queue: str, decode: Callable[[Delivery], DecodedMessage] | None = None
     ) -> None:
         self._transport, self._queue = transport, queue
-        self._read: Callable[[Delivery], Arrived] = read or (
-            lambda it: arrived(queue, it.properties, it.body, redelivered=it.redelivered)
+        self._decode: Callable[[Delivery], DecodedMessage] = decode or (
+            lambda delivery: decode_message(queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
         )
         self._channel: ConsumingChannel | None = None
         self._claims: dict[object, _Claim] = {}
@@ -304,26 +308,26 @@ class RabbitMqReceiver(Receiver):
 
         With ``wait=False`` it returns none, as the broker has not pushed any yet.
         """
-        channel = await self._open()
+        channel = await self._open_channel()
         if not wait:
-            await channel.begin(limit)
+            await channel.start_pushing(limit)
             return []
-        pushed = await channel.receive(limit)
-        unknown = self._transport.limits.get(self._queue) is None
-        if unknown and any(each.redelivered and each.seen is None for each in pushed):
+        deliveries = await channel.receive(limit)
+        are_limits_unknown = self._transport.limits.get(self._queue) is None
+        if are_limits_unknown and any(each.redelivered and each.decoded_message is None for each in deliveries):
             with anyio.CancelScope(shield=True):  # a cancellation here would lose track of the pushed messages
-                await self._transport.learn_limits(self._queue)
-        return [self._hold(channel, delivery) for delivery in pushed]
+                await self._transport.refresh_limits(self._queue)
+        return [self._remember(channel, delivery) for delivery in deliveries]
 
-    async def _open(self) -> ConsumingChannel:
-        link = await self._transport.consuming.link()
-        if self._channel is None or self._channel.ended is not None:
+    async def _open_channel(self) -> ConsumingChannel:
+        link = await self._transport.receiving_connection.get_link()
+        if self._channel is None or self._channel.end_error is not None:
             self._claims.clear()
-            await self._transport.learn_limits(self._queue)
-            queue, ahead = self._queue, self._transport.prefetch
-            channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, ahead))
-            channel.unwanted, channel.time_to_live = partial(self._unwanted, channel), self._time_to_live
-            if self._channel is None or self._channel.ended is not None:
+            await self._transport.refresh_limits(self._queue)
+            queue, prefetch = self._queue, self._transport.prefetch
+            channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, prefetch))
+            channel.on_unwanted, channel.time_to_live = partial(self._requeue_unwanted, channel), self._time_to_live
+            if self._channel is None or self._channel.end_error is not None:
                 self._channel = channel
             else:  # another task has opened a channel meanwhile
                 channel.close(TransportUnreachable("this channel is not needed"))
@@ -332,56 +336,58 @@ class RabbitMqReceiver(Receiver):
     def _time_to_live(self) -> float:
         return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
 
-    def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
-        claim = self._seen(channel, delivery)
+    def _remember(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
+        claim = self._create_claim(channel, delivery)
         self._claims[claim.received.token] = claim
         return claim.received
 
-    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _Claim:
+    def _create_claim(self, channel: ConsumingChannel, delivery: Delivery) -> _Claim:
         try:
-            came = delivery.seen or self._read(delivery)
+            message = delivery.decoded_message or self._decode(delivery)
         except Exception:
             # The other messages must be received all the same; this one goes to the error queue.
             log.exception("a message in %s cannot be read", self._queue)
-            came = unreadable(self._queue, delivery.properties, delivery.body)
-        failures, unknown = self._transport.failure_counts.failures(self._queue, came, redelivered=delivery.redelivered)
+            message = unreadable_message(self._queue, delivery.properties, delivery.body)
+        failures, unanswered = self._transport.failure_counts.count_failures(
+            self._queue, message, redelivered=delivery.redelivered
+        )
         is_last = False
-        if came.counted:
+        if message.counted_returns:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
             # One return before the limit, as a return may also be caused by a lost connection.
-            is_last = limit is not None and came.counted >= limit - 1
-        received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
-        return _Claim(received, channel, delivery, came)
+            is_last = limit is not None and message.counted_returns >= limit - 1
+        received = Received(message.envelope, failures, (channel, delivery.tag), unanswered, is_last)
+        return _Claim(received, channel, delivery, message)
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         """Wait for the confirms of the outgoing messages, then acknowledge the message.
 
         After an interruption in between, the message is received again and its messages are sent again. If one of them
         cannot be sent, earlier ones may have been sent.
         """
-        refuse_work(end.work, "of RabbitMQ")
-        claim = self._what_holds(received)
-        if end.outgoing:
-            await self._send(end.outgoing, now)
-            claim = self._what_holds(received)
+        check_no_work(completion.work, "of RabbitMQ")
+        claim = self._claim_of(received)
+        if completion.outgoing:
+            await self._send(completion.outgoing, now)
+            claim = self._claim_of(received)
         del self._claims[received.token]
         claim.channel.acknowledge(claim.delivery.tag)
-        self._transport.failure_counts.forget(self._queue, claim.came)
+        self._transport.failure_counts.forget(self._queue, claim.message)
 
     async def _send(self, outgoing: Sequence[Envelope], now: datetime) -> None:
         limit = self._transport.capabilities.largest_message_bytes
-        foreseen = (why_not(envelope, limit) for envelope in outgoing)
-        error = next((error for error in foreseen if error is not None), None)
+        send_errors = (send_error_of(envelope, limit) for envelope in outgoing)
+        error = next((error for error in send_errors if error is not None), None)
         if error is None:
             error = next((error for error in await self._transport.send(outgoing, now) if error is not None), None)
         if error is not None:
             raise error
 
-    def _what_holds(self, received: Received) -> _Claim:
+    def _claim_of(self, received: Received) -> _Claim:
         claim = self._claims.get(received.token)
-        if claim is None or claim.received is not received or claim.channel.ended is not None:
+        if claim is None or claim.received is not received or claim.channel.end_error is not None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return claim
 
@@ -389,21 +395,21 @@ class RabbitMqReceiver(Receiver):
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """Reject a message. If its claim is lost there is nothing to do, as the message is free already."""
         with suppress(ClaimLost):
-            claim = self._what_holds(received)
+            claim = self._claim_of(received)
             del self._claims[received.token]
             failures = received.failures + int(failed)
-            if claim.channel.again(claim.delivery, claim.came):
-                self._transport.failure_counts.remember(self._queue, claim.came, failures)
+            if claim.channel.offer_again(claim.delivery, claim.message):
+                self._transport.failure_counts.remember(self._queue, claim.message, failures)
             else:
-                self._give_back(claim, failures)
+                self._requeue(claim, failures)
 
-    def _give_back(self, claim: _Claim, failures: int) -> None:
-        self._transport.failure_counts.remember(self._queue, claim.came, failures, returns=1)
-        claim.channel.give_back(claim.delivery.tag)
+    def _requeue(self, claim: _Claim, failures: int) -> None:
+        self._transport.failure_counts.remember(self._queue, claim.message, failures, returns=1)
+        claim.channel.requeue(claim.delivery.tag)
 
-    def _unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
-        claim = self._seen(channel, delivery)
-        self._give_back(claim, claim.received.failures)
+    def _requeue_unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
+        claim = self._create_claim(channel, delivery)
+        self._requeue(claim, claim.received.failures)
 
     @override
     def stop(self) -> None:
@@ -415,15 +421,15 @@ class RabbitMqReceiver(Receiver):
     async def close(self) -> None:
         """Requeue all received messages. Without a connection they are free already."""
         channel, self._channel = self._channel, None
-        if channel is None or channel.ended is not None:
+        if channel is None or channel.end_error is not None:
             self._claims.clear()
             return
         with suppress(TransportError), anyio.CancelScope(shield=True):
-            unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
+            unreceived_claims = [self._create_claim(channel, delivery) for delivery in await channel.stop()]
             claims, self._claims = self._claims, {}  # later commits raise ClaimLost
-            for claim in sorted([*claims.values(), *unseen], key=lambda claim: claim.delivery.tag):
-                self._give_back(claim, claim.received.failures)
-            await channel.close_in_good_order()
+            for claim in sorted([*claims.values(), *unreceived_claims], key=lambda claim: claim.delivery.tag):
+                self._requeue(claim, claim.received.failures)
+            await channel.close_and_wait()
         self._claims.clear()
 
 
@@ -435,20 +441,20 @@ class _IntakeReceiver(RabbitMqReceiver):
     """
 
     def __init__(self, transport: RabbitMqTransport, exchange: DelayExchange, queue: str) -> None:
-        super().__init__(transport, queue, partial(came_to_be_delayed, exchange.name, queue))
+        super().__init__(transport, queue, partial(decode_intake_message, exchange.name, queue))
         self._exchange = exchange
-        self._looks_again_from = 0.0
+        self._next_binding_check = 0.0
         """In seconds of the event loop's clock."""
         self._reported_bindings = set[str]()
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        if anyio.current_time() >= self._looks_again_from:
-            self._looks_again_from = anyio.current_time() + _LOOKS_AT_BINDINGS_EVERY_SECONDS
+        if anyio.current_time() >= self._next_binding_check:
+            self._next_binding_check = anyio.current_time() + _CHECK_BINDINGS_SECONDS
             with suppress(TransportError):  # a warning was logged at the start already
                 bindings = await self._transport.foreign_bindings(self._exchange)
-                if new := [each for each in bindings if each not in self._reported_bindings]:
-                    log.error("%s", bound_to_intake(self._exchange.name, new))
+                if new_bindings := [each for each in bindings if each not in self._reported_bindings]:
+                    log.error("%s", foreign_bindings_text(self._exchange.name, new_bindings))
                 self._reported_bindings = set(bindings)
         return await super().receive(limit, wait=wait)
 
@@ -473,4 +479,4 @@ class RabbitMq(DatabaseObject):
     @cached_property
     def queues(self) -> RabbitMqTransport:
         """The transport."""
-        return self.made(RabbitMqTransport(self._url, queue_type=self._queue_type))
+        return self.register_adapter(RabbitMqTransport(self._url, queue_type=self._queue_type))

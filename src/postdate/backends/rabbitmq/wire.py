@@ -140,24 +140,24 @@ class FrameReader:
         self.largest = largest
         self._incomplete = b""
 
-    def frames(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
+    def frames(self, content: bytes) -> Iterator[tuple[int, int, bytes]]:
         """Yield type, channel and payload of each complete frame."""
-        stream = self._incomplete + received if self._incomplete else received
+        stream = self._incomplete + content if self._incomplete else content
         position, end = 0, len(stream)
         while end - position >= FRAME_OVERHEAD:
             kind, channel, size = FRAME.unpack_from(stream, position)
             if kind not in {METHOD, HEADER, BODY, HEARTBEAT} or size + FRAME_OVERHEAD > self.largest:
-                raise MalformedFrame(_what_is_wrong(stream[position : position + 8], size, self.largest))
-            if (after := position + FRAME_OVERHEAD + size) > end:
+                raise MalformedFrame(_frame_error_text(stream[position : position + 8], size, self.largest))
+            if (frame_end := position + FRAME_OVERHEAD + size) > end:
                 break
-            if stream[after - 1] != FRAME_END:
+            if stream[frame_end - 1] != FRAME_END:
                 raise MalformedFrame(f"the server sent a frame of {size} bytes without its end mark")
-            yield kind, channel, stream[position + 7 : after - 1]
-            position = after
+            yield kind, channel, stream[position + 7 : frame_end - 1]
+            position = frame_end
         self._incomplete = stream[position:]
 
 
-def _what_is_wrong(start: bytes, size: int, largest: int) -> str:
+def _frame_error_text(start: bytes, size: int, largest: int) -> str:
     if start.startswith(b"AMQP"):
         return f"the server speaks another version of AMQP than 0-9-1: {start!r}"
     return f"the server sent no AMQP: {start!r} (a frame of {size:,} bytes, at most {largest:,} were agreed)"
@@ -169,7 +169,7 @@ class Arguments:
     def __init__(self, content: bytes, position: int = 4) -> None:
         self.content, self.position = content, position
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """Return the next bytes; raises `MalformedFrame` when there are fewer."""
         start, self.position = self.position, self.position + count
         if self.position > len(self.content):
@@ -177,13 +177,13 @@ class Arguments:
         return self.content[start : self.position]
 
     def unsigned(self, count: int) -> int:
-        return int.from_bytes(self.take(count), "big")
+        return int.from_bytes(self.read(count), "big")
 
     def signed(self, count: int) -> int:
-        return int.from_bytes(self.take(count), "big", signed=True)
+        return int.from_bytes(self.read(count), "big", signed=True)
 
     def short_bytes(self) -> bytes:
-        return self.take(self.unsigned(1))
+        return self.read(self.unsigned(1))
 
     def short_text(self) -> str:
         """Return a short string, with undecodable bytes escaped."""
@@ -191,7 +191,7 @@ class Arguments:
 
     def long_bytes(self) -> bytes:
         """Return a long string; tables and arrays have the same form."""
-        return self.take(self.unsigned(4))
+        return self.read(self.unsigned(4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def elements_of(content: bytes) -> list[tuple[bytes, Any]]:
 
 
 def _read_value(arguments: Arguments) -> tuple[bytes, Any]:
-    kind = arguments.take(1)
+    kind = arguments.read(1)
     if (read := _READ.get(kind)) is None:
         raise MalformedFrame(f"a table has a field of the unknown type {kind!r}")
     return kind, read(arguments)
@@ -260,8 +260,8 @@ _READ: Final[Mapping[bytes, Callable[[Arguments], Any]]] = {
     b"i": lambda arguments: arguments.unsigned(4),
     b"l": lambda arguments: arguments.signed(8),
     b"L": lambda arguments: arguments.signed(8),
-    b"f": lambda arguments: _FLOAT.unpack(arguments.take(4))[0],
-    b"d": lambda arguments: _DOUBLE.unpack(arguments.take(8))[0],
+    b"f": lambda arguments: _FLOAT.unpack(arguments.read(4))[0],
+    b"d": lambda arguments: _DOUBLE.unpack(arguments.read(8))[0],
     b"D": _read_decimal,
     b"S": Arguments.long_bytes,
     b"x": Arguments.long_bytes,

@@ -37,7 +37,7 @@ class StoreUnderPrefix(LimitedMessages):
 BACKEND: Final = Backend(
     product="Redis",
     place=Place.SERVER,
-    addresses=Addresses(("redis", "rediss"), "redis://:password@host:6379/0", found_by="env:POSTDATE_REDIS_URL"),
+    addresses=Addresses(("redis", "rediss"), "redis://:password@host:6379/0", bench_address="env:POSTDATE_REDIS_URL"),
     extra="redis",
     oldest_version=(7, 0),
     database=Adapter(

@@ -43,15 +43,15 @@ class Redis(OpenRedis, DatabaseObject):
         OpenRedis.__init__(self, url, holds_at_most=holds_at_most, answers_within=answers_within)
         self._recording = recording
 
-    def expect(self, concurrency: int) -> None:
+    def ensure_connections(self, concurrency: int) -> None:
         """Does nothing: any number of calls share the connections, one round trip each."""
 
     @cached_property
     def store(self) -> RedisStore:
         """The store of delayed messages, named ``{endpoint}.timeouts``."""
-        return self.made(RedisStore(self, recording=self._recording))
+        return self.register_adapter(RedisStore(self, recording=self._recording))
 
     @cached_property
     def queues(self) -> RedisTransport:
         """The transport."""
-        return self.made(RedisTransport(self, recording=self._recording))
+        return self.register_adapter(RedisTransport(self, recording=self._recording))

@@ -18,13 +18,13 @@ _BEFORE_1970: Final = -to_microseconds(EARLIEST)
 _DIGITS: Final = 18
 
 
-def written(instant: datetime) -> str:
+def format_instant(instant: datetime) -> str:
     """Return an instant as 18 digits, microseconds since the year 1, which sort as text in the order of time."""
     return f"{to_microseconds(instant) + _BEFORE_1970:0{_DIGITS}d}"
 
 
 def read_instant(digits: bytes | None, what: str) -> datetime:
-    """Return an instant from :func:`written`; raises `InvalidMessage` for any other bytes."""
+    """Return an instant from :func:`format_instant`; raises `InvalidMessage` for any other bytes."""
     if digits is None or len(digits) != _DIGITS or not digits.isdigit():
         raise InvalidMessage(f"{what} is {digits!r}, not {_DIGITS} digits")
     try:
@@ -88,11 +88,11 @@ def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
     """Return a message as script arguments, in the order of ``taken_message``."""
     return (
         message.message_id,
-        written(message.due),
+        format_instant(message.due),
         message.destination,
         encode_headers(message.headers),
         message.body,
-        "" if message.expires_at is None else written(message.expires_at),
+        "" if message.expires_at is None else format_instant(message.expires_at),
     )
 
 
@@ -100,7 +100,7 @@ def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMe
     """Return a message from its id and the :data:`FIELDS`; raises `MessageError`."""
     due, destination, headers, body, expires_at, failures = fields[:6]
     content = _read_content(headers, body)
-    return DelayedMessage.restored(
+    return DelayedMessage.from_store(
         _read_text(message_id, "its id"),
         read_instant(due, "its due time"),
         _read_text(destination, "its destination"),
@@ -115,15 +115,15 @@ def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMe
 
 def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
     """Return an outgoing message as arguments of ``transact.lua``."""
-    lasts = envelope.time_to_be_received
+    lifetime = envelope.time_to_be_received
     return (
         envelope.destination,
         envelope.message_id,
         encode_headers(envelope.headers),
         envelope.body,
-        "" if envelope.expires_at is None else written(envelope.expires_at),
-        "" if envelope.due is None else written(envelope.due),
-        "" if lasts is None else (lasts.days * 86_400 + lasts.seconds) * 1_000_000 + lasts.microseconds,
+        "" if envelope.expires_at is None else format_instant(envelope.expires_at),
+        "" if envelope.due is None else format_instant(envelope.due),
+        "" if lifetime is None else (lifetime.days * 86_400 + lifetime.seconds) * 1_000_000 + lifetime.microseconds,
     )
 
 
@@ -134,7 +134,7 @@ def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope,
     """
     message_id, headers, body, expires_at, due, failures, deaths = fields[:7]
     content = _read_content(headers, body)
-    envelope = Envelope.restored(
+    envelope = Envelope.from_queue(
         queue,
         _read_text(message_id, "its id"),
         *content,
@@ -149,11 +149,11 @@ def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope,
 
 def read_record(message_id: str, line: bytes) -> Record:
     """Return a record from a line of ``record`` in ``common.lua``."""
-    kind, at, due, destination, detail = line.split(b"\0", 4)
+    kind, recorded_at, due, destination, detail = line.split(b"\0", 4)
     return Record(
         RecordKind(int(kind)),
         message_id,
-        instant_of(at),
+        instant_of(recorded_at),
         instant_of(due) if due else None,
         destination.decode(errors="replace") or None,
         detail.decode(errors="replace"),

@@ -22,15 +22,15 @@ from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from postdate.backends.redis.layout import Part, written
+from postdate.backends.redis.layout import Part, format_instant
 from postdate.backends.redis.login import RedisLogin, parse_address
-from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, ended, translate
+from postdate.backends.redis.server import STORE, RedisConnections, RedisServer, cancel_task, translate
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.runtime import forks
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.resource import resource_at
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 # --- subscriptions, on one connection that is renewed as long as somebody listens -------------------------------------
 
@@ -44,12 +44,12 @@ _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 log = logging.getLogger("postdate.redis")
 
 
-class Listening(forks.ForkAware):
+class Subscriptions(forks.ForkAware):
     def __init__(self, connections: RedisConnections) -> None:
         self._connections = connections
         self._callbacks: dict[bytes, list[OnMessage]] = {}
-        self._subscribed: dict[bytes, asyncio.Event] = {}
-        self._subscribed_since: dict[bytes, float] = {}
+        self._subscription_events: dict[bytes, asyncio.Event] = {}
+        self._subscribed_at: dict[bytes, float] = {}
         """When the server confirmed each subscription of the present connection, in seconds since boot."""
         self._clock = SystemClock()
         self._connection: Connection | None = None
@@ -61,39 +61,39 @@ class Listening(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Forget connection, task and listeners, which are the parent's."""
-        forks.keep_for_ever((self._connection, self._task))
+        forks.prevent_destruction((self._connection, self._task))
         self._connection = self._task = self._failure = None
-        self._callbacks, self._subscribed, self._subscribed_since, self._was_connected = {}, {}, {}, False
+        self._callbacks, self._subscription_events, self._subscribed_at, self._was_connected = {}, {}, {}, False
 
     async def listen(self, channel: str, callback: OnMessage) -> Callable[[], None]:
         """Call ``callback`` with each message on a channel from now on; return a function that stops it."""
         name = channel.encode()
         self._callbacks.setdefault(name, []).append(callback)
-        subscribed = self._subscribed.setdefault(name, asyncio.Event())
+        subscription_event = self._subscription_events.setdefault(name, asyncio.Event())
         if self._task is None or self._task.done():
             self._failure = None
             self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
         try:
-            if not subscribed.is_set():
+            if not subscription_event.is_set():
                 await self._subscribe(name)  # perhaps again: an earlier caller may have given up
-            await self._wait(subscribed)
+            await self._wait_until_subscribed(subscription_event)
         except BaseException:
-            self._stop(name, callback)
+            self._forget_callback(name, callback)
             raise
-        return lambda: self._stop(name, callback)
+        return lambda: self._forget_callback(name, callback)
 
-    def subscribed_since(self, channel: str) -> float | None:
+    def subscribed_at(self, channel: str) -> float | None:
         """Return the second since boot from which on a subscription has stood without interruption, if it stands."""
-        return self._subscribed_since.get(channel.encode())
+        return self._subscribed_at.get(channel.encode())
 
-    async def _wait(self, subscribed: asyncio.Event) -> None:
+    async def _wait_until_subscribed(self, subscription_event: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(self._connections.answers_within.total_seconds()):
-                await subscribed.wait()
+                await subscription_event.wait()
         except TimeoutError as error:
             raise self._failure or TimeoutError("a subscription was not answered") from error
 
-    def _stop(self, name: bytes, callback: OnMessage) -> None:
+    def _forget_callback(self, name: bytes, callback: OnMessage) -> None:
         listeners = self._callbacks.get(name, [])
         if callback in listeners:
             listeners.remove(callback)
@@ -102,38 +102,40 @@ class Listening(forks.ForkAware):
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        await ended(task)
+        await cancel_task(task)
         self._callbacks.clear()
-        self._subscribed.clear()
+        self._subscription_events.clear()
 
     async def _run(self) -> None:
         failures = 0
         while True:
             try:
-                await self._serve()
+                await self._listen_on_connection()
             except (RedisError, OSError) as error:
                 failures = 0 if self._was_connected else failures + 1
                 if failures == 0:
-                    log.info("not listening to %s for now: %s", self._connections.login.place, error)
+                    log.info("not listening to %s for now: %s", self._connections.login.description, error)
                 self._failure = error
             pauses = _CONNECT_AGAIN_AFTER_SECONDS
             await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
 
-    async def _serve(self) -> None:
+    async def _listen_on_connection(self) -> None:
         """Read from one connection until it is lost."""
         self._was_connected = False
-        connection = await self._connections.lone_connection()
+        connection = await self._connections.open_connection()
         try:
             self._was_connected, self._connection = True, connection
-            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._callbacks}
+            self._subscription_events = {
+                name: self._subscription_events.get(name, asyncio.Event()) for name in self._callbacks
+            }
             await self._subscribe(*self._callbacks)
-            await self._read(connection)
+            await self._read_messages(connection)
         finally:
             self._connection = None
-            self._subscribed_since.clear()
+            self._subscribed_at.clear()
             await connection.disconnect(nowait=True)
 
-    async def _read(self, connection: Connection) -> None:
+    async def _read_messages(self, connection: Connection) -> None:
         clock = asyncio.get_running_loop().time
         last_read_at = clock()
         while True:
@@ -141,19 +143,19 @@ class Listening(forks.ForkAware):
             message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
             if message is not None:
                 last_read_at = clock()
-                self._hear(message)
+                self._on_message(message)
             elif clock() - last_read_at > self._connections.answers_within.total_seconds():
                 raise ConnectionError(f"nothing was heard for {clock() - last_read_at:.0f} s")
             else:
                 await connection.send_command("PING")
 
-    def _hear(self, message: Sequence[Any]) -> None:
+    def _on_message(self, message: Sequence[Any]) -> None:
         if len(message) < 3:
             return  # the answer to PING
         kind, name, text = message[:3]
         if kind == b"subscribe":
-            self._subscribed.setdefault(name, asyncio.Event()).set()
-            self._subscribed_since.setdefault(name, self._clock.since_boot())
+            self._subscription_events.setdefault(name, asyncio.Event()).set()
+            self._subscribed_at.setdefault(name, self._clock.seconds_since_boot())
             text = None  # no message is missed from here on; listeners must look again once
         elif kind != b"message":
             return
@@ -162,10 +164,10 @@ class Listening(forks.ForkAware):
 
     async def _unsubscribe_unused(self, connection: Connection) -> None:
         """End subscriptions whose listeners have all stopped."""
-        if names := self._subscribed.keys() - self._callbacks.keys():
+        if names := self._subscription_events.keys() - self._callbacks.keys():
             for name in names:  # before the command: who listens anew meanwhile subscribes after it
-                del self._subscribed[name]
-                self._subscribed_since.pop(name, None)
+                del self._subscription_events[name]
+                self._subscribed_at.pop(name, None)
             await connection.send_command("UNSUBSCRIBE", *names)
 
     async def _subscribe(self, *names: bytes) -> None:
@@ -200,12 +202,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class RedisLiveness(forks.ForkAware):
     """One holder, from the first claim on; after ``holds_at_most`` of silence others take its messages."""
 
-    def __init__(self, connections: RedisConnections, listening: Listening, holds_at_most: timedelta) -> None:
+    def __init__(self, connections: RedisConnections, listening: Subscriptions, holds_at_most: timedelta) -> None:
         self._connections, self._listening, self.holds_at_most = connections, listening, holds_at_most
         self._clock = SystemClock()
-        self.about: dict[str, Any] = {}
+        self.process_facts: dict[str, Any] = {}
         """The process's description of itself, besides its place; sent with the next beat."""
-        self.when_lost: list[Callable[[], None]] = []
+        self.loss_callbacks: list[Callable[[], None]] = []
         """Called when its claims are void."""
         self._started_at: datetime | None = None
         self._name: str | None = None
@@ -215,29 +217,29 @@ class RedisLiveness(forks.ForkAware):
         self._beats: Housekeeping | None = None
         self._stop_subscription: Callable[[], None] | None = None
         """Ends the subscription that shows that ``_name`` lives."""
-        self._registering = asyncio.Lock()
-        self.postponed: list[Call] = []
+        self._registration_lock = asyncio.Lock()
+        self.postponed_calls: list[Call] = []
         """Scripts to run with the next beat that the server answers; added to in any thread."""
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         """Forget the holder, which is the parent: this process becomes another one with its first claim."""
-        forks.keep_for_ever(self._beats)
+        forks.prevent_destruction(self._beats)
         self._started_at = self._name = self._holder = self._beats = self._stop_subscription = None
         self._last_beat_at = -math.inf
-        self._registering = asyncio.Lock()
-        self.postponed = []
+        self._registration_lock = asyncio.Lock()
+        self.postponed_calls = []
 
     @property
-    def holder_now(self) -> str:
+    def current_holder(self) -> str:
         """The name of the holder; empty when it holds nothing."""
         return self._holder or ""
 
     @property
     def is_in_force(self) -> bool:
         """Whether, by our own clock, no other process can have taken our messages."""
-        silent_seconds = self._clock.since_boot() - self._last_beat_at
+        silent_seconds = self._clock.seconds_since_boot() - self._last_beat_at
         return self._holder is not None and silent_seconds < self.holds_at_most.total_seconds()
 
     @property
@@ -249,21 +251,21 @@ class RedisLiveness(forks.ForkAware):
         """
         if not self.is_in_force:
             return False
-        if self._clock.since_boot() - self._last_beat_at < _CERTAIN_AFTER_BEAT_SECONDS:
+        if self._clock.seconds_since_boot() - self._last_beat_at < _CERTAIN_AFTER_BEAT_SECONDS:
             return True
-        subscribed_since = self._listening.subscribed_since(self._channel_of(self.holder_now))
+        subscribed_since = self._listening.subscribed_at(self._channel_of(self.current_holder))
         return subscribed_since is not None and subscribed_since <= self._last_beat_at
 
     def _channel_of(self, holder: str) -> str:
         return f"{self._connections.login.tag}:alive:{holder}"
 
-    async def holder(self) -> str:
+    async def ensure_holder(self) -> str:
         """Return the current holder's name, registered with the server."""
-        async with self._registering:
+        async with self._registration_lock:
             if self._holder is None:
                 self._holder = await self._register()
             if self._beats is None:
-                self._beats = self._start_beating()
+                self._beats = self._start_heartbeats()
             return self._holder
 
     async def _register(self) -> str:
@@ -271,24 +273,26 @@ class RedisLiveness(forks.ForkAware):
         if self._stop_subscription is None:  # else an earlier attempt to register failed after this
             # The subscription itself is the sign of life; its messages do not matter.
             self._stop_subscription = await self._listening.listen(self._channel_of(holder), lambda _text: None)
-        began = self._clock.since_boot()
+        requested_at = self._clock.seconds_since_boot()
         self._started_at = self._started_at or self._clock.now()
         await self._connections.run("register", holder, self._description(), self.holds_at_most // _MICROSECOND)
-        self._last_beat_at = began
+        self._last_beat_at = requested_at
         return holder
 
     def _description(self) -> str:
-        started = written(self._started_at or self._clock.now())
-        return json.dumps({"pid": os.getpid(), "machine": platform.node(), "started": started, **self.about})
+        started_text = format_instant(self._started_at or self._clock.now())
+        return json.dumps(
+            {"pid": os.getpid(), "machine": platform.node(), "started": started_text, **self.process_facts}
+        )
 
-    def lose(self, holder: str) -> None:
+    def void_holder(self, holder: str) -> None:
         """The server no longer knows ``holder``: if it is the current one, all claims are void."""
         if holder == self._holder:
-            place = self._connections.login.place
+            place = self._connections.login.description
             log.warning("others may have what this process held in %s: it was not heard in time", place)
             self._forget_name()
-            for tell in list(self.when_lost):
-                tell()
+            for callback in list(self.loss_callbacks):
+                callback()
 
     def _forget_name(self) -> None:
         """Stop showing that the holder lives; the next claim registers another one."""
@@ -297,38 +301,41 @@ class RedisLiveness(forks.ForkAware):
             self._stop_subscription()
             self._stop_subscription = None
 
-    def _start_beating(self) -> Housekeeping:
+    def _start_heartbeats(self) -> Housekeeping:
         loop, runner = asyncio.get_running_loop(), asyncio.Runner()
         # A beat that hangs must leave time for others before the server takes this process for frozen.
         answers_within = min(self._connections.answers_within, self.holds_at_most / 3)
         connections = RedisConnections(self._connections.login, answers_within)
 
-        def beat() -> bool:
+        def send_heartbeat() -> bool:
             holder = self._holder
             if loop.is_closed():  # no handler can run any more
                 beats.stop()
-            elif holder is not None and not runner.run(self._beat(connections, holder)):
-                loop.call_soon_threadsafe(self.lose, holder)
+            elif holder is not None and not runner.run(self._send_heartbeat(connections, holder)):
+                loop.call_soon_threadsafe(self.void_holder, holder)
             return False
 
-        def end() -> None:
+        def close_runner() -> None:
             with runner:
                 runner.run(connections.close())
 
-        chores = [Chore("cannot show that this process lives", beat)]
+        chores = [Chore("cannot show that this process lives", send_heartbeat)]
         beats = Housekeeping(
-            resource_at(connections.login.identity, connections.login.place), _BEATS_EVERY_SECONDS, chores, end
+            resource_at(connections.login.identity, connections.login.description),
+            _BEATS_EVERY_SECONDS,
+            chores,
+            close_runner,
         )
         beats.start()
         return beats
 
-    async def _beat(self, connections: RedisConnections, holder: str) -> bool:
+    async def _send_heartbeat(self, connections: RedisConnections, holder: str) -> bool:
         """Beat, and run postponed work; return whether the holder still owns its messages.
 
         It does not once :attr:`is_in_force` was false, even if no other process took them: callers that asked then have
         dropped their claims without telling the server, which would hold them for ever.
         """
-        began = self._clock.since_boot()
+        requested_at = self._clock.seconds_since_boot()
         try:
             is_registered = bool(
                 await connections.run("beat", holder, _DEAD_AFTER // _MICROSECOND, self._description())
@@ -337,34 +344,34 @@ class RedisLiveness(forks.ForkAware):
                 await connections.run("unregister", holder)
                 return False
             if is_registered:
-                self._last_beat_at = began
-            while is_registered and self.postponed:
-                name, *arguments = self.postponed[0]
+                self._last_beat_at = requested_at
+            while is_registered and self.postponed_calls:
+                name, *arguments = self.postponed_calls[0]
                 await connections.run(str(name), *arguments)
-                self.postponed.pop(0)
+                self.postponed_calls.pop(0)
         except (RedisError, OSError) as error:
-            raise translate(error, STORE, connections.login.place) from error
+            raise translate(error, STORE, connections.login.description) from error
         return is_registered
 
     async def close(self) -> None:
         beats, self._beats = self._beats, None
         if beats is not None:
             beats.stop()
-            await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
+            await run_in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
         holder = self._holder
         self._forget_name()
         if holder is not None:
             try:
                 await self._connections.run("unregister", holder)
             except (RedisError, OSError) as error:  # others notice that it is gone
-                place = self._connections.login.place
+                place = self._connections.login.description
                 log.info("what was held in %s is free only when others notice the end: %s", place, error)
 
 
 # --- claims in the name of a holder -----------------------------------------------------------------------------------
 
 
-class Claimant(forks.ForkAware):
+class Claimer(forks.ForkAware):
     """Claims for a store or one receiver, one claim at a time.
 
     A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
@@ -376,68 +383,72 @@ class Claimant(forks.ForkAware):
         self._server, self._liveness = server, liveness
         self._name = secrets.token_hex(4)
         self._number = 0
-        self._doubtful: dict[str, int] = {}
-        self._claiming = asyncio.Lock()
+        self._doubtful_tokens: dict[str, int] = {}
+        self._claim_lock = asyncio.Lock()
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
         self._name, self._number = secrets.token_hex(4), 0
-        self._doubtful, self._claiming = {}, asyncio.Lock()
+        self._doubtful_tokens, self._claim_lock = {}, asyncio.Lock()
 
-    async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
-        """Run a script that takes ``where`` (store or queue), holder, token, ``arguments``; return token and answer.
+    async def claim(self, name: str, store_or_queue: str, *arguments: Any) -> tuple[str, Any]:
+        """Run a script that takes ``store_or_queue`` (store or queue), holder, token, ``arguments``.
+
+        Return token and answer.
 
         After an error no message stays claimed.
         """
-        async with self._claiming:
+        async with self._claim_lock:
             for _ in range(2):
-                holder = await self._server.calling(self._liveness.holder())
-                await self._settle_doubts(holder)
+                holder = await self._server.translate_errors(self._liveness.ensure_holder())
+                await self._undo_doubtful_claims(holder)
                 self._number += 1
                 token = f"{holder}:{self._name}:{self._number}"
                 try:
-                    answer = await self._server.run(name, where, holder, token, *arguments)
+                    answer = await self._server.run(name, store_or_queue, holder, token, *arguments)
                 except BaseException:
-                    self.doubt(token)
+                    self.void_claim(token)
                     raise
                 if answer is not None:
                     return token, answer
-                self._liveness.lose(holder)
-            raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
+                self._liveness.void_holder(holder)
+            raise self._server.error_types.unreachable(
+                f"{self._server.login.description} forgot this process twice in a row"
+            )
 
-    def made(self, token: str) -> bool:
+    def has_created(self, token: str) -> bool:
         """Return whether a token is from this claimant, whether still valid or not."""
         return token.split(":")[1] == self._name
 
-    def doubt(self, token: str) -> None:
+    def void_claim(self, token: str) -> None:
         """Void a claim, as its messages did not reach the caller: before the next claim, and with the next beat.
 
         There may be no next claim for a long time, as in a store in which nothing else is due.
         """
         holder, number = token.partition(":")[0], int(token.rpartition(":")[2])
-        self._doubtful[token] = number
-        self._liveness.postponed.append(("undo", holder, self._name, number, number + 1))
+        self._doubtful_tokens[token] = number
+        self._liveness.postponed_calls.append(("undo", holder, self._name, number, number + 1))
 
-    async def _settle_doubts(self, holder: str) -> None:
-        for token, number in list(self._doubtful.items()):
+    async def _undo_doubtful_claims(self, holder: str) -> None:
+        for token, number in list(self._doubtful_tokens.items()):
             if token.startswith(f"{holder}:"):
                 await self._server.run("undo", holder, self._name, number, number + 1)
-            self._doubtful.pop(token, None)
+            self._doubtful_tokens.pop(token, None)
 
     async def close(self) -> None:
         """Release all its messages; if that fails, a later beat does it."""
-        async with self._claiming:
-            if not (holder := self._liveness.holder_now) or not self._number:
+        async with self._claim_lock:
+            if not (holder := self._liveness.current_holder) or not self._number:
                 return
             arguments = (holder, self._name, 0, self._number + 1)
             try:
                 await self._server.run("undo", *arguments)
             except BaseException:
-                self._liveness.postponed.append(("undo", *arguments))
+                self._liveness.postponed_calls.append(("undo", *arguments))
                 raise
 
-    async def close_soon(self) -> None:
+    async def close_or_log(self) -> None:
         """As `close`, but only logs when the server does not answer."""
         try:
             await self.close()
@@ -463,8 +474,8 @@ class OpenRedis:
     ) -> None:
         self.login = address if isinstance(address, RedisLogin) else parse_address(address)
         self.connections = RedisConnections(self.login, answers_within)
-        self.listening = Listening(self.connections)
-        self.liveness = RedisLiveness(self.connections, self.listening, holds_at_most or HOLDS_AT_MOST)
+        self.subscriptions = Subscriptions(self.connections)
+        self.liveness = RedisLiveness(self.connections, self.subscriptions, holds_at_most or HOLDS_AT_MOST)
         self._users = set[object]()
 
     @classmethod
@@ -475,20 +486,24 @@ class OpenRedis:
         if not isinstance(address, OpenRedis):
             return cls(address, holds_at_most=holds_at_most, answers_within=answers_within)
         if holds_at_most not in {None, address.liveness.holds_at_most}:
-            raise ConfigurationError(f"holds_at_most={holds_at_most!r} is for all of {address.login.place}: {_TIMES}")
+            raise ConfigurationError(
+                f"holds_at_most={holds_at_most!r} is for all of {address.login.description}: {_TIMES}"
+            )
         if answers_within not in {None, address.connections.answers_within}:
-            raise ConfigurationError(f"answers_within={answers_within!r} is for all of {address.login.place}: {_TIMES}")
+            raise ConfigurationError(
+                f"answers_within={answers_within!r} is for all of {address.login.description}: {_TIMES}"
+            )
         return address
 
-    def used_by(self, user: object) -> None:
+    def attach_user(self, user: object) -> None:
         self._users.add(user)
 
-    async def close_for(self, user: object) -> bool:
+    async def detach_user(self, user: object) -> bool:
         """Note that an adapter is closed; the last one closes the database: then return ``True``."""
         self._users.discard(user)
         if self._users:
             return False
         await self.liveness.close()
-        await self.listening.close()
+        await self.subscriptions.close()
         await self.connections.close()
         return True

@@ -35,7 +35,7 @@ class RedisLogin:
     authority: str | None = None
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """For messages, without secrets."""
         return f"Redis at {self.host}:{self.port}, database {self.database}"
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.redis.layout import (
+    format_instant,
     instant_of,
     pairs,
     read_envelope,
     read_instant,
     read_message,
     read_record,
-    written,
 )
 from postdate.backends.redis.liveness import RedisLiveness
 from postdate.backends.redis.server import RedisServer, server_now
@@ -32,21 +32,21 @@ from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import DelayedMessage, Headers
 from postdate.ports import (
     AdministrableStore,
-    Delivered,
+    DeliveredMessage,
     MessageFilter,
     Observer,
     PendingPage,
+    PendingState,
     Process,
-    Queued,
+    QueuedMessage,
     Record,
     RecordKind,
-    Standing,
     StoreStatistics,
 )
-from postdate.ports.administration import no_cursor
+from postdate.ports.administration import invalid_cursor_error
 
 _PAGE: Final = 500
-_PLACE: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")
+_CURSOR: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")
 """How members of ``:due`` begin: due time and number of storing, which are the cursor of their message."""
 
 _LIVES_FOR: Final = timedelta(minutes=2)
@@ -58,7 +58,7 @@ log = logging.getLogger("postdate.redis")
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMessage:
+class ListedMessage:
     """A waiting message; ``member``: its entry in ``:free``, which begins with the instant of its next attempt."""
 
     message: DelayedMessage
@@ -71,12 +71,14 @@ class Questions(AdministrableStore):
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def key_prefix(self) -> str:
         """Prefix of the store's keys."""
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        pending, due, free, failing, unreadable, first = await self._server.run("statistics", self.place, written(now))
+        pending, due, free, failing, unreadable, first = await self._server.run(
+            "statistics", self.key_prefix, format_instant(now)
+        )
         claimed = pending - free
         return StoreStatistics(
             pending=pending,
@@ -89,92 +91,94 @@ class Questions(AdministrableStore):
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        return await self._server.run("due_counts", self.place, *map(written, edges))
+        return await self._server.run("due_counts", self.key_prefix, *map(format_instant, edges))
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        reply: list[bytes] = await self._server.command("HGETALL", f"{self.place}:counts")
+        reply: list[bytes] = await self._server.execute_command("HGETALL", f"{self.key_prefix}:counts")
         return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
 
     @override
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
         messages: list[DelayedMessage] = []
-        async with aclosing(self.rows(where, min(limit, _PAGE))) as rows:
+        async with aclosing(self.list_rows(message_filter, min(limit, _PAGE))) as rows:
             async for row in rows:
-                if where.matches(row.message):
+                if message_filter.matches(row.message):
                     messages.append(row.message)
                 if len(messages) >= limit:
                     break
         return PendingPage.of(messages, limit)
 
-    async def rows(self, where: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[WaitingMessage]:
-        """Yield readable messages by due time, page by page; more than ``where`` asks for, never fewer."""
-        begin: bytes | str = "-" if where.due_from is None else f"[{written(where.due_from)}"
-        if where.after is not None:
-            passed = _behind(where.after)
-            begin = max(b"(" + passed, begin.encode(), key=lambda bound: bound[1:])
-        last = "+" if where.due_to is None else f"({written(where.due_to)}"
+    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[ListedMessage]:
+        """Yield readable messages by due time, page by page; more than ``message_filter`` asks for, never fewer."""
+        lower_bound: bytes | str = (
+            "-" if message_filter.due_from is None else f"[{format_instant(message_filter.due_from)}"
+        )
+        if message_filter.after is not None:
+            cursor_bound = _bound_after(message_filter.after)
+            lower_bound = max(b"(" + cursor_bound, lower_bound.encode(), key=lambda bound: bound[1:])
+        upper_bound = "+" if message_filter.due_to is None else f"({format_instant(message_filter.due_to)}"
         page_size = first_page
         while True:
-            call = (self.place, begin, last, page_size, where.destination or "")
-            seen, page = await self._server.run("page", *call)
+            call = (self.key_prefix, lower_bound, upper_bound, page_size, message_filter.destination or "")
+            last_member, page = await self._server.run("page", *call)
             for message_id, member, *fields in page:
-                row, place = _row(message_id, fields), _PLACE.match(member)
-                if row is not None and place is not None:
-                    row.message.listed(place[0].decode())
+                row, cursor_match = _read_row(message_id, fields), _CURSOR.match(member)
+                if row is not None and cursor_match is not None:
+                    row.message.set_cursor(cursor_match[0].decode())
                     yield row
-            if not seen:
+            if not last_member:
                 return
-            begin, page_size = b"(" + seen, _PAGE
+            lower_bound, page_size = b"(" + last_member, _PAGE
 
-    async def row(self, message_id: str) -> WaitingMessage | None:
+    async def find_row(self, message_id: str) -> ListedMessage | None:
         """Return a waiting message; ``None`` when it does not wait or cannot be read."""
-        fields: list[Any] = await self._server.run("row", self.place, message_id)
-        return _row(message_id.encode(), fields)
+        fields: list[Any] = await self._server.run("row", self.key_prefix, message_id)
+        return _read_row(message_id.encode(), fields)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        row = await self.row(message_id)
+        row = await self.find_row(message_id)
         return None if row is None else row.message
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        lines: list[bytes] = await self._server.command("LRANGE", f"{self.place}:r:{message_id}", 0, -1)
+        lines: list[bytes] = await self._server.execute_command("LRANGE", f"{self.key_prefix}:r:{message_id}", 0, -1)
         return [read_record(message_id, line) for line in lines]
 
     # --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0048) ------------------
 
     async def report_clock(self, ahead: timedelta) -> None:
         name = f"{platform.node()}:{os.getpid()}"
-        now = written(await server_now(self._server))
+        now = format_instant(await server_now(self._server))
         line = f"{now} {ahead // _MICROSECOND}"
         await self._server.run("little", "HSET", f"{self._server.login.tag}:clocks", name, line)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """Deletes the fields of dead processes."""
         key, now = f"{self._server.login.tag}:clocks", await server_now(self._server)
-        living: dict[str, timedelta] = {}
-        for name, line in pairs(await self._server.command("HGETALL", key)).items():
-            at, _, ahead = line.partition(b" ")
-            if read_instant(at, "the time of a report") < now - _LIVES_FOR:
-                await self._server.command("HDEL", key, name)
+        clock_offsets: dict[str, timedelta] = {}
+        for name, line in pairs(await self._server.execute_command("HGETALL", key)).items():
+            reported_at, _, ahead = line.partition(b" ")
+            if read_instant(reported_at, "the time of a report") < now - _LIVES_FOR:
+                await self._server.execute_command("HDEL", key, name)
             else:
-                living[name.decode()] = int(ahead) * _MICROSECOND
-        return living
+                clock_offsets[name.decode()] = int(ahead) * _MICROSECOND
+        return clock_offsets
 
 
-def _behind(cursor: str) -> bytes:
+def _bound_after(cursor: str) -> bytes:
     """Return what sorts behind the member of a cursor, and before all others. Raises `InvalidMessage`."""
-    if not (isinstance(cursor, str) and _PLACE.fullmatch(cursor.encode(errors="replace"))):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise no_cursor(cursor)
+    if not (isinstance(cursor, str) and _CURSOR.fullmatch(cursor.encode(errors="replace"))):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_cursor_error(cursor)
     return cursor.encode() + b":\xff"  # no id begins with that
 
 
-def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
+def _read_row(message_id: bytes, fields: Sequence[Any]) -> ListedMessage | None:
     if (member := fields[6]) is None:
         return None
     try:
-        return WaitingMessage(read_message(message_id, fields), member, fields[7] is not None)
+        return ListedMessage(read_message(message_id, fields), member, fields[7] is not None)
     except MessageError as error:
         log.debug("message %r cannot be read, and is marked when it is due: %s", message_id, error)
         return None
@@ -187,25 +191,27 @@ class _HolderObserver(Observer):
     """Knows the processes that hold messages under a prefix."""
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
-        self._server, self._own = server, liveness
+        self._server, self._liveness = server, liveness
 
-    async def _about(self) -> Mapping[str, Mapping[str, Any]]:
+    async def _read_descriptions(self) -> Mapping[str, Mapping[str, Any]]:
         """Return each holder's description of itself, by its name."""
-        reply = await self._server.command("HGETALL", f"{self._server.login.tag}:about")
+        reply = await self._server.execute_command("HGETALL", f"{self._server.login.tag}:about")
         return {holder.decode(): json.loads(description) for holder, description in pairs(reply).items()}
 
     @override
     async def processes(self) -> Sequence[Process]:
         by_process, tag = dict[tuple[str, int], Process](), self._server.login.tag
-        for holder, description in (await self._about()).items():
+        for holder, description in (await self._read_descriptions()).items():
             key = host, pid = description["machine"], description["pid"]
-            if holder == self._own.holder_now or key == (platform.node(), os.getpid()):
+            if holder == self._liveness.current_holder or key == (platform.node(), os.getpid()):
                 continue
             started = read_instant(str(description["started"]).encode(), "the start of a process")
-            alive: list[Any] = await self._server.command("PUBSUB", "NUMSUB", f"{tag}:alive:{holder}")
+            subscriber_counts: list[Any] = await self._server.execute_command(
+                "PUBSUB", "NUMSUB", f"{tag}:alive:{holder}"
+            )
             receives = tuple(sorted(description.get("receives", ())))
-            process = Process(pid, host, started, alive[1] > 0, bool(description.get("delivers")), receives)
-            by_process[key] = process.joined(by_process[key]) if key in by_process else process
+            process = Process(pid, host, started, subscriber_counts[1] > 0, bool(description.get("delivers")), receives)
+            by_process[key] = process.merge(by_process[key]) if key in by_process else process
         return list(by_process.values())
 
 
@@ -215,36 +221,38 @@ class RedisStoreObserver(_HolderObserver):
         self._store = store
 
     @override
-    async def standing(self, message_id: str) -> Standing | None:
-        row = await self._store.row(message_id)
-        return None if row is None else await self._stands(row)
+    async def pending_state_of(self, message_id: str) -> PendingState | None:
+        row = await self._store.find_row(message_id)
+        return None if row is None else await self._read_pending_state(row)
 
-    async def _stands(self, row: WaitingMessage) -> Standing:
+    async def _read_pending_state(self, row: ListedMessage) -> PendingState:
         if not row.is_claimed:
-            return Standing(row.message, instant_of(row.member))
-        token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
-        holder = (await self._about()).get((token or b"").partition(b":")[0].decode(), {})
-        return Standing(row.message, None, holder.get("pid"))
+            return PendingState(row.message, instant_of(row.member))
+        token: bytes | None = await self._server.execute_command(
+            "HGET", f"{self._store.key_prefix}:m:{row.message.message_id}", "t"
+        )
+        holder = (await self._read_descriptions()).get((token or b"").partition(b":")[0].decode(), {})
+        return PendingState(row.message, None, holder.get("pid"))
 
     @override
-    async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        standings: list[Standing] = []
-        async for row in self._store.rows(MessageFilter()):
+    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
+        standings: list[PendingState] = []
+        async for row in self._store.list_rows(MessageFilter()):
             message = row.message
             if message.message_id != message_id and message.headers.get(Headers.MESSAGE_ID) == message_id:
-                standings.append(await self._stands(row))
+                standings.append(await self._read_pending_state(row))
         return standings
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
+    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
         """Return the last one alone: no more is kept, nor when it was due."""
-        at: bytes | None = await self._server.command("GET", f"{self._store.place}:last")
-        return [] if at is None else [Delivered(instant_of(at), None)][:limit]
+        delivered_at: bytes | None = await self._server.execute_command("GET", f"{self._store.key_prefix}:last")
+        return [] if delivered_at is None else [DeliveredMessage(instant_of(delivered_at), None)][:limit]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
         counts = Counter[str]()
-        async for row in self._store.rows(MessageFilter()):
+        async for row in self._store.list_rows(MessageFilter()):
             if counts.total() == messages:
                 break
             counts[row.message.destination] += 1
@@ -252,86 +260,88 @@ class RedisStoreObserver(_HolderObserver):
 
 
 class RedisQueueObserver(_HolderObserver):
-    async def _names(self) -> list[str]:
-        names: list[bytes] = await self._server.command("SMEMBERS", f"{self._server.login.tag}:queues")
+    async def _queue_names(self) -> list[str]:
+        names: list[bytes] = await self._server.execute_command("SMEMBERS", f"{self._server.login.tag}:queues")
         return sorted(name.decode() for name in names)
 
     @override
     async def queue_lengths(self) -> Mapping[str, int]:
-        names = await self._names()
+        names = await self._queue_names()
         lengths = dict(zip(names, await self._server.run("lengths", *names), strict=True)) if names else {}
-        for queue, _, _ in await self._claimed():
+        for queue, _, _ in await self._received_messages():
             if queue in lengths:
                 lengths[queue] += 1
         return lengths
 
-    async def _claimed(self) -> list[tuple[str, int, Queued | None]]:
+    async def _received_messages(self) -> list[tuple[str, int, QueuedMessage | None]]:
         """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
-        about = await self._about()
-        claimed: list[tuple[str, int, Queued | None]] = []
+        about = await self._read_descriptions()
+        received_messages: list[tuple[str, int, QueuedMessage | None]] = []
         for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
-            claimed.append((name, int(number), _queued(name, fields, pid, int(number))))
-        return claimed
+            received_messages.append((name, int(number), _read_queued(name, fields, pid, int(number))))
+        return received_messages
 
     @override
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
         await self._check_exists(queue)
         messages = {
             number: each
-            for name, number, each in await self._claimed()
+            for name, number, each in await self._received_messages()
             if name == queue and each is not None and number > after
         }
-        free = 0
-        async for number, each in self._free(queue, after):
-            if free == limit:
+        ready_count = 0
+        async for number, each in self._ready_messages(queue, after):
+            if ready_count == limit:
                 break
             messages[number] = each
-            free += 1
+            ready_count += 1
         return [each for _, each in sorted(messages.items())][:limit]
 
     @override
     async def last_number(self, queue: str) -> int:
         await self._check_exists(queue)
-        claimed = [number for name, number, _ in await self._claimed() if name == queue]
-        free: list[bytes] = await self._server.command(
+        received_numbers = [number for name, number, _ in await self._received_messages() if name == queue]
+        ready_numbers: list[bytes] = await self._server.execute_command(
             "ZRANGE", f"{self._server.login.tag}:q:{queue}:ready", "0", "0", "REV"
         )
-        return max([0, *claimed, *map(int, free)])
+        return max([0, *received_numbers, *map(int, ready_numbers)])
 
     async def _check_exists(self, queue: str) -> None:
-        if queue not in await self._names():
+        if queue not in await self._queue_names():
             raise QueueNotFound.of(queue)
 
-    async def _free(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, Queued]]:
-        last = after
+    async def _ready_messages(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, QueuedMessage]]:
+        last_number = after
         while True:
-            rows = await self._server.run("look", queue, last, _PAGE)
+            rows = await self._server.run("look", queue, last_number, _PAGE)
             for number, *fields in rows:
-                last = int(number)
-                if (message := _queued(queue, fields, None, last)) is not None:
-                    yield last, message
+                last_number = int(number)
+                if (message := _read_queued(queue, fields, None, last_number)) is not None:
+                    yield last_number, message
             if len(rows) < _PAGE:
                 return
 
     @override
-    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        messages = [each for _, _, each in await self._claimed() if each is not None and _is(each, message_id)]
-        for queue in await self._names():
-            messages += [each async for _, each in self._free(queue) if _is(each, message_id)]
+    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
+        messages = [
+            each for _, _, each in await self._received_messages() if each is not None and _has_id(each, message_id)
+        ]
+        for queue in await self._queue_names():
+            messages += [each async for _, each in self._ready_messages(queue) if _has_id(each, message_id)]
         return messages
 
 
-def _is(queued: Queued, message_id: str) -> bool:
+def _has_id(queued: QueuedMessage, message_id: str) -> bool:
     envelope = queued.envelope
     return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
 
 
-def _queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> Queued | None:
+def _read_queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> QueuedMessage | None:
     """Return a queued message; ``None`` when it cannot be read: it is marked when it is received."""
     try:
         envelope, failures, unanswered = read_envelope(queue, fields)
     except MessageError:
         return None
-    return Queued(queue, envelope, failures + unanswered, pid, number)
+    return QueuedMessage(queue, envelope, failures + unanswered, pid, number)

@@ -29,13 +29,13 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
     options = {**dict(parse_qsl(parts.query)), "prefix": f"postdate-bench-{run}"}
     address = parts._replace(query=urlencode(options)).geturl()
     login = parse_address(address)
-    with _connected(login) as client:
+    with _connect(login) as client:
         client.ping()
     try:
         yield Scratch(address)
     finally:
         # A new connection: an interrupted command leaves one unusable.
-        with _connected(login) as client:
+        with _connect(login) as client:
             delete_keys(client, login.tag)
 
 
@@ -68,9 +68,9 @@ def client_of(login: RedisLogin) -> Any:  # the driver leaves its types open
 
 
 @contextmanager
-def _connected(login: RedisLogin) -> Generator[Any]:
+def _connect(login: RedisLogin) -> Generator[Any]:
     with closing(client_of(login)) as client:
         try:
             yield client
         except (RedisError, OSError) as error:
-            raise translate(error, STORE, login.place) from error
+            raise translate(error, STORE, login.description) from error

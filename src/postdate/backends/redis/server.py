@@ -45,14 +45,14 @@ from postdate.runtime import forks
 
 
 _FOLDER: Final = "lua"
-_ALSO_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
-_NOT_WHEN_FULL: Final = "#!lua\n"
+_ALLOWED_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+_REFUSED_WHEN_FULL: Final = "#!lua\n"
 """Refused before it begins when the memory is full. A script without flags goes on if it removes something first."""
 
-_MAKE_ROOM: Final = frozenset(
+_FREEING_SCRIPTS: Final = frozenset(
     {"discard_unreadable", "finish", "mark_unreadable", "move", "release", "remove", "roll_back", "settle", "undo"}
 )
-_LET_MAKE_ROOM: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
+_ENABLING_SCRIPTS: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
 """The others need these first. When the memory is full, the server refuses every other script."""
 
 
@@ -70,8 +70,14 @@ def script(name: str) -> Script:
     folder = files("postdate.backends.redis") / _FOLDER
     file = "transact" if name == "settle" else name
     parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]
-    also = _ALSO_WHEN_FULL if name in _MAKE_ROOM | _LET_MAKE_ROOM else _NOT_WHEN_FULL if name == "transact" else ""
-    text = also + "\n".join(parts)
+    flags = (
+        _ALLOWED_WHEN_FULL
+        if name in _FREEING_SCRIPTS | _ENABLING_SCRIPTS
+        else _REFUSED_WHEN_FULL
+        if name == "transact"
+        else ""
+    )
+    text = flags + "\n".join(parts)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -79,7 +85,7 @@ def script(name: str) -> Script:
 
 
 @dataclass(frozen=True, slots=True)
-class RedisMeanings:
+class RedisErrorTypes:
     """Which errors the server's answers become, for a store or for queues.
 
     ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is; ``other``:
@@ -91,11 +97,11 @@ class RedisMeanings:
     other: type[PostdateError]
 
 
-STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreTroubled)
-QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportUnreachable)
+STORE: Final = RedisErrorTypes(StoreUnreachable, StoreFull, StoreTroubled)
+QUEUES: Final = RedisErrorTypes(TransportUnreachable, TransportUnreachable, TransportUnreachable)
 
-_ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
-_OUTAGES: Final = (
+_OTHER_NODE_ERRORS: Final = (exceptions.MovedError, exceptions.AskError)
+_OUTAGE_ERRORS: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.TryAgainError,
@@ -107,39 +113,42 @@ _TOO_LARGE: Final = re.compile("ERR (?:string exceeds maximum allowed size|Proto
 """The only answers that are about the content of a message: our commands are constant, and Redis stores any bytes. They
 name the setting ``proto-max-bulk-len``."""
 
-_OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
+_SERVER_ERROR: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
 """Errors about the server begin like this; any other may be about one key that somebody else has changed."""
 
 
-def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
+def translate(error: Exception, error_types: RedisErrorTypes, server_description: str) -> PostdateError:
     """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
     answer = first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        kind, text = meanings.unreachable, f"refuses us: {answer}; check user and password of the address"
+        kind, text = error_types.unreachable, f"refuses us: {answer}; check user and password of the address"
     elif isinstance(error, exceptions.NoPermissionError):
-        kind, text = meanings.unreachable, f"refuses us: {answer}; our user needs all commands on keys of the prefix"
-    elif isinstance(error, _ELSEWHERE):
+        kind, text = error_types.unreachable, f"refuses us: {answer}; our user needs all commands on keys of the prefix"
+    elif isinstance(error, _OTHER_NODE_ERRORS):
         kind, text = (
-            meanings.unreachable,
+            error_types.unreachable,
             f"is a node of a cluster, and the keys of this prefix are on another: {answer}",
         )
     elif _TOO_LARGE.match(answer):
         kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {answer}"
     elif isinstance(error, exceptions.OutOfMemoryError):
-        kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {answer}"
+        kind, text = error_types.full, f"has no memory left (maxmemory) and takes nothing until there is room: {answer}"
     elif answer.startswith("MISCONF"):
-        kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {answer}"
+        kind, text = error_types.full, f"cannot write to its disk and takes nothing until it can: {answer}"
     elif isinstance(error, exceptions.ReadOnlyError):
-        kind, text = meanings.unreachable, "is a read-only replica, maybe after a fail-over; name the master's address"
+        kind, text = (
+            error_types.unreachable,
+            "is a read-only replica, maybe after a fail-over; name the master's address",
+        )
     elif answer.startswith("BUSY "):
-        kind, text = meanings.unreachable, f"is busy with a script of somebody else: {answer}"
-    elif isinstance(error, (*_OUTAGES, OSError)):
-        kind, text = meanings.unreachable, f"cannot be reached: {answer}"
-    elif _OF_ITSELF.match(answer):
-        kind, text = meanings.unreachable, f"does not work for us now: {answer}"
+        kind, text = error_types.unreachable, f"is busy with a script of somebody else: {answer}"
+    elif isinstance(error, (*_OUTAGE_ERRORS, OSError)):
+        kind, text = error_types.unreachable, f"cannot be reached: {answer}"
+    elif _SERVER_ERROR.match(answer):
+        kind, text = error_types.unreachable, f"does not work for us now: {answer}"
     else:
-        kind, text = meanings.other, f"does not do what was asked: {answer}"
-    return kind(f"{place} {text}")
+        kind, text = error_types.other, f"does not do what was asked: {answer}"
+    return kind(f"{server_description} {text}")
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -154,24 +163,24 @@ ANSWERS_WITHIN: Final = timedelta(seconds=30)
 T = TypeVar("T")
 
 
-class _OfThisProcess:
+class _ForkAwareConnection:
     """A connection of the driver that the child of a fork cannot use."""
 
     _writer: asyncio.StreamWriter | None
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        forks.own(self)
+        forks.register_connection(self)
 
     def fileno(self) -> int:
         return -1 if self._writer is None else self._writer.get_extra_info("socket").fileno()
 
 
-class _PlainConnection(_OfThisProcess, Connection):
+class _PlainConnection(_ForkAwareConnection, Connection):
     pass
 
 
-class _EncryptedConnection(_OfThisProcess, SSLConnection):
+class _EncryptedConnection(_ForkAwareConnection, SSLConnection):
     pass
 
 
@@ -190,21 +199,21 @@ class RedisConnections(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Leave the connections to the parent; the next use opens others."""
-        forks.keep_for_ever(self._client)
+        forks.prevent_destruction(self._client)
         self._client = None
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
         source, tag = script(name), self.login.tag
         try:
-            return await self.command("EVALSHA", source.digest, 1, tag, *arguments)
+            return await self.execute_command("EVALSHA", source.digest, 1, tag, *arguments)
         except NoScriptError:  # the server was restarted, or replaced
-            return await self.command("EVAL", source.text, 1, tag, *arguments)
+            return await self.execute_command("EVAL", source.text, 1, tag, *arguments)
 
-    async def command(self, *words: Part) -> Any:
+    async def execute_command(self, *words: Part) -> Any:
         """Send one command; raises as :meth:`run`."""
         try:
-            return await self._opened(*words)
+            return await self._execute(*words)
         except ReadOnlyError:
             if self._client is not None:  # a demoted master: its host name may lead to the new one
                 await self._client.connection_pool.disconnect(inuse_connections=False)
@@ -217,13 +226,13 @@ class RedisConnections(forks.ForkAware):
             await client.aclose(close_connection_pool=True)
 
     @property
-    def _opened(self) -> Callable[..., Awaitable[Any]]:
+    def _execute(self) -> Callable[..., Awaitable[Any]]:
         forks.check_process()
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,
                 timeout=self.answers_within.total_seconds(),
-                connection_class=self._kind,
+                connection_class=self._connection_class,
                 **self._settings(),
             )
             self._client = Redis(connection_pool=pool)
@@ -231,7 +240,7 @@ class RedisConnections(forks.ForkAware):
         return cast("Any", self._client).execute_command  # the driver leaves its types open
 
     @property
-    def _kind(self) -> type[Connection]:
+    def _connection_class(self) -> type[Connection]:
         return _EncryptedConnection if self.login.tls else _PlainConnection
 
     def _settings(self) -> dict[str, Any]:
@@ -254,23 +263,23 @@ class RedisConnections(forks.ForkAware):
             settings |= {"ssl_ca_certs": login.authority, "ssl_check_hostname": True}
         return settings
 
-    async def lone_connection(self) -> Connection:
+    async def open_connection(self) -> Connection:
         """Return a connection outside the pool, which the caller closes: a subscribed one can do nothing else."""
-        connection = self._kind(**self._settings())
+        connection = self._connection_class(**self._settings())
         await connection.connect()
         return connection
 
 
 class RedisServer:
-    """A server as a store or as queues see it: as `RedisConnections`, with errors translated by ``meanings``."""
+    """A server as a store or as queues see it: as `RedisConnections`, with errors translated by ``error_types``."""
 
-    def __init__(self, connections: RedisConnections, meanings: RedisMeanings) -> None:
-        self._connections, self.meanings = connections, meanings
-        self.overdrawn = 0
+    def __init__(self, connections: RedisConnections, error_types: RedisErrorTypes) -> None:
+        self._connections, self.error_types = connections, error_types
+        self.overdrawn_bytes = 0
         """Bytes added minus bytes ended by commits, since the memory is full."""
 
     def __repr__(self) -> str:
-        return f"{self.login.place}, prefix {self.login.prefix!r}"
+        return f"{self.login.description}, prefix {self.login.prefix!r}"
 
     @property
     def login(self) -> RedisLogin:
@@ -278,20 +287,20 @@ class RedisServer:
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
-        return await self.calling(self._connections.run(name, *arguments))
+        return await self.translate_errors(self._connections.run(name, *arguments))
 
-    async def command(self, *words: Part) -> Any:
-        return await self.calling(self._connections.command(*words))
+    async def execute_command(self, *words: Part) -> Any:
+        return await self.translate_errors(self._connections.execute_command(*words))
 
-    async def calling(self, call: Awaitable[T]) -> T:
+    async def translate_errors(self, call: Awaitable[T]) -> T:
         """Await a call and translate the driver's errors."""
         try:
             return await call
         except (RedisError, OSError) as error:
-            raise translate(error, self.meanings, self.login.place) from error
+            raise translate(error, self.error_types, self.login.description) from error
 
 
-async def ended(task: asyncio.Task[None] | None) -> None:
+async def cancel_task(task: asyncio.Task[None] | None) -> None:
     """Cancel a task and wait for its end.
 
     Repeats the cancellation: one that comes just as the driver's wait ends is lost in ``asyncio.wait_for`` of Python
@@ -319,18 +328,18 @@ _REPORTED_SETTINGS: Final = (
 
 
 async def server_now(server: RedisServer) -> datetime:
-    seconds, microseconds = await server.command("TIME")
+    seconds, microseconds = await server.execute_command("TIME")
     return from_microseconds(int(seconds) * 1_000_000 + int(microseconds))
 
 
-async def _info(server: RedisServer) -> dict[str, str]:
-    reply: bytes = await server.command("INFO")
+async def _read_info(server: RedisServer) -> dict[str, str]:
+    reply: bytes = await server.execute_command("INFO")
     lines = reply.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 async def server_facts(server: RedisServer) -> ServerFacts:
-    info = await _info(server)
+    info = await _read_info(server)
     settings = {name: info[name] for name in _REPORTED_SETTINGS if name in info}
     return ServerFacts(
         "Redis", info.get("redis_version", "without a version"), await server_now(server), None, None, settings
@@ -339,15 +348,16 @@ async def server_facts(server: RedisServer) -> ServerFacts:
 
 async def check_eviction(server: RedisServer) -> None:
     """Raise `ConfigurationError` when the server is too old, or evicts keys without a time to live."""
-    info = await _info(server)
+    info = await _read_info(server)
     version = info.get("redis_version", "")
     numbers = tuple(int(number) for number in re.findall("[0-9]+", version)[:2])
     if numbers and numbers < _OLDEST:
-        raise ConfigurationError(f"{server.login.place} is version {version}; Redis 7.0 or newer is needed")
+        raise ConfigurationError(f"{server.login.description} is version {version}; Redis 7.0 or newer is needed")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
         raise ConfigurationError(
-            f"{server.login.place} throws keys away when its memory is full (maxmemory-policy {policy}): messages "
+            f"{server.login.description} throws keys away when its memory is full (maxmemory-policy {policy}): "
+            f"messages "
             f"would be lost; set maxmemory-policy noeviction"
         )
 
@@ -366,27 +376,27 @@ class RedisTransaction:
 
     def __init__(self, database: object) -> None:
         self.database = database
-        self.afterwards: list[Callable[[], None]] = []
+        self.commit_callbacks: list[Callable[[], None]] = []
         """Called after a successful commit; not when it is refused, or its answer is lost."""
-        self.ended: list[DelayedMessage | Envelope] = []
+        self.ended_messages: list[DelayedMessage | Envelope] = []
         """Messages that it ends: allowed even when the memory is full, unless it adds much more than it ends."""
         self._parts: list[Part] = []
-        self._added: list[DelayedMessage | Envelope] = []
+        self._added_messages: list[DelayedMessage | Envelope] = []
 
     def add(self, *parts: Part, messages: Sequence[DelayedMessage | Envelope] = ()) -> None:
         """Add one part, as ``transact.lua`` describes them, and the messages that it adds."""
         self._parts += parts
-        self._added += messages
+        self._added_messages += messages
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
         """Do everything; return the indexes of messages without a queue, of a send that is not strict.
 
         After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was done.
         """
-        kind, *values = await self._answer(server)
+        kind, *values = await self._run_script(server)
         match kind:
             case b"done":
-                for each in self.afterwards:
+                for each in self.commit_callbacks:
                     each()
                 return values[0]
             case b"queue":
@@ -398,22 +408,22 @@ class RedisTransaction:
             case _:
                 raise ClaimLost("the message is no longer held here")
 
-    async def _answer(self, server: RedisServer) -> Sequence[Any]:
-        if self.ended and not self._added:
+    async def _run_script(self, server: RedisServer) -> Sequence[Any]:
+        if self.ended_messages and not self._added_messages:
             return await server.run("settle", *self._parts)
         try:
             answer = await server.run("transact", *self._parts)
         except PostdateError as error:
-            more = max(0, _bytes_of(self._added) - _bytes_of(self.ended))
+            added_bytes = max(0, _bytes_of(self._added_messages) - _bytes_of(self.ended_messages))
             is_full = isinstance(error.__cause__, OutOfMemoryError)
-            if not (self.ended and is_full and server.overdrawn + more <= _MOST_OVERDRAWN_BYTES):
+            if not (self.ended_messages and is_full and server.overdrawn_bytes + added_bytes <= _MOST_OVERDRAWN_BYTES):
                 raise
-            server.overdrawn += more  # before anything is awaited: others are near the limit, too
+            server.overdrawn_bytes += added_bytes  # before anything is awaited: others are near the limit, too
             answer = await server.run("settle", *self._parts)
             if answer[0] != b"done":
-                server.overdrawn = max(0, server.overdrawn - more)
+                server.overdrawn_bytes = max(0, server.overdrawn_bytes - added_bytes)
         else:
-            server.overdrawn = 0
+            server.overdrawn_bytes = 0
         return answer
 
 

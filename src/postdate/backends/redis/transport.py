@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import anyio
 from typing_extensions import override
 
-from postdate.backends.redis.layout import envelope_parts, read_envelope, written
-from postdate.backends.redis.liveness import Claimant, OpenRedis
+from postdate.backends.redis.layout import envelope_parts, format_instant, read_envelope
+from postdate.backends.redis.liveness import Claimer, OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.questions import RedisQueueObserver
 from postdate.backends.redis.server import (
@@ -29,11 +29,11 @@ from postdate.backends.redis.server import (
 )
 from postdate.backends.redis.unreadable import UnreadableHashes
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
-from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
+from postdate.messages import Envelope, check_headers, encode_headers, too_large_error
 from postdate.ports import (
     HANDLED,
     SUSPECT_AFTER,
-    End,
+    Completion,
     Observer,
     Received,
     Receiver,
@@ -44,9 +44,9 @@ from postdate.ports import (
     Transport,
     TransportCapabilities,
     Work,
-    do_works,
+    run_works,
 )
-from postdate.runtime.threads import Alarm
+from postdate.runtime.threads import WakeUp
 
 log = logging.getLogger("postdate.redis")
 
@@ -74,8 +74,8 @@ class RedisTransport(UnreadableHashes, Transport):
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
-        self._opened = OpenRedis.of(address, holds_at_most, answers_within)
-        self._server = RedisServer(self._opened.connections, QUEUES)
+        self._database = OpenRedis.of(address, holds_at_most, answers_within)
+        self._server = RedisServer(self._database.connections, QUEUES)
         self.recording = recording
         self._capabilities = TransportCapabilities(
             durable=True,
@@ -86,14 +86,14 @@ class RedisTransport(UnreadableHashes, Transport):
             time_to_be_received_precision=timedelta(microseconds=1),
             pipelines=True,
             prefetches=True,
-            takes_by_id=True,
+            receives_by_id=True,
         )
-        self._liveness = self._opened.liveness
-        self._receives: list[str] = self._liveness.about.setdefault("receives", [])
-        self._liveness.when_lost.append(self._lost)
-        self._opened.used_by(self)
+        self._liveness = self._database.liveness
+        self._receiving_queues: list[str] = self._liveness.process_facts.setdefault("receives", [])
+        self._liveness.loss_callbacks.append(self._wake_receivers)
+        self._database.attach_user(self)
         self._receivers: list[RedisReceiver] = []
-        self._made = set[str]()
+        self._created_queues = set[str]()
 
     def __repr__(self) -> str:
         return f"RedisTransport({self._server!r})"
@@ -101,87 +101,87 @@ class RedisTransport(UnreadableHashes, Transport):
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         await check_eviction(self._server)
-        await self._bring_back_unreadable()
+        await self._migrate_unreadable()
         if names:
-            await self._make(names)
-            self._made.update(names)
+            await self._add_queues(names)
+            self._created_queues.update(names)
 
-    async def _make(self, names: Collection[str]) -> int:
+    async def _add_queues(self, names: Collection[str]) -> int:
         return await self._server.run("little", "SADD", f"{self._server.login.tag}:queues", *names)
 
-    async def make_again(self, queue: str) -> None:
+    async def recreate_queues(self, queue: str) -> None:
         """Create this object's queues again: the server was restarted without its data."""
-        if queue not in self._made:
+        if queue not in self._created_queues:
             raise QueueNotFound.of(queue)
-        if await self._make(self._made):
-            names = ", ".join(sorted(self._made))
+        if await self._add_queues(self._created_queues):
+            names = ", ".join(sorted(self._created_queues))
             log.error("%r has lost queues and all that was in them, and they are made again: %s", self, names)
 
     @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        answers: list[PostdateError | None] = [self.why_not(envelope) for envelope in envelopes]
-        refused = next((answer for answer in answers if answer is not None), None)
-        if work and refused is not None:
-            raise refused
-        sent = [place for place, answer in enumerate(answers) if answer is None]
-        if not sent and not work:
-            return answers
+        errors: list[PostdateError | None] = [self.send_error_of(envelope) for envelope in envelopes]
+        first_error = next((answer for answer in errors if answer is not None), None)
+        if work and first_error is not None:
+            raise first_error
+        sendable_indexes = [index for index, answer in enumerate(errors) if answer is None]
+        if not sendable_indexes and not work:
+            return errors
         transaction = self.transaction(work)
-        self.add_send(transaction, [envelopes[place] for place in sent], now, strict=bool(work))
-        for missing in await transaction.commit(self._server):
-            envelope = envelopes[sent[missing]]
-            answers[sent[missing]] = QueueNotFound.of(envelope.destination, envelope.message_id)
-        return answers
+        self.add_send(transaction, [envelopes[place] for place in sendable_indexes], now, is_strict=bool(work))
+        for position in await transaction.commit(self._server):
+            envelope = envelopes[sendable_indexes[position]]
+            errors[sendable_indexes[position]] = QueueNotFound.of(envelope.destination, envelope.message_id)
+        return errors
 
-    def why_not(self, envelope: Envelope) -> PostdateError | None:
+    def send_error_of(self, envelope: Envelope) -> PostdateError | None:
         """Return why a message cannot be sent, or ``None``; does not check its queue."""
         check_headers(envelope.headers)
-        return why_too_large(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
+        return too_large_error(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
         """Return a transaction that contains ``work``; if that raises, nothing was done."""
         transaction = RedisTransaction(self._capabilities.database)
-        do_works(transaction, work)
+        run_works(transaction, work)
         return transaction
 
     def add_send(
-        self, transaction: RedisTransaction, envelopes: Sequence[Envelope], now: datetime, *, strict: bool
+        self, transaction: RedisTransaction, envelopes: Sequence[Envelope], now: datetime, *, is_strict: bool
     ) -> None:
-        """Add messages to a transaction; with ``strict`` a missing queue undoes it."""
+        """Add messages to a transaction; with ``is_strict`` a missing queue undoes it."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
-        transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
+        transaction.add("send", int(is_strict), format_instant(now), len(envelopes), *parts, messages=envelopes)
 
     @property
     @override
-    def _unreadable_place(self) -> str:
+    def _unreadable_scope(self) -> str:
         return "q"
 
     @override
     def receiver(self, queue: str) -> Receiver:
-        return RedisReceiver(self, self._server, self._opened, queue)
+        return RedisReceiver(self, self._server, self._database, queue)
 
-    def opened(self, receiver: RedisReceiver) -> None:
+    def add_receiver(self, receiver: RedisReceiver) -> None:
         self._receivers.append(receiver)
-        self._receives.append(receiver.queue)
+        self._receiving_queues.append(receiver.queue)
 
-    def ended(self, receiver: RedisReceiver) -> None:
+    def forget_receiver(self, receiver: RedisReceiver) -> None:
         if receiver in self._receivers:
             self._receivers.remove(receiver)
-            self._receives.remove(receiver.queue)
+            self._receiving_queues.remove(receiver.queue)
 
-    def _lost(self) -> None:
+    def _wake_receivers(self) -> None:
         for receiver in list(self._receivers):
-            receiver.lost()
+            receiver.wake()
 
     @override
     async def close(self) -> None:
         receivers = list(self._receivers)
-        if await self._opened.close_for(self):
+        if await self._database.detach_user(self):
             return
         for receiver in receivers:
-            await receiver.close_soon()
+            await receiver.close_or_log()
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -200,13 +200,13 @@ class RedisTransport(UnreadableHashes, Transport):
 # --- receiving from one queue -----------------------------------------------------------------------------------------
 
 
-_LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 30.0
 """Without a wake-up: the channel announces every message, but only to connected listeners."""
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 
 
-class _HoldToken(NamedTuple):
+class _ReceiveToken(NamedTuple):
     """A message's number in its queue, and the token of the claim."""
 
     number: bytes
@@ -220,123 +220,125 @@ class RedisReceiver(Receiver):
     rolled back may be received again under the same number before the answer to the roll-back arrives.
     """
 
-    def __init__(self, transport: RedisTransport, server: RedisServer, opened: OpenRedis, queue: str) -> None:
-        self._transport, self._server, self._opened = transport, server, opened
+    def __init__(self, transport: RedisTransport, server: RedisServer, database: OpenRedis, queue: str) -> None:
+        self._transport, self._server, self._database = transport, server, database
         self.queue = queue
-        self._claimant = Claimant(server, opened.liveness)
-        self._alarm: Alarm | None = None
-        self._stops_hearing: Callable[[], None] | None = None
+        self._claimer = Claimer(server, database.liveness)
+        self._wake_up: WakeUp | None = None
+        self._unsubscribe: Callable[[], None] | None = None
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        alarm = await self._listen()
+        wake_up = await self._listen()
         while True:
-            alarm.reset()
-            if (messages := await self._claim(limit, "")) or not wait:
+            wake_up.reset()
+            if (messages := await self._receive_messages(limit, "")) or not wait:
                 return messages
-            with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
-                await alarm.wait()
+            with anyio.move_on_after(_POLL_SECONDS):
+                await wake_up.wait()
 
-    async def _listen(self) -> Alarm:
-        if self._alarm is None:
-            self._alarm = Alarm()
-            self._transport.opened(self)
-        if self._stops_hearing is None:
-            alarm = self._alarm
+    async def _listen(self) -> WakeUp:
+        if self._wake_up is None:
+            self._wake_up = WakeUp()
+            self._transport.add_receiver(self)
+        if self._unsubscribe is None:
+            wake_up = self._wake_up
             channel = f"{self._server.login.tag}:q:{self.queue}:wake"
-            listening = self._opened.listening.listen(channel, lambda _text: alarm.ring())
-            self._stops_hearing = await self._server.calling(listening)
-        return self._alarm
+            subscription = self._database.subscriptions.listen(channel, lambda _text: wake_up.wake())
+            self._unsubscribe = await self._server.translate_errors(subscription)
+        return self._wake_up
 
     @override
-    async def take(self, message_id: str) -> Received | None:
-        messages = await self._claim(1, message_id)
+    async def receive_by_id(self, message_id: str) -> Received | None:
+        messages = await self._receive_messages(1, message_id)
         return messages[0] if messages else None
 
-    async def _claim(self, limit: int, message_id: str) -> Sequence[Received]:
+    async def _receive_messages(self, limit: int, message_id: str) -> Sequence[Received]:
         """Claim messages; unreadable ones are marked and replaced by others."""
         while True:
-            token, rows = await self._claimant.claim(
+            token, rows = await self._claimer.claim(
                 "receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id, SUSPECT_AFTER
             )
             if rows == 1:
-                await self._transport.make_again(self.queue)
+                await self._transport.recreate_queues(self.queue)
                 continue
             messages: list[Received] = []
-            unread: list[tuple[bytes, MessageError]] = []
+            unreadable_rows: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:
                 try:
                     envelope, failures, unanswered = read_envelope(self.queue, fields)
                 except MessageError as error:
-                    unread.append((number, error))
+                    unreadable_rows.append((number, error))
                     continue
                 is_suspect = unanswered >= SUSPECT_AFTER
-                hold = _HoldToken(number, token)
-                messages.append(Received(envelope, failures + unanswered, hold, unanswered, is_suspect=is_suspect))
+                receive_token = _ReceiveToken(number, token)
+                messages.append(
+                    Received(envelope, failures + unanswered, receive_token, unanswered, is_suspect=is_suspect)
+                )
             try:
-                for number, error in unread:
-                    await self._mark(number, token, error)
+                for number, error in unreadable_rows:
+                    await self._mark_unreadable(number, token, error)
             except BaseException:
-                self._claimant.doubt(token)
+                self._claimer.void_claim(token)
                 raise
             if messages or not rows or message_id:
                 return messages
 
-    async def _mark(self, number: bytes, token: str, error: MessageError) -> None:
+    async def _mark_unreadable(self, number: bytes, token: str, error: MessageError) -> None:
         key = f"{self._server.login.tag}:qm:".encode() + number
-        now = written(await server_now(self._server))
+        now = format_instant(await server_now(self._server))
         await self._server.run("mark_unreadable", "q", now, key, "", token, str(error))
         text = "cannot be read, and marked so: one message of %r (%s); `postdate messages list --unreadable` lists it"
         log.error(text, self.queue, error)
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """In one script, with everything in ``end``."""
-        (number, token), transport = self._hold(received), self._transport
-        for each in end.outgoing:
-            if (refused := transport.why_not(each)) is not None:
-                raise refused
-        transaction = transport.transaction(end.work)
-        is_recorded = end.record is not RecordKind.HANDLED or transport.recording is Recording.ALL
-        kind = "" if end.record is None or not is_recorded else int(end.record)
-        transaction.ended.append(received.envelope)
-        transaction.add("hold", number, token, kind, end.detail, written(now))
-        if end.outgoing:
-            transport.add_send(transaction, end.outgoing, now, strict=True)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        """In one script, with everything in ``completion``."""
+        (number, token), transport = self._token_of(received), self._transport
+        for each in completion.outgoing:
+            if (send_error := transport.send_error_of(each)) is not None:
+                raise send_error
+        transaction = transport.transaction(completion.work)
+        is_recorded = completion.record is not RecordKind.HANDLED or transport.recording is Recording.ALL
+        kind = "" if completion.record is None or not is_recorded else int(completion.record)
+        transaction.ended_messages.append(received.envelope)
+        transaction.add("hold", number, token, kind, completion.detail, format_instant(now))
+        if completion.outgoing:
+            transport.add_send(transaction, completion.outgoing, now, is_strict=True)
         await transaction.commit(self._server)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        number, token = self._hold(received)
+        number, token = self._token_of(received)
         if not await self._server.run("roll_back", number, token, int(failed)):
-            raise self._lost_hold(received)
+            raise self._claim_lost_error(received)
 
-    def _hold(self, received: Received) -> _HoldToken:
-        hold = received.token
-        if not isinstance(hold, _HoldToken) or not self._claimant.made(hold.token):
-            raise self._lost_hold(received)
-        return hold
+    def _token_of(self, received: Received) -> _ReceiveToken:
+        token = received.token
+        if not isinstance(token, _ReceiveToken) or not self._claimer.has_created(token.token):
+            raise self._claim_lost_error(received)
+        return token
 
-    def _lost_hold(self, received: Received) -> ClaimLost:
+    def _claim_lost_error(self, received: Received) -> ClaimLost:
         return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
-    def lost(self) -> None:
+    def wake(self) -> None:
         """Look at the queue again: the messages that were held may be back in it."""
-        if self._alarm is not None:
-            self._alarm.ring()
+        if self._wake_up is not None:
+            self._wake_up.wake()
 
     @override
     async def close(self) -> None:
-        self._end()
-        await self._claimant.close()
+        self._stop_receiving()
+        await self._claimer.close()
 
-    async def close_soon(self) -> None:
-        self._end()
-        await self._claimant.close_soon()
+    async def close_or_log(self) -> None:
+        self._stop_receiving()
+        await self._claimer.close_or_log()
 
-    def _end(self) -> None:
-        if self._stops_hearing is not None:
-            self._stops_hearing()
-            self._stops_hearing = None
-        self._transport.ended(self)
-        self._alarm = None
+    def _stop_receiving(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        self._transport.forget_receiver(self)
+        self._wake_up = None

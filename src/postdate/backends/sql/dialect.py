@@ -40,11 +40,11 @@ class Sessions(Protocol):
         """The database in words, without secrets."""
         ...
 
-    def look_blocking(self, work: Callable[[Any], T], /) -> T:
+    def query_blocking(self, work: Callable[[Any], T], /) -> T:
         """Run ``work``, which reads, in the calling thread."""
         ...
 
-    def look(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
+    def query(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
         """Run ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
         ...
 
@@ -60,11 +60,11 @@ class Sessions(Protocol):
 class SqlDialect(ABC):
     """The differences between databases in statements that all of them have."""
 
-    batches: ClassVar[bool] = False
+    can_batch: ClassVar[bool] = False
     """Whether what several messages read or write at a time is one statement, or costs no round trip."""
 
     @abstractmethod
-    def spelled(self, template: str) -> Any:
+    def statement_of(self, template: str) -> Any:
         """Return a template as a statement of this database."""
 
     def rows(self, session: Any, statement: Any, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
@@ -77,19 +77,19 @@ class SqlDialect(ABC):
     def change(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:
         return session.execute(statement, values).rowcount
 
-    def equal(self, *columns: str) -> str:
+    def equality(self, *columns: str) -> str:
         """Return the condition that each column equals the value of its name in every character."""
-        return " AND ".join(f"{column} = {self.value(column)}" for column in columns)
+        return " AND ".join(f"{column} = {self.placeholder(column)}" for column in columns)
 
-    def value(self, column: str) -> str:
+    def placeholder(self, column: str) -> str:
         """Return the placeholder for the value of a column."""
         return f"%({column})s"
 
-    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> Any:
+    def insert_statement(self, table: str, columns: Iterable[str], key: Sequence[str]) -> Any:
         """Return the statement of :meth:`insert_new`; ``key`` is unique."""
         names = list(columns)
-        return self.spelled(
-            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))}) "
+        return self.statement_of(
+            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.placeholder, names))}) "
             f"ON CONFLICT DO NOTHING"
         )
 
@@ -98,11 +98,11 @@ class SqlDialect(ABC):
         return self.change(session, statement, values) == 1
 
     @abstractmethod
-    def delete(self, table: str, where: str, order: str, index: str) -> Any:
+    def delete_statement(self, table: str, condition: str, order: str, index: str) -> Any:
         """Return the statement of :meth:`delete_first`.
 
         ``index`` has the rows in that order. It is named wherever the server would look for another one: with
-        statistics from when there were few rows it would read and sort all that ``where`` matches.
+        statistics from when there were few rows it would read and sort all that ``condition`` matches.
         """
 
     def delete_first(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:

@@ -58,13 +58,13 @@ def setup_command(table: str) -> str:
 
 
 @cache
-def migrations(room: str, part: str = "database") -> tuple[Migration, ...]:
+def migrations(package: str, part: str = "database") -> tuple[Migration, ...]:
     """Return the migrations of a part of a backend, in order: those of older databases, the initial one, later ones.
 
-    ``room`` is the backend's package, ``part`` a folder of its ``migrations``: ``database`` for the tables that all
+    ``package`` is the backend's package, ``part`` a folder of its ``migrations``: ``database`` for the tables that all
     stores and queues share, ``store``, ``sagas``, ``outbox``.
     """
-    folder = resources.files(room) / "migrations" / part
+    folder = resources.files(package) / "migrations" / part
     initial, *later = _files(folder)
     older = _files(folder / "older") if (folder / "older").is_dir() else []
     return tuple(
@@ -77,13 +77,13 @@ def _files(folder: Traversable) -> list[Traversable]:
     return sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
 
 
-def bare(sql: str) -> str:
+def strip_comments(sql: str) -> str:
     """Return SQL without its comments."""
     lines = (line.partition(" -- ")[0].rstrip() for line in sql.splitlines() if not line.startswith("--"))
     return "\n".join(lines).strip()
 
 
-def filled_in(sql: str, replacements: Mapping[str, str]) -> str:
+def fill_placeholders(sql: str, replacements: Mapping[str, str]) -> str:
     """Return SQL with values for ``{schema}``, ``{table}`` and the like.
 
     SQL must be split into statements before: a name may contain anything, even a semicolon or dashes.
@@ -91,33 +91,33 @@ def filled_in(sql: str, replacements: Mapping[str, str]) -> str:
     return re.sub(r"\{\w+\}", lambda match: replacements[match[0]], sql)
 
 
-def missing(required: Iterable[Step], done: Iterable[Sequence[object]], where: str) -> list[Step]:
-    """Return the ``required`` steps that are not ``done`` (subject and version of the existing marks).
+def find_missing_steps(required: Iterable[Step], marks: Iterable[Sequence[object]], where: str) -> list[Step]:
+    """Return the ``required`` steps that are not ``marks`` (subject and version of the existing marks).
 
     Raises:
         StoreFromNewerVersion: there are marks that this Postdate does not know.
         StoreNotSetUp: a version that this Postdate does not take over has made the tables.
     """
-    steps, versions = list(required), _versions(done)
+    steps, versions = list(required), _versions(marks)
     newest = {step.subject: step.version for step in steps}
     for subject, version in sorted(versions.items()):
         if version > newest.get(subject, version):
-            raise from_newer(where, version, newest[subject])
+            raise newer_version_error(where, version, newest[subject])
         if version < (oldest := oldest_versions(steps).get(subject, version)):
-            raise StoreNotSetUp(f"{where} has version {version} of its tables; {too_old(oldest)}")
-    needed = list[Step]()
+            raise StoreNotSetUp(f"{where} has version {version} of its tables; {too_old_advice(oldest)}")
+    missing_steps = list[Step]()
     for step in steps:
         version = versions.get(step.subject, 0)
         if version == 0 if step.is_initial else 0 < version < step.version:
-            needed.append(step)
+            missing_steps.append(step)
             versions[step.subject] = step.version
-    return needed
+    return missing_steps
 
 
-def _versions(done: Iterable[Sequence[object]]) -> dict[str, int]:
+def _versions(marks: Iterable[Sequence[object]]) -> dict[str, int]:
     """Return the newest version of each subject."""
     versions = dict[str, int]()
-    for subject, version in done:
+    for subject, version in marks:
         versions[str(subject)] = max(int(str(version)), versions.get(str(subject), 0))
     return versions
 
@@ -133,7 +133,7 @@ def oldest_versions(required: Iterable[Step]) -> dict[str, int]:
 _LAST_WITH_ALL_MIGRATIONS: Final = "505b2f32"
 
 
-def too_old(oldest: int) -> str:
+def too_old_advice(oldest: int) -> str:
     """Return what to do about tables that are older than the ``oldest`` version that is taken over."""
     return (
         f"this Postdate takes over version {oldest} and later: run `postdate setup` of its commit "
@@ -141,29 +141,29 @@ def too_old(oldest: int) -> str:
     )
 
 
-def from_newer(where: str, version: int, newest: int) -> StoreFromNewerVersion:
+def newer_version_error(where: str, version: int, newest: int) -> StoreFromNewerVersion:
     return StoreFromNewerVersion(
         f"{where} was set up by a newer Postdate (version {version} of its tables, this one knows {newest}): upgrade "
         f"Postdate here. Nothing was changed."
     )
 
 
-def run(
+def run_migrations(
     required: Iterable[Step],
-    done: Iterable[Sequence[object]],
+    applied_marks: Iterable[Sequence[object]],
     where: str,
     execute: Callable[[str], object],
-    mark: Callable[[Step], str],
+    mark_statement: Callable[[Step], str],
 ) -> None:
     """Apply the missing steps, each with its mark; the caller locks out other processes.
 
-    ``mark`` returns the statement that records a step. The errors of :func:`missing` come before any change. Tables of
-    an earlier version that were brought up to date are logged.
+    ``mark_statement`` returns the statement that records a step. The errors of :func:`find_missing_steps` come before
+    any change. Tables of an earlier version that were brought up to date are logged.
     """
-    marks = list(done)
-    steps = missing(required, marks, where)
+    marks = list(applied_marks)
+    steps = find_missing_steps(required, marks, where)
     for step in steps:
-        for statement in (*step.statements, mark(step)):
+        for statement in (*step.statements, mark_statement(step)):
             execute(statement)
     versions = _versions(marks)
     for subject, version in {step.subject: step.version for step in steps}.items():
@@ -173,9 +173,9 @@ def run(
             log.warning(text, where, tables, versions[subject], version)
 
 
-def standing(required: Iterable[Step], done: Iterable[Sequence[object]]) -> tuple[int, int]:
+def current_and_newest_version(required: Iterable[Step], marks: Iterable[Sequence[object]]) -> tuple[int, int]:
     """Return the current version and the newest one: of the shared tables, or of the part that lags most."""
-    there, newest = _versions(done), {step.subject: step.version for step in required}
+    current, newest = _versions(marks), {step.subject: step.version for step in required}
     return min(
-        ((there.get(subject, 0), version) for subject, version in newest.items()), key=lambda pair: pair[0] - pair[1]
+        ((current.get(subject, 0), version) for subject, version in newest.items()), key=lambda pair: pair[0] - pair[1]
     )

@@ -26,16 +26,16 @@ from postdate.backends.sql.dialect import SqlDialect, Values
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, PostdateError, SagaConflict, StoreError, StoreUnreachable
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, do_works
+from postdate.ports import BatchedWork, NativeTransaction, OutboxStore, OutboxTransaction, Work, run_works
 from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread, together
+from postdate.runtime.threads import run_in_group, run_in_thread
 
 _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-_Writing = tuple[Values, Sequence[Work]]
+_RecordWork = tuple[Values, Sequence[Work]]
 """A record, and what is done if it is new."""
 
 
@@ -123,7 +123,7 @@ def _record(dispatched_at: object, operations: bytes | None) -> OutboxRecord:
     return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
 
 
-def places(connections: int) -> anyio.Semaphore:
+def connection_semaphore(connections: int) -> anyio.Semaphore:
     """Return a semaphore that limits handlers' connections. Raises `ConfigurationError` below 1."""
     if connections < 1:
         raise ConfigurationError(f"connections must be 1 or more, not {connections}")
@@ -137,29 +137,34 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         dialect: of the database.
         table: its name in statements.
         where: the database in words, without secrets.
-        free: limits the connections lent to handlers at once.
+        connection_limit: limits the connections lent to handlers at once.
     """
 
     longest_id: ClassVar[int | None] = None
     """Characters of a message's id that the table takes; a longer id is cut, and ends with a digest."""
 
-    def __init__(self, dialect: SqlDialect, table: str, where: str, free: anyio.Semaphore) -> None:
-        self._dialect, self.where, self.free = dialect, where, free
-        self._places = free.value
+    def __init__(self, dialect: SqlDialect, table: str, where: str, connection_limit: anyio.Semaphore) -> None:
+        self._dialect, self.where, self.connection_limit = dialect, where, connection_limit
+        self._max_connections = connection_limit.value
         forks.register(self)
-        self._together = {step: partial(self.do_together, step) for step in (OutboxStep.INSERT, OutboxStep.MARK)}
-        one, old = f"WHERE {dialect.equal(*_KEY)}", f"{dialect.equal('endpoint')} AND dispatched_at < %(before)s"
-        self._find = dialect.spelled(f"SELECT dispatched_at, operations FROM {table} {one}")
-        self._insert = dialect.insert(table, _COLUMNS, _KEY)
-        self._mark = dialect.spelled(
-            f"UPDATE {table} SET dispatched_at = %(at)s, operations = NULL {one} AND dispatched_at IS NULL"
+        self._step_runners = {
+            step: partial(self.run_step_blocking, step) for step in (OutboxStep.INSERT, OutboxStep.MARK)
+        }
+        by_key, is_old = (
+            f"WHERE {dialect.equality(*_KEY)}",
+            f"{dialect.equality('endpoint')} AND dispatched_at < %(before)s",
         )
-        self._remove = dialect.delete(table, old, "dispatched_at", "outbox_dispatched")
+        self._find = dialect.statement_of(f"SELECT dispatched_at, operations FROM {table} {by_key}")
+        self._insert = dialect.insert_statement(table, _COLUMNS, _KEY)
+        self._mark = dialect.statement_of(
+            f"UPDATE {table} SET dispatched_at = %(at)s, operations = NULL {by_key} AND dispatched_at IS NULL"
+        )
+        self._remove = dialect.delete_statement(table, is_old, "dispatched_at", "outbox_dispatched")
 
     @override
     def after_fork_in_child(self) -> None:
         """Nobody has a connection here: those that are lent are the parent's."""
-        self.free = places(self._places)
+        self.connection_limit = connection_semaphore(self._max_connections)
 
     @property
     @override
@@ -172,22 +177,22 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     @override
     async def find_all(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None] | None:
-        return await self._records_of(endpoint, message_ids) if self._dialect.batches else None
+        return await self._records_of(endpoint, message_ids) if self._dialect.can_batch else None
 
     async def _records_of(self, endpoint: str, message_ids: Sequence[str]) -> Sequence[OutboxRecord | None]:
         keys = [self._key(endpoint, each) for each in message_ids]
-        rows = await in_thread(self.looking, partial(self.do, step=OutboxStep.FIND, rows=keys))
+        rows = await run_in_thread(self.query_blocking, partial(self.execute_step, step=OutboxStep.FIND, rows=keys))
         return [None if row is None else _record(*row) for row in rows]
 
     @override
-    def handled(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
+    def recording_work(self, endpoint: str, message_id: str, now: datetime, work: Sequence[Work]) -> Work:
         return BatchedWork(self._write_new, (self.row(self._key(endpoint, message_id), (), now), work))
 
-    def _write_new(self, session: Any, jobs: Sequence[_Writing]) -> None:
-        if not all(self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])):
+    def _write_new(self, session: Any, jobs: Sequence[_RecordWork]) -> None:
+        if not all(self.execute_step(session, OutboxStep.INSERT, [row for row, _ in jobs])):
             message_ids = ", ".join(str(row["message_id"]) for row, _ in jobs[:3])
             raise SagaConflict(f"{message_ids}, or one of those with it, was handled by somebody else meanwhile")
-        do_works(session, chain.from_iterable(work for _, work in jobs))
+        run_works(session, chain.from_iterable(work for _, work in jobs))
 
     @override
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:
@@ -195,12 +200,12 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     @override
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        await self.done(OutboxStep.MARK, {**self._key(endpoint, message_id), "at": self._dialect.time(now)})
+        await self.run_step(OutboxStep.MARK, {**self._key(endpoint, message_id), "at": self._dialect.time(now)})
 
     @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
         values = {"endpoint": endpoint, "before": self._dialect.time(before), "limit": limit}
-        return await self.alone(lambda session: self._dialect.delete_first(session, self._remove, values))
+        return await self.run_transaction(lambda session: self._dialect.delete_first(session, self._remove, values))
 
     def _key(self, endpoint: str, message_id: str) -> Values:
         stored_id = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
@@ -216,34 +221,36 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
         """Write a record and do ``work`` in a transaction of our own; ``False``: the record is there."""
-        if work and not self._dialect.batches:
-            return (await self.alone(lambda session: self.write_all(session, [(row, work)])))[0]
-        return await self.done(OutboxStep.INSERT, row, work)
+        if work and not self._dialect.can_batch:
+            return (await self.run_transaction(lambda session: self.write_all(session, [(row, work)])))[0]
+        return await self.run_step(OutboxStep.INSERT, row, work)
 
     # --- what comes at the same time is done together -----------------------------------------------------------------
 
-    async def done(self, step: OutboxStep, values: Values, work: Sequence[Work] = ()) -> Any:
+    async def run_step(self, step: OutboxStep, values: Values, work: Sequence[Work] = ()) -> Any:
         """Run a step together with that of other messages, and return its result."""
-        do = self._together[step]
-        return await together(do, do, (values, work))
+        run_together = self._step_runners[step]
+        return await run_in_group(run_together, run_together, (values, work))
 
-    def do_together(self, step: OutboxStep, jobs: Sequence[_Writing]) -> Sequence[Any]:
+    def run_step_blocking(self, step: OutboxStep, jobs: Sequence[_RecordWork]) -> Sequence[Any]:
         """Run a step for several records, all or none; return the result of each. Blocks."""
         if any(work for _, work in jobs):
-            return self.changing(lambda session: self.write_all(session, jobs))
-        return self.changing(lambda session: self.do(session, step, [row for row, _ in jobs]), is_one=True)
+            return self.run_batch_blocking(lambda session: self.write_all(session, jobs))
+        return self.run_batch_blocking(
+            lambda session: self.execute_step(session, step, [row for row, _ in jobs]), is_one=True
+        )
 
-    def write_all(self, session: Any, jobs: Sequence[_Writing]) -> Sequence[bool]:
+    def write_all(self, session: Any, jobs: Sequence[_RecordWork]) -> Sequence[bool]:
         """Write records, and do what belongs to each that was not there; return which these are."""
-        are_new = self.do(session, OutboxStep.INSERT, [row for row, _ in jobs])
-        self.do_works(session, [work for is_new, (_, work) in zip(are_new, jobs, strict=True) if is_new and work])
+        are_new = self.execute_step(session, OutboxStep.INSERT, [row for row, _ in jobs])
+        self.run_works(session, [work for is_new, (_, work) in zip(are_new, jobs, strict=True) if is_new and work])
         return are_new
 
-    def do_works(self, transaction: Any, works: Sequence[Sequence[Work]]) -> None:
+    def run_works(self, transaction: Any, works: Sequence[Sequence[Work]]) -> None:
         """Run the works of messages."""
-        do_works(transaction, chain.from_iterable(works))
+        run_works(transaction, chain.from_iterable(works))
 
-    def do(self, session: Any, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
+    def execute_step(self, session: Any, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
         """Run the statements of a step; return the result of each record. Blocks."""
         dialect = self._dialect
         if step is OutboxStep.FIND:
@@ -255,32 +262,32 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
     # --- what a database gives ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def looking(self, work: Callable[[Any], T]) -> T:
+    def query_blocking(self, work: Callable[[Any], T]) -> T:
         """Run ``work``, which reads, on a connection of our own. Blocks."""
 
     @abstractmethod
-    def writing(self, work: Callable[[Any], T]) -> T:
+    def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in a transaction of our own. Blocks."""
 
-    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
-        """Run ``work`` for several messages in a transaction of our own; ``is_one``: a :meth:`do`. Blocks."""
-        return self.writing(work)
+    def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+        """Run ``work`` for several messages in a transaction of our own; ``is_one``: a :meth:`execute_step`. Blocks."""
+        return self.run_transaction_blocking(work)
 
-    async def alone(self, work: Callable[[Any], T]) -> T:
-        """:meth:`writing` in a thread."""
-        return await in_thread(self.writing, work)
+    async def run_transaction(self, work: Callable[[Any], T]) -> T:
+        """:meth:`run_transaction_blocking` in a thread."""
+        return await run_in_thread(self.run_transaction_blocking, work)
 
     @abstractmethod
-    async def take(self) -> C:
+    async def acquire(self) -> C:
         """Return a connection as the application would open it, in no transaction."""
 
     @abstractmethod
-    async def put(self, connection: C) -> None:
+    async def release(self, connection: C) -> None:
         """Take a connection back; an open transaction on it is rolled back."""
 
     @abstractmethod
     async def begin(self, connection: C) -> None:
-        """Begin a transaction that only :meth:`commit` and :meth:`undo` end."""
+        """Begin a transaction that only :meth:`commit` and :meth:`roll_back` end."""
 
     def native(self, connection: C) -> NativeTransaction:
         return connection
@@ -293,7 +300,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         """
 
     @abstractmethod
-    async def undo(self, connection: C) -> None:
+    async def roll_back(self, connection: C) -> None:
         """Roll the transaction back, if there is one. Raises `StoreUnreachable` if the connection was lost."""
 
 
@@ -301,103 +308,103 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
     def __init__(self, outbox: SqlOutbox[C], key: Values) -> None:
         self._outbox, self._key = outbox, key
         self._connection: C | None = None
-        self._beginning = anyio.Lock()
+        self._begin_lock = anyio.Lock()
         self._outage: PostdateError | None = None
         """That the transaction met, whatever its handler has made of it."""
-        self._begun = self._over = False
+        self._has_begun = self._is_over = False
 
     @property
     @override
-    def begun(self) -> bool:
-        return self._begun
+    def has_begun(self) -> bool:
+        return self._has_begun
 
     @override
     async def begin(self) -> NativeTransaction:
-        async with self._beginning:
+        async with self._begin_lock:
             self._check_not_over()
             if self._connection is None:
-                with self._noting_outage():
+                with self._remember_outage():
                     self._connection = await self._acquire()
-            if not self._begun:
+            if not self._has_begun:
                 try:
-                    with self._noting_outage():
+                    with self._remember_outage():
                         await self._outbox.begin(self._connection)
                 except Exception:
-                    await self._give_back()
+                    await self._release_own_connection()
                     raise
-                self._begun, self._outage = True, None  # it may have been asked for a second time
+                self._has_begun, self._outage = True, None  # it may have been asked for a second time
                 self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
             return self._outbox.native(self._connection)
 
     async def _acquire(self) -> C:
-        await self._outbox.free.acquire()
+        await self._outbox.connection_limit.acquire()
         try:
             self._check_not_over()
-            connection = await self._outbox.take()
+            connection = await self._outbox.acquire()
         except BaseException:
-            self._outbox.free.release()
+            self._outbox.connection_limit.release()
             raise
-        if self._over:  # rolled back while this waited: nobody else would give the connection back
-            await self._put(connection)
+        if self._is_over:  # rolled back while this waited: nobody else would give the connection back
+            await self._release(connection)
             self._check_not_over()
         return connection
 
     def _check_not_over(self) -> None:
         """Refuse late calls, as from a task that the handler has not waited for."""
-        if self._over:
+        if self._is_over:
             raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
 
     @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        async with self._beginning:  # a task that the handler has not waited for may begin just now
+        async with self._begin_lock:  # a task that the handler has not waited for may begin just now
             self._check_not_over()
-            self._over = True
+            self._is_over = True
         row = self._outbox.row(self._key, operations, now)
-        with self._noting_outage():
-            if self._begun and self._connection is not None:
+        with self._remember_outage():
+            if self._has_begun and self._connection is not None:
                 is_new = await self._outbox.commit(self._connection, row, work)
             else:
                 if self._connection is not None:  # its begin was cancelled: the record needs the place
                     await self._roll_back()
                 is_new = await self._outbox.add(row, work)
-        await self._give_back()
+        await self._release_own_connection()
         return is_new
 
     @override
     async def roll_back(self) -> None:
-        self._over = True
+        self._is_over = True
         if self._connection is not None:  # who waits for one gives it back
-            async with self._beginning:  # who begins just now knows whether it has begun
+            async with self._begin_lock:  # who begins just now knows whether it has begun
                 await self._roll_back()
         if self._outage is not None:
             raise self._outage
 
     async def _roll_back(self) -> None:
         try:
-            if self._connection is not None and self._begun:
-                with self._noting_outage():
-                    await self._outbox.undo(self._connection)
+            if self._connection is not None and self._has_begun:
+                with self._remember_outage():
+                    await self._outbox.roll_back(self._connection)
             elif self._connection is not None:
                 # Its begin was cancelled. In SQLite that goes on in a thread, and the roll-back waits for it; psycopg
                 # has closed the connection, on which nothing was done: that is no outage.
                 with suppress(StoreUnreachable):
-                    await self._outbox.undo(self._connection)
+                    await self._outbox.roll_back(self._connection)
         finally:
-            await self._give_back()
+            await self._release_own_connection()
 
-    async def _give_back(self) -> None:
-        connection, self._connection, self._begun = self._connection, None, False
+    async def _release_own_connection(self) -> None:
+        connection, self._connection, self._has_begun = self._connection, None, False
         if connection is not None:
-            await self._put(connection)
+            await self._release(connection)
 
-    async def _put(self, connection: C) -> None:
+    async def _release(self, connection: C) -> None:
         try:
-            await self._outbox.put(connection)
+            await self._outbox.release(connection)
         finally:
-            self._outbox.free.release()
+            self._outbox.connection_limit.release()
 
     @contextmanager
-    def _noting_outage(self) -> Generator[None]:
+    def _remember_outage(self) -> Generator[None]:
         try:
             yield
         except PostdateError as error:

@@ -22,10 +22,10 @@ from postdate.ports import (
     Record,
     RecordKind,
     StoreStatistics,
-    counted_between,
+    counts_between,
 )
-from postdate.ports.administration import place_text, read_place
-from postdate.ports.scanning import PRUNED_ID, Pruned, pruned_details
+from postdate.ports.administration import cursor_text, parse_cursor
+from postdate.ports.scanning import PRUNED_ID, PrunedCounts, pruned_details
 
 
 def header_text(message_id: str) -> str:
@@ -33,21 +33,24 @@ def header_text(message_id: str) -> str:
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
-def page_values(where: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
+def page_values(message_filter: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
     """Return what a statement takes that reads a page of the list of pending messages. Raises `InvalidMessage`.
 
     They are the rows whose due time and number, compared as a pair, are above ``due_from`` and ``behind``. So a page
     begins in the midst of those that are due at one instant, at the cost of any other.
     """
-    begin = (_BEFORE_ALL_TIMES if where.due_from is None else to_microseconds(where.due_from), _BEFORE_ALL_NUMBERS)
-    if where.after is not None:
-        begin = max(begin, read_place(where.after))
+    start = (
+        _BEFORE_ALL_TIMES if message_filter.due_from is None else to_microseconds(message_filter.due_from),
+        _BEFORE_ALL_NUMBERS,
+    )
+    if message_filter.after is not None:
+        start = max(start, parse_cursor(message_filter.after))
     return {
-        "destination": where.destination,
-        "due_from": dialect.time_at(begin[0]),
-        "behind": begin[1],
-        "due_to": None if where.due_to is None else dialect.time(where.due_to),
-        "among": where.among,
+        "destination": message_filter.destination,
+        "due_from": dialect.time_at(start[0]),
+        "behind": start[1],
+        "due_to": None if message_filter.due_to is None else dialect.time(message_filter.due_to),
+        "among": message_filter.search_limit,
         "limit": limit,
     }
 
@@ -66,8 +69,8 @@ def page_of(
     ``places``: due time in microseconds since 1970 UTC, and number. ``limit``: of rows; ``None``: there are no others.
     """
     due_of = {number: due for due, number in places}
-    listed = [message.listed(place_text(due_of[number], number)) for number, message in messages]
-    return PendingPage(listed, place_text(*places[-1]) if places and len(places) == limit else None)
+    page_messages = [message.set_cursor(cursor_text(due_of[number], number)) for number, message in messages]
+    return PendingPage(page_messages, cursor_text(*places[-1]) if places and len(places) == limit else None)
 
 
 class SqlQuestions(AdministrableStore, ABC):
@@ -94,56 +97,56 @@ class SqlQuestions(AdministrableStore, ABC):
         The next page begins behind the last row that the statement finds, readable or not; see :func:`page_of`.
         """
 
-    def _of_store(self, session: Any) -> Values:
+    def _store_values(self, session: Any) -> Values:
         """Return the values that identify the store, for every statement."""
         return {}
 
-    def _asked(self, session: Any, statement: Any, values: Values) -> Sequence[tuple[Any, ...]]:
-        return self._dialect.rows(session, statement, {**values, **self._of_store(session)})
+    def _query_rows(self, session: Any, statement: Any, values: Values) -> Sequence[tuple[Any, ...]]:
+        return self._dialect.rows(session, statement, {**values, **self._store_values(session)})
 
-    def _counted(self, session: Any, at: Any) -> Sequence[Any]:
-        return self._asked(session, self._sql.statistics, {"at": at})[0]
+    def _query_statistics(self, session: Any, at: Any) -> Sequence[Any]:
+        return self._query_rows(session, self._sql.statistics, {"at": at})[0]
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         at = self._dialect.time(now)
-        *counts, first, unreadable = await self._sessions.look(
-            lambda session: self._counted(session, at), patiently=True
+        *counts, first, unreadable = await self._sessions.query(
+            lambda session: self._query_statistics(session, at), patiently=True
         )
         return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), unreadable=unreadable)
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        return await self._sessions.look(lambda session: self._due_counts(session, edges), patiently=True)
+        return await self._sessions.query(lambda session: self._due_counts(session, edges), patiently=True)
 
     def _due_counts(self, session: Any, edges: Sequence[datetime]) -> list[int]:
-        times, moved = [self._dialect.time(each) for each in edges], list[tuple[datetime, int]]()
+        times, moved_counts = [self._dialect.time(each) for each in edges], list[tuple[datetime, int]]()
         if self._sql.moved_dues:
-            rows = self._asked(session, self._sql.moved_dues, {"first": times[0], "end": times[-1]})
-            moved = [(self._dialect.instant(at) or edges[0], int(count)) for at, count in rows]
-        counts = counted_between(edges, moved)
-        for place, (first, end) in enumerate(itertools.pairwise(times)):
-            ((count,),) = self._asked(session, self._sql.due_count, {"first": first, "end": end})
-            counts[place] = max(counts[place] + int(count), 0)
+            rows = self._query_rows(session, self._sql.moved_dues, {"first": times[0], "end": times[-1]})
+            moved_counts = [(self._dialect.instant(at) or edges[0], int(count)) for at, count in rows]
+        counts = counts_between(edges, moved_counts)
+        for position, (first, end) in enumerate(itertools.pairwise(times)):
+            ((count,),) = self._query_rows(session, self._sql.due_count, {"first": first, "end": end})
+            counts[position] = max(counts[position] + int(count), 0)
         return counts
 
     async def next_due(self) -> datetime | None:
         """Reads every message, claimed ones too."""
-        rows = await self._sessions.look(lambda session: self._asked(session, self._sql.next_due, {}))
+        rows = await self._sessions.query(lambda session: self._query_rows(session, self._sql.next_due, {}))
         return self._dialect.instant(rows[0][0]) if rows else None
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
         counts = self._sql.record_counts
-        rows = await self._sessions.look(lambda session: self._asked(session, counts, {}), patiently=True)
+        rows = await self._sessions.query(lambda session: self._query_rows(session, counts, {}), patiently=True)
         totals = Counter({RecordKind(kind): count for kind, count in rows})
         if totals.pop(RecordKind.PRUNED, 0):
-            totals.update(Pruned.of(pruned_details(await self.history(PRUNED_ID))).counts)
+            totals.update(PrunedCounts.of(pruned_details(await self.history(PRUNED_ID))).counts)
         return totals
 
     @override
-    async def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
-        return await self._page(self._sql.list_pending, page_values(where, limit, self._dialect))
+    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+        return await self._page(self._sql.list_pending, page_values(message_filter, limit, self._dialect))
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
@@ -152,8 +155,8 @@ class SqlQuestions(AdministrableStore, ABC):
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        of_id, statement = {"id": message_id}, self._sql.history
-        return self._records(await self._sessions.look(lambda session: self._asked(session, statement, of_id)))
+        values, statement = {"id": message_id}, self._sql.history
+        return self._records(await self._sessions.query(lambda session: self._query_rows(session, statement, values)))
 
     def _records(self, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
         instant = self._dialect.instant

@@ -8,12 +8,12 @@ from typing import Final
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import ARCHIVED
 
-_AFTER_THE_END: Final = "kind BETWEEN 8 AND 11"
+_AFTER_OUTCOME: Final = "kind BETWEEN 8 AND 11"
 """Rescheduled (or came back), discarded, returned, pruned. Letter for letter the condition of an index of SQLite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Aging:
+class AgeCondition:
     """What a database calls things in the question which records ``r`` are too old.
 
     Args:
@@ -36,17 +36,17 @@ class Aging:
     same_store: str = ""
     limit: str = ""
 
-    def _is_there(self, other: str, condition: str) -> str:
+    def _exists_condition(self, other: str, condition: str) -> str:
         """Return the condition that there is another record of the same message."""
         return (
             f"EXISTS (SELECT 1 FROM {self.record} AS {other} WHERE {other}.message_id = r.message_id AND {condition} "
             f"{self.same_store.format(other)} {self.limit})"
         )
 
-    def is_old(self) -> str:
+    def condition(self) -> str:
         """Return the condition; see :meth:`postdate.ports.scanning.ArchivableStore.prune_before`."""
         before, number = self.before, self.number
-        ended = self._is_there("b", f"b.{_AFTER_THE_END} AND b.{number} > f.{number}")
+        ended_condition = self._exists_condition("b", f"b.{_AFTER_OUTCOME} AND b.{number} > f.{number}")
         return f"""
             r.at < {before} AND (r.due IS NULL OR r.due < {before}) AND r.kind BETWEEN 1 AND 10
             AND NOT (r.kind = 1 AND COALESCE(r.detail, '') = '{ARCHIVED}')
@@ -57,7 +57,7 @@ class Aging:
                 SELECT 1 FROM {self.record} AS n WHERE n.kind = 1 AND n.message_id > r.message_id
                     AND n.message_id <= {self.last_of_key} {self.same_store.format("n")} {self.limit}))
             AND NOT (r.kind = 6 AND SUBSTR(COALESCE(r.detail, ''), 1, {len(MOVED_AWAY)}) = '{MOVED_AWAY}')
-            AND NOT {self._is_there("s", f"s.kind = 1 AND s.due >= {before}")}
-            AND NOT {self._is_there("o", f"o.{_AFTER_THE_END} AND (o.due >= {before} OR o.at >= {before})")}
-            AND NOT {self._is_there("f", f"f.kind = 7 AND NOT {ended}")}
-            AND NOT (r.{_AFTER_THE_END} AND {self._is_there("e", f"e.kind = 7 AND e.{number} < r.{number}")})"""
+            AND NOT {self._exists_condition("s", f"s.kind = 1 AND s.due >= {before}")}
+            AND NOT {self._exists_condition("o", f"o.{_AFTER_OUTCOME} AND (o.due >= {before} OR o.at >= {before})")}
+            AND NOT {self._exists_condition("f", f"f.kind = 7 AND NOT {ended_condition}")}
+            AND NOT (r.{_AFTER_OUTCOME} AND {self._exists_condition("e", f"e.kind = 7 AND e.{number} < r.{number}")})"""

@@ -17,14 +17,14 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import Sessions, SqlDialect
 from postdate.backends.sql.timeouts_layout import (
     COLUMNS,
-    checked,
     decode,
     decode_due,
     encode,
-    in_order,
     normal_id,
     normal_saga,
+    normalize_timeout,
     read_time,
+    sort_by_due,
     table_name,
 )
 from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
@@ -85,7 +85,7 @@ class TimeoutTable(ABC):
     no_limit: ClassVar[int | None] = 2**63 - 1
 
     def __init__(self, sql: TimeoutStatements) -> None:
-        self.sql = TimeoutStatements(*map(self.dialect.spelled, sql))
+        self.sql = TimeoutStatements(*map(self.dialect.statement_of, sql))
 
     @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
@@ -129,16 +129,16 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     Args:
         sessions: run its statements.
-        make_table: makes the SQL of a table from its name, which it checks.
+        build_table: makes the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
-    def __init__(self, sessions: Sessions, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
-        self._sessions, self._make_table, self._prefix, self._endpoint = sessions, make_table, table_prefix, ""
-        self._table = None if table_prefix is None else self._named("")
+    def __init__(self, sessions: Sessions, build_table: Callable[[str], Table], table_prefix: str | None) -> None:
+        self._sessions, self._build_table, self._prefix, self._endpoint = sessions, build_table, table_prefix, ""
+        self._table = None if table_prefix is None else self._table_of("")
 
-    def _named(self, endpoint: str) -> Table:
-        return self._make_table(table_name(endpoint, prefix=self._prefix))
+    def _table_of(self, endpoint: str) -> Table:
+        return self._build_table(table_name(endpoint, prefix=self._prefix))
 
     @property
     def _checked_table(self) -> Table:
@@ -149,16 +149,16 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
             )
         return self._table
 
-    def _read(self, row: tuple[Any, ...] | None) -> Timeout | None:
+    def _decode_row(self, row: tuple[Any, ...] | None) -> Timeout | None:
         return None if row is None else decode(*row, owner=self._endpoint)
 
     @override
     async def initialize(self, endpoint: str) -> None:
-        self._endpoint, self._table = endpoint, self._named(endpoint)
+        self._endpoint, self._table = endpoint, self._table_of(endpoint)
 
     @override
     async def add(self, timeout: Timeout) -> bool:
-        table, row = self._checked_table, encode(checked(timeout))
+        table, row = self._checked_table, encode(normalize_timeout(timeout))
         return await self._sessions.run(lambda session: table.insert(session, row))
 
     @override
@@ -166,7 +166,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
         table, normal = self._checked_table, normal_id(timeout_id)
         if normal is None:
             return None
-        return self._read(await self._sessions.look(lambda session: table.peek(session, normal)))
+        return self._decode_row(await self._sessions.query(lambda session: table.peek(session, normal)))
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
@@ -182,18 +182,18 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
         table = self._checked_table
 
-        def find(session: Any) -> DueChunk:
+        def read_chunk(session: Any) -> DueChunk:
             return next_chunk(start, now, limit, partial(table.due, session), partial(table.first, session))
 
-        return await self._sessions.look(find)
+        return await self._sessions.query(read_chunk)
 
 
 class SharedSqlTimeouts(SqlTimeouts[Table]):
     """Keeps timeouts in a database that may have queues, too, whose transactions then store and remove timeouts."""
 
     @override
-    def adding(self, timeout: Timeout) -> Work:
-        table, row = self._checked_table, encode(checked(timeout))
+    def adding_work(self, timeout: Timeout) -> Work:
+        table, row = self._checked_table, encode(normalize_timeout(timeout))
 
         def add(transaction: Any) -> None:
             table.insert(transaction, row)
@@ -201,7 +201,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
         return add
 
     @override
-    def removing(self, timeout_id: str) -> Work:
+    def removing_work(self, timeout_id: str) -> Work:
         table, normal = self._checked_table, normal_id(timeout_id)
 
         def remove(transaction: Any) -> None:
@@ -211,7 +211,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
         return remove
 
     @override
-    def removing_by_saga(self, saga_id: str) -> Work:
+    def removing_by_saga_work(self, saga_id: str) -> Work:
         table, saga = self._checked_table, normal_saga(saga_id)
 
         def remove(transaction: Any) -> None:
@@ -229,44 +229,44 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
     size = max(limit, 1)
     while True:
         rows = due(start, now, size + 1)
-        timeouts = _readable(rows[:size])
+        timeouts = _decode_readable(rows[:size])
         if len(rows) <= size:
-            return DueChunk(in_order(timeouts), _next_query(now, first(now), None))
+            return DueChunk(sort_by_due(timeouts), _next_query(now, first(now), None))
         if timeouts:
             break
         size *= 2  # so many unreadable ones that the limit hides what is behind them
     last = timeouts[-1].due
     earlier = [each for each in timeouts if each.due < last]
     # More may be due at the last one's time than the limit allows, and the next chunk starts after that time.
-    tied = _readable(due(earlier[-1].due if earlier else start, last, None))
-    return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last), now))
+    due_with_last = _decode_readable(due(earlier[-1].due if earlier else start, last, None))
+    return DueChunk(sort_by_due([*earlier, *due_with_last]), _next_query(now, first(last), now))
 
 
-def _readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
+def _decode_readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
     timeouts: list[DueTimeout] = []
     for row in rows:
         try:
             timeouts.append(decode_due(*row))
         except MessageError as error:
-            _tell_once(str(error))
+            _log_once(str(error))
     return timeouts
 
 
 @lru_cache(maxsize=_MOST_REPORTED)
-def _tell_once(error: str) -> None:
+def _log_once(error: str) -> None:
     log.error("a row of the timeouts cannot be read and is passed over until it is mended: %s", error)
 
 
-def _next_query(now: datetime, later: object, unreadable: datetime | None) -> datetime | None:
+def _next_query(now: datetime, next_time: object, if_unreadable: datetime | None) -> datetime | None:
     """Return when to query again, from the time of the first timeout after a chunk: ``now`` if that is due.
 
     Args:
         now: end of the chunk's query.
-        later: the time as stored; ``None``: there is none.
-        unreadable: returned if it cannot be read: ``now`` behind a full chunk, after which more may be due.
+        next_time: the time as stored; ``None``: there is none.
+        if_unreadable: returned if it cannot be read: ``now`` behind a full chunk, after which more may be due.
     """
     try:
-        return None if later is None else max(read_time(later), now)
+        return None if next_time is None else max(read_time(next_time), now)
     except MessageError as error:  # what is due must not wait for whoever mends it
-        _tell_once(str(error))
-        return unreadable
+        _log_once(str(error))
+        return if_unreadable

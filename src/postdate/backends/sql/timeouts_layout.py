@@ -79,13 +79,13 @@ def spellings(timeout_id: str) -> tuple[str, str, str, str]:
 # --- times ------------------------------------------------------------------------------------------------------
 
 
-def rounded_up(due: datetime, digits: int) -> datetime:
+def round_up(due: datetime, digits: int) -> datetime:
     """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early."""
     step = 10 ** (6 - digits)
-    if not (beyond := due.microsecond % step):
+    if not (excess := due.microsecond % step):
         return due
     try:
-        return due + (step - beyond) * _MICROSECOND
+        return due + (step - excess) * _MICROSECOND
     except OverflowError as error:
         raise InvalidMessage(
             f"a timeout cannot be due at {due.isoformat()}: rounded up it is past the year 9999"
@@ -120,7 +120,7 @@ def read_time(value: object) -> datetime:
 # --- rows -------------------------------------------------------------------------------------------------------
 
 
-def checked(timeout: Timeout) -> Timeout:
+def normalize_timeout(timeout: Timeout) -> Timeout:
     """Return the timeout in a form that every storage can keep: normal ids, due time in UTC.
 
     Raises:
@@ -138,7 +138,7 @@ def checked(timeout: Timeout) -> Timeout:
 
 
 def encode(timeout: Timeout) -> dict[str, Any]:
-    """Return the values of a row, by column, of a :func:`checked` timeout.
+    """Return the values of a row, by column, of a :func:`normalize_timeout` timeout.
 
     Texts; ``State`` is bytes, and ``Time`` an aware date-time, to be rounded up to the column's precision.
     """
@@ -205,12 +205,12 @@ def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
     try:
         return decode_headers(text)
     except InvalidHeaders as error:
-        if (filled := _with_nulls(text)) is None:
+        if (headers_without_nulls := _decode_with_nulls(text)) is None:
             raise InvalidHeaders(f"timeout {timeout_id}: {error}") from error
-        return filled
+        return headers_without_nulls
 
 
-def _with_nulls(text: str | bytes) -> Mapping[str, str] | None:
+def _decode_with_nulls(text: str | bytes) -> Mapping[str, str] | None:
     """Return headers with nulls as empty texts: .NET endpoints write null for headers without text."""
     try:
         headers = msgspec.json.decode(text, type=dict[str, str | None])
@@ -219,6 +219,6 @@ def _with_nulls(text: str | bytes) -> Mapping[str, str] | None:
     return {key: value or "" for key, value in headers.items()}
 
 
-def in_order(due: Iterable[DueTimeout]) -> list[DueTimeout]:
+def sort_by_due(due: Iterable[DueTimeout]) -> list[DueTimeout]:
     """Return them by due time, among equal ones by id."""
     return sorted(due, key=lambda each: (each.due, each.timeout_id))

@@ -59,6 +59,6 @@ BACKEND: Final = Backend(
     records=Adapter("postdate.backends.sqlite.bulk:SqliteRecordStream", from_store=_FILE),
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
     library=Adapter("postdate.backends.sqlite.connection:library_facts"),
-    file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
+    file_facts=Adapter("postdate.backends.sqlite.observation:read_file_facts"),
     scripts=Adapter("postdate.backends.sqlite.database:scripts"),
 )

@@ -21,24 +21,24 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sqlite.connection import (
     Identity,
-    alone,
     check_intact,
     check_schema,
     connect,
     create_schema,
-    first_opened,
-    forget_log,
     identity_of,
+    lock_for_opening,
     lock_patience,
-    replaced,
-    translated,
+    opened_identity,
+    remove_log_note,
+    replaced_error,
+    translate_errors,
 )
 from postdate.backends.sqlite.registration import Registration
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreError, StoreNotSetUp, StoreUnavailable, StoreUnreachable
 from postdate.runtime import forks
 
-_PATIENCE_AT_THE_END_SECONDS = 1.0
+_CLOSING_PATIENCE_SECONDS = 1.0
 
 log = logging.getLogger("postdate.embedded")
 
@@ -59,22 +59,22 @@ class FileAccess(forks.ForkAware):
         self._create = create
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._opened: Identity | None = None
+        self._identity: Identity | None = None
         """The file that was opened; ``None`` before the first use."""
         self.is_known_replaced = False
         """Whether another file, or none, was seen at the path. This is never reset in this process."""
         self.is_closing = False
         """Whether the last user is about to close it; then writers wait for a short time only."""
         self.is_closed = False
-        self.writing = forks.rlock()
-        self.reading = forks.rlock()
+        self.write_lock = forks.rlock()
+        self.read_lock = forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
         """The locks of these two that the forking thread holds now."""
         self._no_fork_ahead = threading.Event()
         """Cleared while a thread is about to fork. Other threads wait for it, as locks are not fair."""
         self._no_fork_ahead.set()
-        self._gives_way = True
-        """Whether the writing thread holds no other lock, and so may let a fork go first. Guarded by ``writing``."""
+        self._can_yield_to_fork = True
+        """Whether the writing thread holds no other lock, and so may let a fork go first. Guarded by ``write_lock``."""
         forks.register(self)
 
     # --- use ----------------------------------------------------------------------------------------------------
@@ -82,13 +82,13 @@ class FileAccess(forks.ForkAware):
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` with the writing connection, one thread at a time. It is repeated if it let a fork go first."""
         while True:
-            with suppress(_ForkAhead), self._turn(), translated(self._path):
+            with suppress(_ForkAhead), self._lock_for_writing(), translate_errors(self._path):
                 return work(self._writing_connection())
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` with the reading connection, in a transaction and so on one consistent snapshot."""
-        self._let_fork()
-        with self.reading, translated(self._path):
+        self._wait_for_fork()
+        with self.read_lock, translate_errors(self._path):
             connection = self._reading_connection()
             connection.execute("BEGIN")
             try:
@@ -98,13 +98,13 @@ class FileAccess(forks.ForkAware):
 
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes."""
-        self._let_fork()
-        with self.reading:  # no fork while it is being opened
+        self._wait_for_fork()
+        with self.read_lock:  # no fork while it is being opened
             connection = connect(self._path, read_only=True)
             with closing_on_error(connection):
                 self.check_in_place()
                 check_schema(connection, self._path)
-                with translated(self._path):
+                with translate_errors(self._path):
                     connection.execute("BEGIN")
         return connection
 
@@ -113,21 +113,21 @@ class FileAccess(forks.ForkAware):
         self.write(lambda _: None)
 
     @contextmanager
-    def _turn(self) -> Generator[None]:
-        is_outermost = self._let_fork()
-        if not self.writing.acquire(timeout=self._patience_seconds):
+    def _lock_for_writing(self) -> Generator[None]:
+        is_outermost = self._wait_for_fork()
+        if not self.write_lock.acquire(timeout=self._patience_seconds):
             raise StoreUnreachable(f"{self._path}: another thread of this process waits to write to it")
-        before, self._gives_way = self._gives_way, is_outermost
+        previous, self._can_yield_to_fork = self._can_yield_to_fork, is_outermost
         try:
             yield
         finally:
-            self._gives_way = before
-            self.writing.release()
+            self._can_yield_to_fork = previous
+            self.write_lock.release()
 
-    def _let_fork(self) -> bool:
+    def _wait_for_fork(self) -> bool:
         """Wait until an announced fork is over. Return ``False`` at once if it waits for a lock of this thread."""
         forks.check_process()
-        if forks.is_owned(self.reading) or forks.is_owned(self.writing):
+        if forks.is_owned(self.read_lock) or forks.is_owned(self.write_lock):
             return False
         if not self._no_fork_ahead.is_set():
             self._no_fork_ahead.wait(forks.QUIET_WITHIN_SECONDS)
@@ -136,7 +136,7 @@ class FileAccess(forks.ForkAware):
     @property
     def _patience_seconds(self) -> float:
         """Seconds that a writer waits for the lock; few while closing, as a frozen process may hold the lock."""
-        return _PATIENCE_AT_THE_END_SECONDS if self.is_closing else lock_patience()
+        return _CLOSING_PATIENCE_SECONDS if self.is_closing else lock_patience()
 
     def patience(self) -> float:
         """Return the seconds that a writer waits. Called while it waits, outside of a transaction.
@@ -144,7 +144,7 @@ class FileAccess(forks.ForkAware):
         Raises:
             _ForkAhead: the writer must let a fork go first and begin again.
         """
-        if self._gives_way and not self._no_fork_ahead.is_set():
+        if self._can_yield_to_fork and not self._no_fork_ahead.is_set():
             raise _ForkAhead
         return self._patience_seconds
 
@@ -164,28 +164,28 @@ class FileAccess(forks.ForkAware):
         No committed data is lost: it is in the former file or in its log, and no other file is opened with that log.
         """
         if self.is_replaced():
-            raise replaced(self._path)
+            raise replaced_error(self._path)
 
     def is_replaced(self) -> bool:
         """Return whether another file, or none, is at the path; then report this process's claims as lost."""
-        if not self.is_known_replaced and self._opened is not None and identity_of(self._path) != self._opened:
+        if not self.is_known_replaced and self._identity is not None and identity_of(self._path) != self._identity:
             self.is_known_replaced = True
-            self._registration.fence(self._registration.claimant)
+            self._registration.report_lost_claims(self._registration.claimant)
         return self.is_known_replaced
 
     def _open_writer(self) -> None:
-        with alone(self._path):
-            before = identity_of(self._path)
+        with lock_for_opening(self._path):
+            identity_before = identity_of(self._path)
             connection = connect(self._path, synchronous=self._synchronous)
             with closing_on_error(connection):
                 try:
                     check_intact(connection, self._path)
                     (create_schema if self._create else check_schema)(connection, self._path)
-                    opened = first_opened(self._path, before)
+                    identity = opened_identity(self._path, identity_before)
                     self._registration.resume(connection, self.patience)
                 except OSError as error:
                     raise StoreUnavailable(f"{self._registration.folder}: {error}") from error
-        self._writer, self._opened = connection, self._opened or opened
+        self._writer, self._identity = connection, self._identity or identity
 
     def _check_usable(self) -> None:
         """Refuse a closed handle."""
@@ -196,13 +196,13 @@ class FileAccess(forks.ForkAware):
         self._check_usable()
         self.check_in_place()
         if self._reader is None:
-            before = identity_of(self._path)
-            self._reader = self._looking_connection()
-            # If the file was replaced during the opening, `before` differs, and the next use notices it.
-            self._opened = self._opened or first_opened(self._path, before)
+            identity_before = identity_of(self._path)
+            self._reader = self._open_reader()
+            # If the file was replaced during the opening, `identity_before` differs, and the next use notices it.
+            self._identity = self._identity or opened_identity(self._path, identity_before)
         return self._reader
 
-    def _looking_connection(self) -> sqlite3.Connection:
+    def _open_reader(self) -> sqlite3.Connection:
         """Open the file for reading. It does not register the process or write, so it works on a full disk."""
         try:
             connection = connect(self._path, read_only=True)
@@ -228,7 +228,7 @@ class FileAccess(forks.ForkAware):
                     self._writer.execute("PRAGMA wal_checkpoint(truncate)")
             self._writer.close()
             self._writer = None
-            forget_log(self._path)
+            remove_log_note(self._path)
 
     # --- forks --------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class FileAccess(forks.ForkAware):
         cannot use the file, and raises an error (:func:`postdate.backends.sqlite.connection.connect`).
         """
         self._no_fork_ahead.clear()
-        for each in (self.reading, self.writing):
+        for each in (self.read_lock, self.write_lock):
             if not each.acquire(timeout=max(deadline - steady_seconds(), 0)):
                 text = "%s: a fork did not wait for another thread any longer; its child cannot use the file"
                 log.warning(text, self._path)
@@ -259,10 +259,10 @@ class FileAccess(forks.ForkAware):
         """Forget the connections, which belong to the parent. The next use opens the file again."""
         for connection in (self._reader, self._writer):
             if connection is not None:  # closing it would release locks of the parent, and might remove its log
-                forks.keep_for_ever(connection)
-        self._reader = self._writer = self._opened = None
+                forks.prevent_destruction(connection)
+        self._reader = self._writer = self._identity = None
         self.is_known_replaced = False
-        self._gives_way = True
+        self._can_yield_to_fork = True
         self._locked_for_fork.clear()
         self._no_fork_ahead = threading.Event()  # another thread may have held the old one's lock at the fork
         self._no_fork_ahead.set()

@@ -13,14 +13,22 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.sql.retention import Aging
+from postdate.backends.sql.retention import AgeCondition
 from postdate.backends.sqlite.connection import translate
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.rows import Transaction, is_undecodable, record, shown
+from postdate.backends.sqlite.rows import Transaction, display_text, is_undecodable, record
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import StoreNotSetUp
 from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, StoredRecord, check_scanned, shares
+from postdate.ports.scanning import (
+    ARCHIVED,
+    PRUNED_ID,
+    ArchivableStore,
+    PrunedCounts,
+    StoredRecord,
+    check_scan,
+    split_into_shares,
+)
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -32,36 +40,36 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     Raises:
         StoreError: a text of a pending message is no UTF-8. After a claim or a list has marked the row, it is left out.
     """
-    check_scanned(scan.what, scan.columns)
-    source = _SCANNED[scan.what]
+    check_scan(scan.row_kind, scan.columns)
+    source = _SCAN_RELATIONS[scan.row_kind]
     columns = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
-    conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
+    conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.row_filter)}
     sql = f"SELECT {columns} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
     connection = file.access.snapshot()
     try:
-        done, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
+        row_count, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
         while True:
             try:
                 rows = cursor.fetchmany(page)
             except sqlite3.Error as error:
-                if not is_undecodable(error) or scan.what == "pending" or connection.text_factory is shown:
+                if not is_undecodable(error) or scan.row_kind == "pending" or connection.text_factory is display_text:
                     raise translate(error, file.path) from error
-                connection.text_factory = shown  # only now, as it costs a call for each text
-                cursor = connection.execute(sql, (*conditions.values(), done))
+                connection.text_factory = display_text  # only now, as it costs a call for each text
+                cursor = connection.execute(sql, (*conditions.values(), row_count))
                 continue
             if not rows:
                 return
             yield rows
-            done += len(rows)
+            row_count += len(rows)
     finally:
         connection.close()
 
 
-def _conditions(source: _Scanned, where: ScanFilter) -> dict[str, Any]:
+def _conditions(source: _ScanRelation, where: ScanFilter) -> dict[str, Any]:
     """Return conditions to be joined with AND: SQL, and the value of its one parameter."""
     conditions = dict[str, Any]()
     if where.message_ids is not None:
-        conditions[source.with_ids] = _json_list(where.message_ids)
+        conditions[source.ids_condition] = _json_list(where.message_ids)
     if where.destinations is not None:
         conditions[f"{source.destination} IN (SELECT value FROM json_each(?))"] = _json_list(where.destinations)
     if where.due_from is not None:
@@ -80,30 +88,30 @@ _OF_IDS: Final = "message_id IN (SELECT value FROM json_each(?))"
 
 
 @dataclass(frozen=True, slots=True)
-class _Scanned:
+class _ScanRelation:
     """A relation that can be scanned by ``t.seq``.
 
     Args:
         table: the table whose numbers are ``t.seq``.
         relation: the FROM clause.
-        with_ids: the condition that an id is in a list, written for an index if there is one.
+        ids_condition: the condition that an id is in a list, written for an index if there is one.
         destination: the column with the destination.
     """
 
     table: str
     relation: str
-    with_ids: str = f"t.{_OF_IDS}"
+    ids_condition: str = f"t.{_OF_IDS}"
     destination: str = "t.destination"
 
 
-_SCANNED: Final = {
-    "pending": _Scanned(
+_SCAN_RELATIONS: Final = {
+    "pending": _ScanRelation(
         "delayed_message",
         "delayed_message AS t JOIN content AS c ON c.seq = t.content AND t.unreadable IS NULL",
-        with_ids=f"t.seq IN (SELECT seq FROM record WHERE kind = 1 AND {_OF_IDS})",
+        ids_condition=f"t.seq IN (SELECT seq FROM record WHERE kind = 1 AND {_OF_IDS})",
     ),
-    "records": _Scanned("record", "record AS t"),
-    "queued": _Scanned(
+    "records": _ScanRelation("record", "record AS t"),
+    "queued": _ScanRelation(
         "queue_message",
         "queue_message AS t JOIN queue AS q USING (queue_id)",
         destination="q.name",
@@ -141,12 +149,12 @@ class SqliteRecordStream(RecordStreamStore):
 
     @property
     @override
-    def where(self) -> str:
+    def location(self) -> str:
         return f"SQLite {self._file.path}"
 
     @override
     def next_number(self) -> int:
-        self._be_there()
+        self._check_exists()
         return self._file.read_blocking(
             lambda connection: int(connection.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()[0])
         )
@@ -157,19 +165,19 @@ class SqliteRecordStream(RecordStreamStore):
         return self._safe_end
 
     @override
-    def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        self._be_there()
+    def read_records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        self._check_exists()
         return read_scan(self._file, Scan("records", tuple(columns)), ScanPart(first, end), page)
 
-    def _be_there(self) -> None:
+    def _check_exists(self) -> None:
         if not self._file.path.exists():
             raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
         self._file.access.setup()  # a file that no process has open has no log, and only a writer may create one
 
     @override
     def close(self) -> None:
-        closed, self._closed = self._closed, True
-        if not closed:
+        was_closed, self._closed = self._closed, True
+        if not was_closed:
             self._file.close()
 
 
@@ -178,11 +186,11 @@ _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind 
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
 _IS_KEYED: Final = f"r.message_id GLOB '*~{'[0-9]' * 8}'"
 _LAST_OF_KEY: Final = "substr(r.message_id, 1, length(r.message_id) - 8) || '99999999'"
-_OLD: Final = f"""
+_IS_OLD: Final = f"""
     r.seq >= :first AND r.seq < :end AND r.seq < (SELECT max(seq) FROM record)
-    AND {Aging("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).is_old()}"""
-_IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_OLD})"
-_PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_OLD} RETURNING kind"
+    AND {AgeCondition("record", "delayed_message", "seq", ":before", _IS_KEYED, _LAST_OF_KEY).condition()}"""
+_IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_IS_OLD})"
+_PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_IS_OLD} RETURNING kind"
 _MARKERS: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
 # In the order of StoredRecord.
@@ -191,11 +199,11 @@ _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destinatio
 
 class BulkOnFile(OnFile, ArchivableStore):
     @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        check_scanned(what)
-        bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCANNED[what].table}"
+    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
+        check_scan(row_kind)
+        bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCAN_RELATIONS[row_kind].table}"
         first, end = self.file.read_blocking(lambda c: c.execute(bounds).fetchone())
-        return shares(first, end, parts)
+        return split_into_shares(first, end, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -212,7 +220,7 @@ class BulkOnFile(OnFile, ArchivableStore):
 
     @property
     @override
-    def pruned_at_once(self) -> int:
+    def prune_share_width(self) -> int:
         """Few, because other processes wait for each transaction."""
         return 2_000
 
@@ -226,19 +234,19 @@ class BulkOnFile(OnFile, ArchivableStore):
 
     @override
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
-        share = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
-        if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, share).fetchone()[0]):
+        values = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
+        if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, values).fetchone()[0]):
             return 0  # without a write transaction, for which other processes would wait
 
         def prune(tx: Transaction) -> int:
-            kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, share)]
+            kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, values)]
             if kinds:
                 markers = tx.execute(_MARKERS, (PRUNED_ID,)).fetchall()
-                marker = Pruned.of((from_microseconds(due), detail) for _, due, detail in markers).and_now(
+                marker = PrunedCounts.of((from_microseconds(due), detail) for _, due, detail in markers).plus(
                     before, kinds
                 )
-                what = (PRUNED_ID, to_microseconds(marker.before or before), None)
-                record(tx, RecordKind.PRUNED, what, to_microseconds(now), marker.detail)
+                fields = (PRUNED_ID, to_microseconds(marker.before or before), None)
+                record(tx, RecordKind.PRUNED, fields, to_microseconds(now), marker.detail)
                 tx.executemany("DELETE FROM record WHERE seq = ?", [(number,) for number, *_ in markers])
             return len(kinds)
 
@@ -249,15 +257,15 @@ class BulkOnFile(OnFile, ArchivableStore):
         scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
         later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
-        def put_back(tx: Transaction) -> int:
-            back = {record.message_id for record in scheduled if _claim(tx, record)}
-            tx.executemany(_INSERT, [record for record in later_records if record.message_id in back])
-            return len(back)
+        def restore(tx: Transaction) -> int:
+            restored_ids = {record.message_id for record in scheduled if _restore_scheduled(tx, record)}
+            tx.executemany(_INSERT, [record for record in later_records if record.message_id in restored_ids])
+            return len(restored_ids)
 
-        return self.file.write_blocking(put_back)
+        return self.file.write_blocking(restore)
 
 
-def _claim(tx: Transaction, record: StoredRecord) -> bool:
+def _restore_scheduled(tx: Transaction, record: StoredRecord) -> bool:
     if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
         return True
     # ON CONFLICT ignores only an id in use. A number that another record has must raise an error.

@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sql.migrations import Step, from_newer, migrations, missing, run
-from postdate.backends.sqlite.older_marks import take_older_marks, where_shared
-from postdate.backends.sqlite.processes import presence_folder
+from postdate.backends.sql.migrations import Step, find_missing_steps, migrations, newer_version_error, run_migrations
+from postdate.backends.sqlite.older_marks import drop_older_marks, shared_condition
+from postdate.backends.sqlite.processes import claimants_folder
 from postdate.clock import steady_seconds
 from postdate.errors import (
     NotADatabase,
@@ -44,7 +44,7 @@ from postdate.runtime import forks
 # --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
 _PRIMARY_CODE = 0xFF
-_ABOUT_WHAT_WAS_ASKED = frozenset(
+_STATEMENT_ERRORS = frozenset(
     {
         0,  # the driver itself
         sqlite3.SQLITE_ERROR,
@@ -73,10 +73,10 @@ def translate(error: sqlite3.Error, path: Path) -> PostdateError:
     text = str(error)
     if "no such table" in text or "no such column" in text:
         return StoreNotSetUp(f"{path} lacks tables of Postdate ({text}); run `postdate setup`")
-    return _by_code(_code(error), text, path)
+    return _error_of_code(_code(error), text, path)
 
 
-def damaged(path: Path, text: str) -> NotADatabase:
+def damaged_error(path: Path, text: str) -> NotADatabase:
     return NotADatabase(
         f"{path} is no SQLite database or is damaged ({' '.join(text.split())}); it was left as it is. Name another "
         f"file, put a backup in its place, or take out what can be read: "
@@ -84,7 +84,7 @@ def damaged(path: Path, text: str) -> NotADatabase:
     )
 
 
-def _by_code(code: int, text: str, path: Path) -> PostdateError:
+def _error_of_code(code: int, text: str, path: Path) -> PostdateError:
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"{path}: the disk or the database is full ({text}); nothing was written; make room and go on")
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
@@ -94,12 +94,12 @@ def _by_code(code: int, text: str, path: Path) -> PostdateError:
             f"{path} cannot be opened or created ({text}); check that the folder {path.parent} exists and is writable"
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-        return damaged(path, text)
-    return (StoreError if code in _ABOUT_WHAT_WAS_ASKED else StoreTroubled)(f"{path}: {text}")
+        return damaged_error(path, text)
+    return (StoreError if code in _STATEMENT_ERRORS else StoreTroubled)(f"{path}: {text}")
 
 
 @contextmanager
-def translated(path: Path) -> Generator[None]:
+def translate_errors(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -134,16 +134,16 @@ def log_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def is_leftover(path: Path) -> bool:
+def has_leftover_log(path: Path) -> bool:
     """Return whether the log beside ``path`` belongs to a former file."""
-    beside, noted = identity_of(log_path(path)), _noted(path)
+    log_identity, note = identity_of(log_path(path)), _read_log_note(path)
     # If file and log were copied together, both have new inode numbers, and the log belongs to the file.
-    return noted is not None and noted[1] == beside and noted[0] != identity_of(path)
+    return note is not None and note[1] == log_identity and note[0] != identity_of(path)
 
 
-def refuse_leftover(path: Path) -> None:
+def check_no_leftover_log(path: Path) -> None:
     """Raise `StoreReplaced` if the log beside ``path`` belongs to a former file."""
-    if not is_leftover(path):
+    if not has_leftover_log(path):
         return
     name = log_path(path).name
     if identity_of(path) is None:
@@ -157,13 +157,13 @@ def refuse_leftover(path: Path) -> None:
     )
 
 
-def first_opened(path: Path, before: Identity | None) -> Identity | None:
+def opened_identity(path: Path, before: Identity | None) -> Identity | None:
     """Return the identity of the file that was just opened; ``before`` if it may have been replaced meanwhile."""
     after = identity_of(path)
     return after if before in {None, after} else before
 
 
-def replaced(path: Path) -> StoreReplaced:
+def replaced_error(path: Path) -> StoreReplaced:
     return StoreReplaced(
         f"{path} was replaced, removed or moved away while this process had it open: stop every process that uses it, "
         f"see to it that the right file is there, and start them again"
@@ -171,12 +171,12 @@ def replaced(path: Path) -> StoreReplaced:
 
 
 @contextmanager
-def alone(path: Path) -> Generator[None]:
+def lock_for_opening(path: Path) -> Generator[None]:
     """Hold the lock under which a file is opened; on leaving, note to which file the log belongs.
 
     Raises `StoreUnreachable` if another process has had the lock for too long.
     """
-    folder = presence_folder(path)
+    folder = claimants_folder(path)
     lock = FileLock(folder / _LOCK, thread_local=False, is_singleton=False)
     try:
         folder.mkdir(exist_ok=True)
@@ -188,40 +188,40 @@ def alone(path: Path) -> Generator[None]:
         return
     try:
         yield
-        _note(path)
+        _write_log_note(path)
     finally:
         lock.release()
 
 
-def forget_log(path: Path) -> None:
+def remove_log_note(path: Path) -> None:
     """Remove the note if the log is gone. Call this after a file was closed. Never raises.
 
     An empty log of a file that was replaced is removed, too: its content is already in the former file.
     """
-    folder = presence_folder(path)
+    folder = claimants_folder(path)
     # A process that opens the file now writes the note again, so nothing is lost if this removes it.
     with suppress(OSError, Timeout, StoreUnreachable):
         if not folder.exists():
             return
         with FileLock(folder / _LOCK, timeout=0, thread_local=False, is_singleton=False):
-            beside = log_path(path)
-            if identity_of(path) is not None and is_leftover(path) and not beside.stat().st_size:
+            log = log_path(path)
+            if identity_of(path) is not None and has_leftover_log(path) and not log.stat().st_size:
                 # Remove the index of the log, too: a process that still has the former file open would share it with
                 # processes that open the new file.
                 path.with_name(path.name + "-shm").unlink(missing_ok=True)
-                beside.unlink()
-            if identity_of(beside) is None:
+                log.unlink()
+            if identity_of(log) is None:
                 _note_path(path).unlink(missing_ok=True)
                 (folder / _PINNED).unlink(missing_ok=True)
 
 
-def _note(path: Path) -> None:
-    there, beside = identity_of(path), identity_of(log_path(path))
-    if there is not None and beside is not None and _noted(path) != (there, beside):
-        _note_path(path).write_text(" ".join(map(str, (*there, *beside))), encoding="ascii")
+def _write_log_note(path: Path) -> None:
+    identity, log_identity = identity_of(path), identity_of(log_path(path))
+    if identity is not None and log_identity is not None and _read_log_note(path) != (identity, log_identity):
+        _note_path(path).write_text(" ".join(map(str, (*identity, *log_identity))), encoding="ascii")
 
 
-def _noted(path: Path) -> tuple[Identity, Identity] | None:
+def _read_log_note(path: Path) -> tuple[Identity, Identity] | None:
     try:
         device, number, log_device, log_number = map(int, _note_path(path).read_text(encoding="ascii").split())
     except (OSError, ValueError):  # there is no note, or it was written in part when the machine failed
@@ -230,7 +230,7 @@ def _noted(path: Path) -> tuple[Identity, Identity] | None:
 
 
 def _note_path(path: Path) -> Path:
-    return presence_folder(path) / _NAME
+    return claimants_folder(path) / _NAME
 
 
 # --- files that were open when this process was forked ---------------------------------------------------------------
@@ -251,12 +251,12 @@ class _InheritedFiles(forks.ForkAware):
     def after_fork_in_child(self) -> None:
         self._descriptors = forks.open_descriptors()
 
-    def refuse(self, path: Path) -> None:
+    def check_not_inherited(self, path: Path) -> None:
         """Raise `StoreError` if the file at ``path`` is one of them."""
         if not self._descriptors or (identity := identity_of(path)) is None:
             return
-        still = forks.open_descriptors()
-        if any(each == identity and still.get(number) == each for number, each in self._descriptors.items()):
+        open_now = forks.open_descriptors()
+        if any(each == identity and open_now.get(number) == each for number, each in self._descriptors.items()):
             raise StoreError(
                 f"{path} cannot be used in this process, as its parent had it open at the fork: in a transaction, in a "
                 f"connection of the application (sqlite3), or because it forked in C, unknown to Python (uWSGI: set "
@@ -282,7 +282,7 @@ _READING_CACHE_KIB = 4_096
 _CHECKPOINT_PAGES = 4_000
 
 
-_LOOKED_THROUGH_BYTES = 4 * 1024 * 1024
+_CHECKED_BYTES = 4 * 1024 * 1024
 
 
 def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -> sqlite3.Connection:
@@ -290,9 +290,9 @@ def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -
 
     ``synchronous``: see :class:`postdate.SqliteStore`.
     """
-    _inherited.refuse(path)
-    refuse_leftover(path)
-    with translated(path):
+    _inherited.check_not_inherited(path)
+    check_no_leftover_log(path)
+    with translate_errors(path):
         mode = "ro" if read_only else "rwc"
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
@@ -311,7 +311,7 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
     cache = _READING_CACHE_KIB if read_only else _CACHE_KIB
     statements = [f"PRAGMA cache_size = -{cache}", "PRAGMA temp_store = memory"]
     if not read_only:
-        if patiently(connection, "PRAGMA page_count").fetchone() == (0,):
+        if execute_with_retry(connection, "PRAGMA page_count").fetchone() == (0,):
             # Only a file that is created with this setting can shrink later; on an existing file it would write.
             statements.append("PRAGMA auto_vacuum = incremental")
         statements += [
@@ -323,14 +323,14 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
             f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}",
         ]
     for statement in statements:
-        patiently(connection, statement)
+        execute_with_retry(connection, statement)
 
 
 def lock_patience() -> float:
     return LOCK_PATIENCE_SECONDS
 
 
-def patiently(
+def execute_with_retry(
     connection: sqlite3.Connection, statement: str, patience: Callable[[], float] = lock_patience
 ) -> sqlite3.Cursor:
     """Execute a statement that needs a lock, and retry every 0.1 ms; return its cursor.
@@ -362,23 +362,23 @@ def check_intact(connection: sqlite3.Connection, path: Path) -> None:
 
     SQLite itself notices a truncated file. Damage in a larger one is found when a row is read. Raises `NotADatabase`.
     """
-    with translated(path):
-        sizes = [patiently(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
-        if sizes[0] * sizes[1] > _LOOKED_THROUGH_BYTES:
+    with translate_errors(path):
+        sizes = [execute_with_retry(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
+        if sizes[0] * sizes[1] > _CHECKED_BYTES:
             return
-        answer: str = patiently(connection, "PRAGMA quick_check(1)").fetchone()[0]
+        answer: str = execute_with_retry(connection, "PRAGMA quick_check(1)").fetchone()[0]
     if answer != "ok":
-        raise damaged(path, answer)
+        raise damaged_error(path, answer)
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Apply the migrations that the file lacks; several processes may do so at once. Raises the errors of `missing`."""
-    with translated(path):
+    with translate_errors(path):
         if schema_version(connection, path) == newest_version():
             return
-        patiently(connection, "BEGIN IMMEDIATE")
+        execute_with_retry(connection, "BEGIN IMMEDIATE")
         try:
-            bring_up_to_date(connection.execute, steps("database"), str(path))
+            apply_migrations(connection.execute, steps("database"), str(path))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -388,7 +388,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Raise `StoreNotSetUp` or `StoreFromNewerVersion` unless the file has the tables of this version."""
-    with translated(path):
+    with translate_errors(path):
         current, needed = schema_version(connection, path), newest_version()
     if current < needed:
         raise StoreNotSetUp(
@@ -399,19 +399,19 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of the last migration applied, 0 without tables of Postdate. Raises `StoreFromNewerVersion`."""
     # Reads wait, too: while another process puts a new file into WAL mode, it is locked.
-    table = patiently(connection, _TABLE_OF_MARKS).fetchone()
+    table = execute_with_retry(connection, _TABLE_OF_MARKS).fetchone()
     if table is None:
         return 0
-    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {where_shared(table[0])}"
-    version: int = patiently(connection, newest).fetchone()[0]
+    newest = f"SELECT coalesce(max(version), 0) FROM postdate_migration {shared_condition(table[0])}"
+    version: int = execute_with_retry(connection, newest).fetchone()[0]
     if version > newest_version():
-        raise from_newer(str(path), version, newest_version())
+        raise newer_version_error(str(path), version, newest_version())
     return version
 
 
 # --- migrations ----------------------------------------------------------------------------------------------------
 
-_MARKING: Final = (
+_CREATE_MARKS: Final = (
     "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER NOT NULL, name TEXT NOT NULL, "
     "subject TEXT NOT NULL DEFAULT '', PRIMARY KEY (subject, version))"
 )
@@ -419,13 +419,15 @@ _TABLE_OF_MARKS: Final = "SELECT sql FROM sqlite_master WHERE type = 'table' AND
 _SUBJECTS: Final = {"database": "", "sagas": "saga", "outbox": "outbox"}
 
 
-def bring_up_to_date(execute: Callable[..., sqlite3.Cursor], required: Sequence[Step], where: str) -> None:
+def apply_migrations(execute: Callable[..., sqlite3.Cursor], required: Sequence[Step], where: str) -> None:
     """Apply the missing migrations in the open transaction, with its ``execute``. Raises the errors of `missing`."""
-    marks = take_older_marks(execute)
-    execute(_MARKING)
+    marks = drop_older_marks(execute)
+    execute(_CREATE_MARKS)
     for mark in marks:
         execute("INSERT OR IGNORE INTO postdate_migration VALUES (?, ?, ?)", mark)
-    run(required, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_done)
+    run_migrations(
+        required, execute("SELECT subject, version FROM postdate_migration").fetchall(), where, execute, mark_statement
+    )
 
 
 def steps(part: str) -> tuple[Step, ...]:
@@ -444,16 +446,16 @@ def library_facts() -> LibraryFacts:
     return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
 
 
-def mark_done(step: Step) -> str:
+def mark_statement(step: Step) -> str:
     return f"INSERT INTO postdate_migration VALUES ({step.version}, '{step.name}', '{step.subject}')"
 
 
 def setup_script(part: str) -> str:
     """Return the SQL that creates a part in a file that has no table of it."""
-    parts = [f"{_MARKING};"]
-    for step in missing(steps(part), (), "a new file"):
+    parts = [f"{_CREATE_MARKS};"]
+    for step in find_missing_steps(steps(part), (), "a new file"):
         sql = "".join(step.statements).strip()
-        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_done(step)};")
+        parts.append(f"-- {step.version:04d} {step.name}\n{sql}\n{mark_statement(step)};")
     return "\n\n".join(parts) + "\n"
 
 

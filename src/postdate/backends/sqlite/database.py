@@ -47,32 +47,32 @@ class Sqlite(DatabaseObject):
         super().__init__()
         self.path = Path(path)
         self._settings: dict[str, Any] = {"synchronous": synchronous, "recording": recording, "create": create}
-        self._holding: dict[str, Any] = {**self._settings, "holds_at_most": holds_at_most}
+        self._claiming_settings: dict[str, Any] = {**self._settings, "holds_at_most": holds_at_most}
 
     @cached_property
     def store(self) -> SqliteStore:
         """The store of delayed messages."""
-        return self.made(SqliteStore(self.path, **self._holding))
+        return self.register_adapter(SqliteStore(self.path, **self._claiming_settings))
 
     @cached_property
     def queues(self) -> LocalTransport:
         """The transport."""
-        return self.made(LocalTransport(self.path, **self._holding))
+        return self.register_adapter(LocalTransport(self.path, **self._claiming_settings))
 
     @cached_property
     def sagas(self) -> SqliteSagaStore:
         """The saga store."""
-        return self.made(SqliteSagaStore(self.path, **self._settings))
+        return self.register_adapter(SqliteSagaStore(self.path, **self._settings))
 
     @cached_property
     def outbox(self) -> SqliteOutbox:
         """The outbox, whose transactions handlers use."""
-        return self.made(SqliteOutbox(self.path, synchronous=self._settings["synchronous"]))
+        return self.register_adapter(SqliteOutbox(self.path, synchronous=self._settings["synchronous"]))
 
     @cached_property
     def timeouts(self) -> SqliteTimeouts:
         """The timeouts of a timeout manager."""
-        return self.made(SqliteTimeouts(self.path, **self._settings))
+        return self.register_adapter(SqliteTimeouts(self.path, **self._settings))
 
 
 def scripts() -> FileScripts:

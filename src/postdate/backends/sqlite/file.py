@@ -22,13 +22,13 @@ from postdate.backends.sqlite.upkeep import FileUpkeep
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.ports import Recording
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 
 class SqliteFile(FileTransactions):
     """The shared handle of one file in this process: call :meth:`close` once for each :meth:`open`."""
 
-    _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
+    _handles: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
     """Handles by process id and path. A child of a fork opens handles of its own; inherited ones reset themselves."""
 
     _open_lock: ClassVar[threading.Lock] = forks.lock()
@@ -56,17 +56,17 @@ class SqliteFile(FileTransactions):
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         if holds_at_most is not None and holds_at_most < SHORTEST_BOUND:
             raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
-        real = Path(path).expanduser().resolve()
+        resolved_path = Path(path).expanduser().resolve()
         with cls._open_lock:
-            if (file := cls._open.get((os.getpid(), real))) is None:
-                file = cls(real, synchronous=synchronous, recording=recording, create=create)
-                cls._open[os.getpid(), real] = file
+            if (file := cls._handles.get((os.getpid(), resolved_path))) is None:
+                file = cls(resolved_path, synchronous=synchronous, recording=recording, create=create)
+                cls._handles[os.getpid(), resolved_path] = file
             if (file.synchronous, file.recording) != (synchronous, recording):
                 raise ConfigurationError(
-                    f"{real} is open in this process with synchronous={file.synchronous!r} and "
+                    f"{resolved_path} is open in this process with synchronous={file.synchronous!r} and "
                     f"recording={file.recording.value!r}; store and transport on one file need the same settings"
                 )
-            file._agree_on(rules, holds_at_most)
+            file._apply_settings(rules, holds_at_most)
             file._users += 1
         return file
 
@@ -76,10 +76,10 @@ class SqliteFile(FileTransactions):
         super().__init__(path, recording, access, registration)
         self.synchronous = synchronous
         self._users = 0
-        self._chores = FileUpkeep(self)
+        self._upkeep = FileUpkeep(self)
 
-    def _agree_on(self, rules: QueueRules | None, holds_at_most: timedelta | None) -> None:
-        if rules is not None and self.rules is not DEFAULT_RULES and not self.rules.agrees_with(rules):
+    def _apply_settings(self, rules: QueueRules | None, holds_at_most: timedelta | None) -> None:
+        if rules is not None and self.rules is not DEFAULT_RULES and not self.rules.matches(rules):
             raise ConfigurationError(
                 f"{self.path} is open in this process with {self.rules}; transports on one file need the same clock "
                 f"and rules of expiry, not {rules}"
@@ -95,7 +95,7 @@ class SqliteFile(FileTransactions):
         self.registration.agreed_bound = bound or holds_at_most
 
     async def setup(self) -> None:
-        await in_thread(self.access.setup)
+        await run_in_thread(self.access.setup)
 
     def close(self) -> None:
         """Close the handle for one user. The last user's call releases the claims and closes the file. Blocking."""
@@ -103,17 +103,17 @@ class SqliteFile(FileTransactions):
         with self._open_lock:
             if self._users == 1:
                 self.access.is_closing = True
-                self._chores.stop()  # before the rest: a chore that began later would find the file closed
+                self._upkeep.stop()  # before the rest: a chore that began later would find the file closed
             self._users -= 1
             if self._users > 0:
                 return
             self.access.is_closed = True
-            if self._open.get((os.getpid(), self.path)) is self:
-                del self._open[os.getpid(), self.path]
-        self._chores.join()
+            if self._handles.get((os.getpid(), self.path)) is self:
+                del self._handles[os.getpid(), self.path]
+        self._upkeep.join()
         registration = self.registration
         registration.wakeups.stop_listening()
-        with self.access.reading, self.access.writing:
+        with self.access.read_lock, self.access.write_lock:
             if registration.liveness is not None:
                 # If the disk is full or not writable, the next process notices that this one has ended, and does it.
                 with suppress(PostdateError):
@@ -122,7 +122,7 @@ class SqliteFile(FileTransactions):
                 self.access.is_closed = True
             self.access.close_connections()
             if registration.liveness is not None:
-                registration.liveness.leave()
+                registration.liveness.close()
                 registration.liveness = None
         registration.wakeups.close()
 
@@ -134,6 +134,6 @@ class OnFile:
     _closed = False
 
     async def close(self) -> None:
-        closed, self._closed = self._closed, True
-        if not closed:
+        was_closed, self._closed = self._closed, True
+        if not was_closed:
             self.file.close()

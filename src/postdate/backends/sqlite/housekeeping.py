@@ -43,18 +43,18 @@ INSERT_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destinati
 _CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
 # The expiry is removed. With it the message would also expire among the dead letters, or in the queue to which an
 # operator returns it.
-_KEEP: Final = """
+_MOVE_TO_DEAD_LETTERS: Final = """
     UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0,
         unanswered = 0
     WHERE seq = ?"""
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """How many messages of a batch were deleted (``dropped``), and how many became dead letters (``kept``)."""
+class ExpiredCounts:
+    """The result of a batch: how many messages were deleted, and how many became dead letters."""
 
-    dropped: int
-    kept: int
+    deleted_count: int
+    dead_letter_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Message:
     content: int
     message_id: str
     due: int | None
-    ended_at: int
+    expired_at: int
     dead_letter: int
     queue: str
 
@@ -72,7 +72,7 @@ class _Message:
         return f"expired in its queue at {self.at().isoformat()}{copy}"
 
     def at(self) -> datetime:
-        return time_of(self.ended_at) or EARLIEST
+        return time_of(self.expired_at) or EARLIEST
 
 
 def has_expired(connection: sqlite3.Connection, now: int) -> bool:
@@ -80,41 +80,41 @@ def has_expired(connection: sqlite3.Connection, now: int) -> bool:
     return connection.execute(_IS_ANY, (now,)).fetchone() is not None
 
 
-def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
+def remove_expired(tx: Transaction, now: int, limit: int = BATCH) -> ExpiredCounts:
     """Remove up to ``limit`` messages that expired before ``now`` (microseconds since 1970 UTC), and record that.
 
     Several processes may do this at once: each message is removed by one of them.
     """
     expired = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
-    dead = [each for each in expired if each.dead_letter]
-    dropped = [each for each in expired if not each.dead_letter]
-    tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in dropped])
-    tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in dropped])
-    if dead:
-        _keep(tx, dead)
+    dead_letters = [each for each in expired if each.dead_letter]
+    deleted = [each for each in expired if not each.dead_letter]
+    tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in deleted])
+    tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in deleted])
+    if dead_letters:
+        _move_to_dead_letters(tx, dead_letters)
     kind = int(RecordKind.DISCARDED)
     tx.executemany(
         INSERT_RECORD, [(kind, each.message_id, now, each.due, each.queue, each.detail()) for each in expired]
     )
-    return Expired(len(dropped), len(dead))
+    return ExpiredCounts(len(deleted), len(dead_letters))
 
 
-def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
+def _move_to_dead_letters(tx: Transaction, dead_letters: Sequence[_Message]) -> None:
     tx.execute("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", (DEAD_LETTERS,))
     (queue_id,) = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (DEAD_LETTERS,)).fetchone()
-    bad = dict[int, str]()
-    for each in dead:
+    reasons = dict[int, str]()
+    for each in dead_letters:
         rows = read_rows(tx.connection, _CONTENT, (each.content,))
         try:
             headers, _ = content_of(*(rows[0] if rows else (None, None)))
         except (InvalidHeaders, InvalidMessage) as error:
-            bad[each.seq] = str(error)
+            reasons[each.seq] = str(error)
             continue
         reason = f"expired in {each.queue} at {format_timestamp(each.at())}"
         headers = encode_headers({**headers, DEAD_LETTER_HEADER: reason})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
-        tx.execute(_KEEP, (queue_id, each.seq))
-    mark_and_log(tx, QUEUED, bad)
+        tx.execute(_MOVE_TO_DEAD_LETTERS, (queue_id, each.seq))
+    mark_and_log(tx, QUEUED, reasons)
     tx.signal(queue_topic(DEAD_LETTERS))
 
 
@@ -130,21 +130,21 @@ _PAGES_AT_ONCE: Final = 500
 _INCREMENTAL: Final = 2
 
 
-class RoomToGiveBack:
+class FreePages:
     """Decides how many pages are returned to the disk. Pure."""
 
     def __init__(self) -> None:
         self._free: deque[int] = deque(maxlen=ROUNDS_UNUSED)
 
-    def look(self, free: int, pages: int, page_bytes: int) -> int:
+    def count_releasable(self, free: int, pages: int, page_bytes: int) -> int:
         """Return how many pages to return to the disk, of ``free`` free pages in a file of ``pages``."""
         self._free.append(free)
         unused = min(self._free)
-        enough = max(pages // 4, _LEAST_BYTES // page_bytes)
-        return unused if len(self._free) == ROUNDS_UNUSED and unused > enough else 0
+        threshold = max(pages // 4, _LEAST_BYTES // page_bytes)
+        return unused if len(self._free) == ROUNDS_UNUSED and unused > threshold else 0
 
 
-def shape(connection: sqlite3.Connection) -> tuple[int, int, int] | None:
+def page_counts(connection: sqlite3.Connection) -> tuple[int, int, int] | None:
     """Return the number of free pages, of all pages, and the bytes of a page; ``None`` if this file cannot shrink."""
     if _pragma(connection, "auto_vacuum") != _INCREMENTAL:
         return None
@@ -156,10 +156,10 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return value
 
 
-def give_back(tx: Transaction, pages: int) -> int:
+def release_pages(tx: Transaction, pages: int) -> int:
     """Return up to ``pages`` pages to the disk, at most as many as fit one transaction; return how many remain."""
-    share = min(pages, _PAGES_AT_ONCE)
-    for _ in range(share):
+    page_count = min(pages, _PAGES_AT_ONCE)
+    for _ in range(page_count):
         # SQLite frees one page in each step, and Python makes only one step of a statement without columns.
         tx.execute("PRAGMA incremental_vacuum(1)")
-    return pages - share
+    return pages - page_count

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from postdate.backends.sqlite.rows import Transaction, next_attempt, queue_topic, read_rows, shown, time_of
+from postdate.backends.sqlite.rows import Transaction, display_text, next_attempt, queue_topic, read_rows, time_of
 from postdate.clock import LATEST
-from postdate.ports import NOTHING_MOVED, Moved, MoveReport
+from postdate.ports import NOTHING_MOVED, MovedMessages, MoveReport
 
 # The batch is written to a table first, so that every later statement works on exactly these rows. An expiry that is no
 # number is ignored here and in the queue; the receiver of the message marks it as unreadable.
-_TAKE_BATCH: Final = """
+_SELECT_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
@@ -68,22 +68,24 @@ def move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
     )
     tx.execute("DELETE FROM temp.batch")
     values = {"now": now, "limit": limit}
-    moved, to, first_due = NOTHING_MOVED if listing else None, Counter[str](), None
-    if size := tx.execute(_TAKE_BATCH, values).rowcount:
-        moved = _moved(tx) if listing else None
+    moved, sent_counts, first_due = NOTHING_MOVED if listing else None, Counter[str](), None
+    if size := tx.execute(_SELECT_BATCH, values).rowcount:
+        moved = _read_moved(tx) if listing else None
         (first_due,) = tx.execute(_FIRST_DUE).fetchone() or (None,)
-        to = _move_batch(tx, now, size)
+        sent_counts = _move_batch(tx, now, size)
     head = tx.execute(_HEAD_DOES_NOT_MOVE, {"now": now}).fetchone()
-    left_behind, next_due = bool(head and head[0]), next_attempt(tx.connection)
-    return MoveReport(to.total(), size - to.total(), left_behind, next_due, to, time_of(first_due), moved)
+    has_unmoved, next_due = bool(head and head[0]), next_attempt(tx.connection)
+    return MoveReport(
+        sent_counts.total(), size - sent_counts.total(), has_unmoved, next_due, sent_counts, time_of(first_due), moved
+    )
 
 
-def _moved(tx: Transaction) -> Moved:
+def _read_moved(tx: Transaction) -> MovedMessages:
     ids, dues, destinations, expired = zip(*read_rows(tx.connection, _LIST_BATCH, ()), strict=True)
-    return Moved(
-        [shown(each) for each in ids],
+    return MovedMessages(
+        [display_text(each) for each in ids],
         [time_of(due) or LATEST for due in dues],
-        [shown(each) for each in destinations],
+        [display_text(each) for each in destinations],
         [bool(each) for each in expired],
     )
 
@@ -91,14 +93,14 @@ def _moved(tx: Transaction) -> Moved:
 def _move_batch(tx: Transaction, now: int, size: int) -> Counter[str]:
     """Return how many messages were moved to each queue; the other messages of the batch had expired."""
     # Messages expire in a queue by the clock of the machine; the mover's clock may be another one.
-    values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
+    values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.has_dead_letters)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
     tx.execute(_RECORD_BATCH, {"now": now})
     if delivered < size:
         tx.executemany("DELETE FROM content WHERE seq = ?", tx.execute(_CONTENT_OF_EXPIRED).fetchall())
     tx.execute(_REMOVE_BATCH)
-    one = tx.execute(_ONE_QUEUE).fetchone()
-    to = Counter[str]({one[0]: delivered} if one else dict(tx.execute(_SENT_TO).fetchall()))
-    for name in to:
+    only_queue = tx.execute(_ONE_QUEUE).fetchone()
+    sent_counts = Counter[str]({only_queue[0]: delivered} if only_queue else dict(tx.execute(_SENT_TO).fetchall()))
+    for name in sent_counts:
         tx.signal(queue_topic(name))
-    return to
+    return sent_counts

@@ -12,34 +12,34 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
-from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translated
+from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translate_errors
 from postdate.backends.sqlite.file import SqliteFile
-from postdate.backends.sqlite.processes import is_gone, presence_folder
+from postdate.backends.sqlite.processes import claimants_folder, is_gone
 from postdate.backends.sqlite.rows import (
     DUE,
+    PENDING,
+    PENDING_COLUMNS,
     QUEUED,
     QUEUED_COLUMNS,
-    WAITING,
-    WAITING_COLUMNS,
     Row,
     envelope_of,
     message_of,
     queue_topic,
     time_of,
 )
-from postdate.backends.sqlite.unreadable import readable_rows
+from postdate.backends.sqlite.unreadable import read_readable_rows
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.messages import MARKERS, decode_headers
-from postdate.ports import Delivered, FileFacts, Observer, Process, Queued, Standing
+from postdate.ports import DeliveredMessage, FileFacts, Observer, PendingState, Process, QueuedMessage
 
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims need."""
 
-_LOOK_AHEAD: Final = 10_000
+_DESTINATION_SAMPLE: Final = 10_000
 
 _STANDING: Final = f"""
-    SELECT {WAITING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
+    SELECT {PENDING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
 _QUEUED: Final = f"""
     SELECT {QUEUED_COLUMNS}, name, pid
     FROM queue_message JOIN queue USING (queue_id) LEFT JOIN claimant USING (claimant)"""
@@ -65,22 +65,24 @@ class FileObserver(Observer):
         self._file = file
 
     @override
-    async def standing(self, message_id: str) -> Standing | None:
+    async def pending_state_of(self, message_id: str) -> PendingState | None:
         sql = (
             f"{_STANDING} WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
         )
-        standings = await readable_rows(self._file, WAITING, sql, (message_id,), _standing)
+        standings = await read_readable_rows(self._file, PENDING, sql, (message_id,), _decode_pending_state)
         return standings[0] if standings else None
 
     @override
-    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
         sql = f"{_STANDING} WHERE unreadable IS NULL AND {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
-        return await readable_rows(self._file, WAITING, sql, (header_text(message_id), message_id), _standing)
+        return await read_readable_rows(
+            self._file, PENDING, sql, (header_text(message_id), message_id), _decode_pending_state
+        )
 
     @override
-    async def last_delivered(self, limit: int) -> Sequence[Delivered]:
+    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
         rows = await self._file.read(lambda c: c.execute(_LAST_DELIVERED, (limit,)).fetchall())
-        return [Delivered(from_microseconds(at), time_of(due)) for at, due in rows]
+        return [DeliveredMessage(from_microseconds(at), time_of(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
@@ -88,16 +90,18 @@ class FileObserver(Observer):
 
     @override
     async def processes(self) -> Sequence[Process]:
-        return await self._file.read(lambda c: processes(c, self._file.path, but=self._file.claimant))
+        return await self._file.read(lambda c: processes(c, self._file.path, excluded_claimant=self._file.claimant))
 
     @override
     async def queue_lengths(self) -> Mapping[str, int]:
         return await self._file.read(queue_lengths)
 
     @override
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[Queued]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
         sql = f"{_QUEUED} WHERE queue_id = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return await readable_rows(self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _queued)
+        return await read_readable_rows(
+            self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _decode_queued
+        )
 
     @override
     async def last_number(self, queue: str) -> int:
@@ -110,24 +114,24 @@ class FileObserver(Observer):
             lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
         )
         if row is None:
-            raise QueueNotFound.of(queue, place=str(self._file.path))
+            raise QueueNotFound.of(queue, database=str(self._file.path))
         return int(row[0])
 
     @override
-    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
         sql = f"{_QUEUED} WHERE message_id = ? OR {_HAS_HEADER} ORDER BY seq"
-        return await readable_rows(self._file, QUEUED, sql, (message_id, header_text(message_id)), _queued)
+        return await read_readable_rows(self._file, QUEUED, sql, (message_id, header_text(message_id)), _decode_queued)
 
 
-def _standing(row: Row) -> Standing:
+def _decode_pending_state(row: Row) -> PendingState:
     *message, attempt_at, pid = row
-    return Standing(message_of(message), time_of(attempt_at), pid)
+    return PendingState(message_of(message), time_of(attempt_at), pid)
 
 
-def _queued(row: Row) -> Queued:
+def _decode_queued(row: Row) -> QueuedMessage:
     *message, queue, pid = row
     envelope, failures, unanswered = envelope_of(message, queue)
-    return Queued(queue, envelope, failures + unanswered, pid, row[0])
+    return QueuedMessage(queue, envelope, failures + unanswered, pid, row[0])
 
 
 def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
@@ -139,13 +143,13 @@ def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
     )
 
 
-def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> list[Process]:
-    """Return the processes that use the file, without the claimant ``but``."""
+def processes(connection: sqlite3.Connection, path: Path, *, excluded_claimant: int = 0) -> list[Process]:
+    """Return the processes that use the file, without the claimant ``excluded_claimant``."""
     topics: defaultdict[int, set[str]] = defaultdict(set)
     for claimant, topic in connection.execute("SELECT claimant, topic FROM listener"):
         topics[claimant].add(topic)
     rows = connection.execute(
-        "SELECT claimant, pid, started_at FROM claimant WHERE claimant <> ? ORDER BY claimant", (but,)
+        "SELECT claimant, pid, started_at FROM claimant WHERE claimant <> ? ORDER BY claimant", (excluded_claimant,)
     ).fetchall()
     prefix = queue_topic("")
     return [
@@ -165,7 +169,7 @@ def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> li
 
 def _is_alive(path: Path, claimant: int) -> bool:
     try:
-        return not is_gone(presence_folder(path), claimant)
+        return not is_gone(claimants_folder(path), claimant)
     except OSError:  # the lock file belongs to another user, whose process removes it when it ends
         return True
 
@@ -178,29 +182,29 @@ _UNREADABLE: Final = """
         + (SELECT count(*) FROM queue_message WHERE unreadable IS NOT NULL)"""
 
 
-def look_at(path: Path, now_microseconds: int) -> FileFacts:
+def read_file_facts(path: Path, now_microseconds: int) -> FileFacts:
     connection = connect(path, read_only=True)
     try:
         check_schema(connection, path)
-        with translated(path):
+        with translate_errors(path):
             connection.execute("BEGIN")
             return FileFacts(
                 schema_version=newest_version(),
-                journal_mode=_one(connection, "PRAGMA journal_mode"),
+                journal_mode=_read_value(connection, "PRAGMA journal_mode"),
                 queues=queue_lengths(connection),
                 processes=processes(connection, path),
-                pending=_one(connection, f"SELECT count(*) {_PENDING}"),
-                oldest=time_of(_one(connection, f"SELECT min(due) {_PENDING}")),
-                overdue=_one(connection, f"SELECT count(*) {_PENDING} AND due < ?", now_microseconds),
-                destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_LOOK_AHEAD,))],
+                pending=_read_value(connection, f"SELECT count(*) {_PENDING}"),
+                oldest=time_of(_read_value(connection, f"SELECT min(due) {_PENDING}")),
+                overdue=_read_value(connection, f"SELECT count(*) {_PENDING} AND due < ?", now_microseconds),
+                destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_DESTINATION_SAMPLE,))],
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],
-                unreadable=_one(connection, _UNREADABLE),
+                unreadable=_read_value(connection, _UNREADABLE),
             )
     finally:
         connection.close()
 
 
-def _one(connection: sqlite3.Connection, sql: str, *values: object) -> Any:
+def _read_value(connection: sqlite3.Connection, sql: str, *values: object) -> Any:
     return connection.execute(sql, values).fetchone()[0]
 
 

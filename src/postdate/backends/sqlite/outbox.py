@@ -18,18 +18,18 @@ from anyio import from_thread
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Values
-from postdate.backends.sql.outbox import SqlOutbox, places
+from postdate.backends.sql.outbox import SqlOutbox, connection_semaphore
 from postdate.backends.sqlite.connection import (
     Identity,
-    bring_up_to_date,
+    apply_migrations,
     connect,
-    first_opened,
+    execute_with_retry,
     identity_of,
-    patiently,
-    replaced,
+    opened_identity,
+    replaced_error,
     steps,
     translate,
-    translated,
+    translate_errors,
 )
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.clock import steady_seconds
@@ -44,7 +44,7 @@ from postdate.errors import (
 )
 from postdate.ports import Recording, Work
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 
@@ -70,17 +70,17 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         if synchronous not in {"full", "normal"}:
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         self.path = Path(path).expanduser().resolve()
-        super().__init__(SqliteSqlDialect(), "postdate_outbox", str(self.path), places(1))
+        super().__init__(SqliteSqlDialect(), "postdate_outbox", str(self.path), connection_semaphore(1))
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._file: Identity | None = None
-        self._using, self._reading = forks.rlock(), forks.rlock()
+        self._connection_lock, self._reader_lock = forks.rlock(), forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
         """Those of these locks that the thread which forks holds just now."""
-        self._lent = False
+        self._is_lent = False
         """Whether a handler has the connection, or is about to."""
-        self._guarded = False
+        self._is_guarded = False
         self._closed = False
 
     @property
@@ -96,15 +96,15 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     @override
     async def setup(self) -> None:
         where = f"the outbox in {self.path}"
-        await self.alone(lambda tx: bring_up_to_date(tx.execute, steps("outbox"), where))
+        await self.run_transaction(lambda tx: apply_migrations(tx.execute, steps("outbox"), where))
 
     @override
     async def close(self) -> None:
-        await in_thread(self._close)
+        await run_in_thread(self._close)
 
     def _close(self) -> None:
         forks.check_process()
-        with self._using, self._reading:
+        with self._connection_lock, self._reader_lock:
             self._closed = True
             self._close_connections()
 
@@ -116,7 +116,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         if self._connection is not None:
             with suppress(sqlite3.Error, StoreUnreachable):
                 if self._is_replaced():  # a log that stayed would be taken for that of the other file
-                    self._end(self._connection.rollback)
+                    self._finish_transaction(self._connection.rollback)
                     self._connection.execute("PRAGMA wal_checkpoint(truncate)")
             self._connection.close()
             self._connection = None
@@ -129,11 +129,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
         A handler that has one is not waited for: it may be what forks. Then the child cannot use the file.
         """
-        for each in (self._using, self._reading):
+        for each in (self._connection_lock, self._reader_lock):
             if not each.acquire(timeout=max(deadline - steady_seconds(), 0)):
                 return
             self._locked_for_fork.append(each)
-        if not self._lent and not (self._connection is not None and self._connection.in_transaction):
+        if not self._is_lent and not (self._connection is not None and self._connection.in_transaction):
             self._close_connections()
 
     @override
@@ -146,99 +146,99 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         super().after_fork_in_child()
         for connection in (self._reader, self._connection):
             if connection is not None:
-                forks.keep_for_ever(connection)
+                forks.prevent_destruction(connection)
         self._reader = self._connection = self._file = None
-        self._lent = self._guarded = False
+        self._is_lent = self._is_guarded = False
         self._locked_for_fork.clear()
 
     # --- transactions of our own --------------------------------------------------------------------------------------
 
     @override
-    def changing(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
+    def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
         """Waits for its turn, as handlers do."""
-        from_thread.run(self.free.acquire)
+        from_thread.run(self.connection_limit.acquire)
         try:
-            return self.writing(work)
+            return self.run_transaction_blocking(work)
         finally:
-            from_thread.run_sync(self.free.release)
+            from_thread.run_sync(self.connection_limit.release)
 
     @override
-    async def alone(self, work: Callable[[Any], T]) -> T:
-        async with self.free:
-            return await in_thread(self.writing, work)
+    async def run_transaction(self, work: Callable[[Any], T]) -> T:
+        async with self.connection_limit:
+            return await run_in_thread(self.run_transaction_blocking, work)
 
     @override
-    def looking(self, work: Callable[[Any], T]) -> T:
+    def query_blocking(self, work: Callable[[Any], T]) -> T:
         forks.check_process()
-        with self._reading, translated(self.path):
+        with self._reader_lock, translate_errors(self.path):
             self._check_in_place()
             if self._reader is None:
                 self._check_open()
                 if not self.path.exists():
                     raise StoreNotSetUp(f"there is no file {self.path} for the outbox: let the endpoint create it")
-                self._reader = self._connected()  # only a writer may create the log
+                self._reader = self._connect()  # only a writer may create the log
             return work(self._reader)
 
     @override
-    def writing(self, work: Callable[[Any], T]) -> T:
+    def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
         def write() -> T:
-            connection = self._begun()
+            connection = self._begin_transaction()
             try:
                 result = work(_transaction(connection))
-                self._end(connection.commit)
+                self._finish_transaction(connection.commit)
             except BaseException:
-                self._end(connection.rollback)
+                self._finish_transaction(connection.rollback)
                 raise
             return result
 
-        return self._do(write)
+        return self._run_locked(write)
 
     # --- those of handlers --------------------------------------------------------------------------------------------
 
     @override
-    async def take(self) -> sqlite3.Connection:
-        def take() -> sqlite3.Connection:
-            connection = self._opened()
-            self._lent = True
+    async def acquire(self) -> sqlite3.Connection:
+        def acquire() -> sqlite3.Connection:
+            connection = self._open_connection()
+            self._is_lent = True
             return connection
 
-        return await in_thread(self._do, take)
+        return await run_in_thread(self._run_locked, acquire)
 
     @override
-    async def put(self, connection: sqlite3.Connection) -> None:
+    async def release(self, connection: sqlite3.Connection) -> None:
         """Keep the connection: an open transaction was ended already, or is ended before the next begins."""
-        self._lent = False
+        self._is_lent = False
 
     @override
     async def begin(self, connection: sqlite3.Connection) -> None:
         def begin() -> None:
-            self._begun()
-            self._guarded = True
+            self._begin_transaction()
+            self._is_guarded = True
 
-        await in_thread(self._do, begin)
+        await run_in_thread(self._run_locked, begin)
 
     @override
     async def commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
-        return await in_thread(self._do, partial(self._commit, connection, row, work))
+        return await run_in_thread(self._run_locked, partial(self._commit, connection, row, work))
 
     def _commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
         if not connection.in_transaction:  # as a full disk does it
             raise StoreError(f"{self.path}: the transaction has ended before its commit")
         self._check_in_place()
-        as_opened(connection)
+        reset_handler_settings(connection)
         (is_new,) = self.write_all(_transaction(connection), [(row, work)])
-        self._end(connection.commit if is_new else connection.rollback)
+        self._finish_transaction(connection.commit if is_new else connection.rollback)
         self._close_if_changed(connection)
         return is_new
 
     @override
-    async def undo(self, connection: sqlite3.Connection) -> None:
-        def undo() -> None:
+    async def roll_back(self, connection: sqlite3.Connection) -> None:
+        def roll_back() -> None:
             if not self._closed:
-                self._end(connection.rollback)
+                self._finish_transaction(connection.rollback)
                 self._close_if_changed(connection)
 
-        await in_thread(self._do, undo)
+        await run_in_thread(self._run_locked, roll_back)
 
     @override
     def outage_of(self, error: Exception) -> PostdateError | None:
@@ -247,42 +247,42 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[], T]) -> T:
+    def _run_locked(self, work: Callable[[], T]) -> T:
         forks.check_process()
-        with self._using, translated(self.path):
+        with self._connection_lock, translate_errors(self.path):
             return work()
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_connection(self) -> sqlite3.Connection:
         if self._connection is None:
             self._check_open()
-            self._connection = self._connected()
-            self._connection.set_authorizer(self._may)
+            self._connection = self._connect()
+            self._connection.set_authorizer(self._authorize)
         return self._connection
 
-    def _begun(self) -> sqlite3.Connection:
-        connection = self._opened()
+    def _begin_transaction(self) -> sqlite3.Connection:
+        connection = self._open_connection()
         if connection.in_transaction:  # of one that was cancelled while it began
-            self._end(connection.rollback)
-        as_opened(connection)
+            self._finish_transaction(connection.rollback)
+        reset_handler_settings(connection)
         self._check_in_place()
-        patiently(connection, "BEGIN IMMEDIATE")
+        execute_with_retry(connection, "BEGIN IMMEDIATE")
         if self._is_replaced():  # it may have waited long for its turn
-            self._end(connection.rollback)
-            raise replaced(self.path)
+            self._finish_transaction(connection.rollback)
+            raise replaced_error(self.path)
         return connection
 
     def _close_if_changed(self, connection: sqlite3.Connection) -> None:
         """Close the connection if its handler has left anything in it that would reach another."""
-        as_opened(connection)
+        reset_handler_settings(connection)
         (is_changed,) = connection.execute(_IS_CHANGED).fetchone()
         if is_changed and connection is self._connection:
             self._connection = None
             connection.close()
 
-    def _connected(self) -> sqlite3.Connection:
-        before = identity_of(self.path)
+    def _connect(self) -> sqlite3.Connection:
+        identity_before = identity_of(self.path)
         connection = connect(self.path, synchronous=self._synchronous)
-        self._file = self._file or first_opened(self.path, before)
+        self._file = self._file or opened_identity(self.path, identity_before)
         return connection
 
     def _is_replaced(self) -> bool:
@@ -291,16 +291,16 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     def _check_in_place(self) -> None:
         """Raise `StoreReplaced` once another file, or none, is at the path: SQLite would write to the one before."""
         if self._is_replaced():
-            raise replaced(self.path)
+            raise replaced_error(self.path)
 
-    def _may(self, action: int, *_: object) -> int:
+    def _authorize(self, action: int, *_: object) -> int:
         """SQLite's authorizer: handlers must not end their transaction, which would commit without the record."""
-        refused = self._guarded and action == sqlite3.SQLITE_TRANSACTION
-        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+        is_refused = self._is_guarded and action == sqlite3.SQLITE_TRANSACTION
+        return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
 
-    def _end(self, how: Callable[[], None]) -> None:
-        self._guarded = False
-        how()
+    def _finish_transaction(self, finish: Callable[[], None]) -> None:
+        self._is_guarded = False
+        finish()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -311,6 +311,6 @@ def _transaction(connection: sqlite3.Connection) -> Transaction:
     return Transaction(connection, 0, Recording.ALL, QueueRules())
 
 
-def as_opened(connection: sqlite3.Connection) -> None:
+def reset_handler_settings(connection: sqlite3.Connection) -> None:
     """Undo settings of a handler about rows: our statements, and those of other adapters, read tuples of text."""
     connection.row_factory, connection.text_factory = None, str

@@ -37,13 +37,13 @@ from postdate.runtime import forks
 
 # --- who lives -----------------------------------------------------------------------------------------------------
 
-HELD_AT_MOST: Final = timedelta(seconds=60)
+DEFAULT_HOLDS_AT_MOST: Final = timedelta(seconds=60)
 """Default of ``holds_at_most``."""
 
 SHORTEST_BOUND: Final = timedelta(seconds=3)
 """The smallest ``holds_at_most``: signs and checks are at least a second apart."""
 
-_SIGNS_IN_A_BOUND: Final = 4
+_HEARTBEATS_IN_BOUND: Final = 4
 """The number of signs within ``holds_at_most``. So three signs may fail before the process counts as silent."""
 
 
@@ -63,10 +63,10 @@ class _LockOfProcess(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         self.is_inherited = True
-        forks.keep_for_ever(self.lock)  # its finalizer would release the lock of the parent
+        forks.prevent_destruction(self.lock)  # its finalizer would release the lock of the parent
         for descriptor, identity in forks.open_descriptors().items():
             if identity == (self.status.st_dev, self.status.st_ino):
-                forks.blank(descriptor)
+                forks.redirect_to_null(descriptor)
 
     def release(self) -> None:
         if not self.is_inherited:
@@ -78,46 +78,46 @@ class FileLiveness:
 
     def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._sign = _lock_path(folder, claimant), _sign_path(folder, claimant)
+        self._path, self._heartbeat_path = _lock_path(folder, claimant), _heartbeat_file(folder, claimant)
         lock = FileLock(self._path, thread_local=False, is_singleton=False)
         lock.acquire(timeout=0)
         self._lock = _LockOfProcess(lock, self._path)
-        self._sign.write_text(f"{holds_at_most.total_seconds():g}", encoding="ascii")
-        self._every = holds_at_most.total_seconds() / _SIGNS_IN_A_BOUND
-        self._next_sign = 0.0
+        self._heartbeat_path.write_text(f"{holds_at_most.total_seconds():g}", encoding="ascii")
+        self._interval_seconds = holds_at_most.total_seconds() / _HEARTBEATS_IN_BOUND
+        self._next_heartbeat = 0.0
 
     @classmethod
-    def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> FileLiveness | None:
+    def acquire(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> FileLiveness | None:
         """Return the liveness of a claimant; ``None`` if another process has the lock of that number."""
         try:
             return cls(folder, claimant, holds_at_most)
         except Timeout:
             return None
 
-    def sign_is_wanted(self, at: float) -> bool:
+    def is_heartbeat_due(self, at: float) -> bool:
         """Return whether a sign is due; ``at``: monotonic seconds."""
-        return at >= self._next_sign
+        return at >= self._next_heartbeat
 
     def is_overdue(self, at: float) -> bool:
         """Return whether the last sign is so old that others may have the claims; ``at``: monotonic seconds."""
-        return at >= self._next_sign + (_SIGNS_IN_A_BOUND - 1) * self._every
+        return at >= self._next_heartbeat + (_HEARTBEATS_IN_BOUND - 1) * self._interval_seconds
 
-    def show_life(self, at: float) -> None:
+    def write_heartbeat(self, at: float) -> None:
         """Touch the file. This costs one small write to the disk."""
-        os.utime(self._sign)
-        self._next_sign = at + self._every
+        os.utime(self._heartbeat_path)
+        self._next_heartbeat = at + self._interval_seconds
 
-    def stands(self) -> bool:
+    def is_in_place(self) -> bool:
         """Return whether the locked file is still at its path: it may have been removed."""
         try:
             return os.path.samestat(self._path.stat(), self._lock.status)
         except FileNotFoundError:
             return False
 
-    def leave(self) -> None:
+    def close(self) -> None:
         if not self._lock.is_inherited:
             self._lock.release()
-            _remove(self._path, self._sign)
+            _remove(self._path, self._heartbeat_path)
 
 
 def is_gone(folder: Path, claimant: int) -> bool:
@@ -130,14 +130,14 @@ def is_gone(folder: Path, claimant: int) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return False
-    _remove(path, _sign_path(folder, claimant))
+    _remove(path, _heartbeat_file(folder, claimant))
     lock.release()
     return True
 
 
-def forget(folder: Path, claimant: int) -> None:
+def remove_files(folder: Path, claimant: int) -> None:
     """Remove the files of a silent process: if it never wakes again, no other code removes them."""
-    _remove(_lock_path(folder, claimant), _sign_path(folder, claimant))
+    _remove(_lock_path(folder, claimant), _heartbeat_file(folder, claimant))
 
 
 def _remove(*paths: Path) -> None:
@@ -147,45 +147,51 @@ def _remove(*paths: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """The last sign of life of a process. ``mark`` changes with each, and may be unchanged for ``bound`` seconds."""
+class Heartbeat:
+    """The last sign of life of a process.
+
+    ``mark`` changes with each, and may be unchanged for ``bound_seconds`` seconds.
+    """
 
     mark: int
-    bound: float
+    bound_seconds: float
 
 
-def last_sign(folder: Path, claimant: int) -> Sign | None:
-    path = _sign_path(folder, claimant)
+def read_heartbeat(folder: Path, claimant: int) -> Heartbeat | None:
+    path = _heartbeat_file(folder, claimant)
     try:
-        return Sign(path.stat().st_mtime_ns, float(path.read_text(encoding="ascii")))
+        return Heartbeat(path.stat().st_mtime_ns, float(path.read_text(encoding="ascii")))
     except (OSError, ValueError):  # the process is ending, or is starting and has not written the file yet
         return None
 
 
-class Silence:
+class SilenceObserver:
     """The time for which each other process has given no sign, as this process has observed it. Pure."""
 
     def __init__(self) -> None:
-        self._silent_for: dict[int, tuple[Sign, float]] = {}
+        self._silences: dict[int, tuple[Heartbeat, float]] = {}
 
-    def look(self, holders: Iterable[int], sign_of: Callable[[int], Sign | None], passed: float) -> list[int]:
+    def find_silent(
+        self, holders: Iterable[int], read_heartbeat_of: Callable[[int], Heartbeat | None], elapsed_seconds: float
+    ) -> list[int]:
         """Return the claimants whose claims are to be released.
 
         Args:
             holders: claimants with claims; a process without claims gives no sign.
-            sign_of: returns the last sign; ``None``: the process gives none, such as one of an older Postdate.
-            passed: seconds since the last check, in which this process was awake itself.
+            read_heartbeat_of: returns the last sign; ``None``: the process gives none, such as one of an older
+                Postdate.
+            elapsed_seconds: seconds since the last check, in which this process was awake itself.
         """
-        seen = dict[int, tuple[Sign, float]]()
+        silences = dict[int, tuple[Heartbeat, float]]()
         for holder in holders:
-            if (sign := sign_of(holder)) is not None:
-                before, silent_for = self._silent_for.get(holder, (None, 0.0))
-                seen[holder] = (sign, silent_for + passed if sign == before else 0.0)
-        self._silent_for = seen
-        return sorted(holder for holder, (sign, silent_for) in seen.items() if silent_for >= sign.bound)
+            if (heartbeat := read_heartbeat_of(holder)) is not None:
+                previous, silent_seconds = self._silences.get(holder, (None, 0.0))
+                silences[holder] = (heartbeat, silent_seconds + elapsed_seconds if heartbeat == previous else 0.0)
+        self._silences = silences
+        return sorted(holder for holder, (sign, silent_for) in silences.items() if silent_for >= sign.bound_seconds)
 
 
-def presence_folder(path: Path) -> Path:
+def claimants_folder(path: Path) -> Path:
     return path.with_name(path.name + "-claimants")
 
 
@@ -193,7 +199,7 @@ def _lock_path(folder: Path, claimant: int) -> Path:
     return folder / f"{claimant}.lock"
 
 
-def _sign_path(folder: Path, claimant: int) -> Path:
+def _heartbeat_file(folder: Path, claimant: int) -> Path:
     return folder / f"{claimant}.alive"
 
 
@@ -216,7 +222,7 @@ class LockedFile:
                 self._lock.release()
 
 
-def try_to_hold(folder: Path, name: str) -> LockedFile | None:
+def acquire_file_lock(folder: Path, name: str) -> LockedFile | None:
     """Lock the file of ``name``, any text; return ``None`` if it is locked, by this or another process.
 
     The lock is not exclusive while its file is being removed: one process may lock the old file, and another one a new
@@ -241,7 +247,7 @@ def try_to_hold(folder: Path, name: str) -> LockedFile | None:
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TOPIC_BYTES = 2048
-_LOOK_UP_SECONDS = 1.0
+_STOP_CHECK_SECONDS = 1.0
 """How often the listening thread checks whether it must end, as the datagram that ends it may be lost."""
 
 log = logging.getLogger("postdate.embedded")
@@ -262,9 +268,9 @@ class Wakeups:
         """UDP port on the loopback interface; the first call starts the listening thread."""
         with self._lock:
             if self._listener is None:
-                self._listener = forks.own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                self._listener = forks.register_connection(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                 self._listener.bind((_LOOPBACK, 0))
-                self._listener.settimeout(_LOOK_UP_SECONDS)
+                self._listener.settimeout(_STOP_CHECK_SECONDS)
                 self._thread = threading.Thread(target=self._listen, name="postdate-wakeups", daemon=True)
                 self._thread.start()
             port: int = self._listener.getsockname()[1]
@@ -287,18 +293,18 @@ class Wakeups:
 
         return unsubscribe
 
-    def signal(self, topics: Iterable[str], elsewhere: Iterable[tuple[str, int]]) -> None:
-        """Wake subscribers in this process, and processes ``elsewhere``, given as (topic, port)."""
+    def signal(self, topics: Iterable[str], listeners: Iterable[tuple[str, int]]) -> None:
+        """Wake subscribers in this process, and processes ``listeners``, given as (topic, port)."""
         for topic in topics:
             self._wake(topic)
-        for topic, port in elsewhere:
+        for topic, port in listeners:
             self._send(topic, port)
 
     def _send(self, topic: str, port: int) -> None:
         with self._lock:
             try:
                 if self._sender is None:
-                    self._sender = forks.own(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                    self._sender = forks.register_connection(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                     self._sender.bind((_LOOPBACK, 0))
                 self._sender.sendto(topic.encode(), (_LOOPBACK, port))
             except OSError as error:  # no loopback, or full buffers: the poll of the listener finds the message

@@ -5,21 +5,21 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from postdate.backends.sqlite.rows import WAITING_COLUMNS
+from postdate.backends.sqlite.rows import PENDING_COLUMNS
 from postdate.clock import to_microseconds
 from postdate.ports.limits import LANE_WIDTH, LANES
 
 
-def _first_by(time: str, which: str) -> str:
+def _first_rows_by(time: str, condition: str) -> str:
     """Return SQL for the first messages of a page, by an index of ``time``.
 
     It has two parts, each a range of the index: SQLite does not use an index range for a comparison of pairs.
     """
-    listed = f"SELECT * FROM delayed_message WHERE {which} AND {time} < coalesce(:due_to, {2**63 - 1})"
+    rows = f"SELECT * FROM delayed_message WHERE {condition} AND {time} < coalesce(:due_to, {2**63 - 1})"
     return f"""SELECT * FROM (
         SELECT * FROM (
-            {listed} AND {time} = :due_from AND seq > :behind
-            UNION ALL {listed} AND {time} > :due_from
+            {rows} AND {time} = :due_from AND seq > :behind
+            UNION ALL {rows} AND {time} > :due_from
             ORDER BY {time}, seq LIMIT coalesce(:among, -1))
         WHERE :destination IS NULL OR destination = :destination LIMIT :limit)"""
 
@@ -69,12 +69,13 @@ class SqliteQuestions:
         WHERE at >= :first AND at < :end GROUP BY 1"""
     record_counts: Final = "SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind"
     list_pending: Final = f"""
-        SELECT {WAITING_COLUMNS} FROM (
-            {_first_by("attempt_at", "attempt_at = due")}
-            UNION ALL {_first_by("due", "attempt_at <> due")}
-            UNION ALL {_first_by("due", "attempt_at IS NULL AND unreadable IS NULL")}) ORDER BY due, seq LIMIT :limit"""
+        SELECT {PENDING_COLUMNS} FROM (
+            {_first_rows_by("attempt_at", "attempt_at = due")}
+            UNION ALL {_first_rows_by("due", "attempt_at <> due")}
+            UNION ALL {_first_rows_by("due", "attempt_at IS NULL AND unreadable IS NULL")})
+        ORDER BY due, seq LIMIT :limit"""
     get: Final = f"""
-        SELECT {WAITING_COLUMNS} FROM delayed_message
+        SELECT {PENDING_COLUMNS} FROM delayed_message
         WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
     # Goes from each lane with messages to the next one: one index search for each, however many lanes are empty.

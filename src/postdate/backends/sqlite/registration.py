@@ -16,14 +16,14 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.connection import patiently
-from postdate.backends.sqlite.processes import HELD_AT_MOST, FileLiveness, Wakeups, presence_folder
+from postdate.backends.sqlite.connection import execute_with_retry
+from postdate.backends.sqlite.processes import DEFAULT_HOLDS_AT_MOST, FileLiveness, Wakeups, claimants_folder
 from postdate.backends.sqlite.rows import DUE, Transaction, queue_topic
 from postdate.runtime import forks
 
 _REGISTERED = "SELECT claimant FROM claimant"
 _IS_REGISTERED = f"{_REGISTERED} WHERE claimant = ?"
-_TAKE_NUMBER = """
+_ADD_CLAIMANT = """
     INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)"""
 
 log = logging.getLogger("postdate.embedded")
@@ -46,54 +46,54 @@ class Registration(forks.ForkAware):
         self.wakeups = Wakeups()
         self.has_written = False
         """Whether this process has written since its last sign of life."""
-        self.is_beside_others = False
+        self.has_other_writers = False
         """Whether another process wrote between the last two transactions of this one."""
         self.start_upkeep: Callable[[], None] = lambda: None
         """Called each time that this process has taken a number."""
         self._data_version = 0
         """SQLite's ``data_version`` at the last transaction. It changes with each commit of another connection."""
-        self._when_fenced: list[Callable[[int], None]] = []
+        self._lost_listeners: list[Callable[[int], None]] = []
         forks.register(self)
 
     @property
     def folder(self) -> Path:
         """The folder with the lock files of all processes."""
-        return presence_folder(self._path)
+        return claimants_folder(self._path)
 
     @property
     def holds_at_most(self) -> timedelta:
         """The time after which a process without a sign of life loses its claims."""
-        return self.agreed_bound or HELD_AT_MOST
+        return self.agreed_bound or DEFAULT_HOLDS_AT_MOST
 
-    def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
-        """Register ``fenced``, called with a number whose claims were lost; return a function to stop.
+    def listen_for_lost_claims(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
+        """Register ``on_lost``, called with a number whose claims were lost; return a function to stop.
 
         It is called in the thread that noticed the loss.
         """
-        self._when_fenced.append(fenced)
+        self._lost_listeners.append(on_lost)
 
         def stop() -> None:
             with suppress(ValueError):  # in the child of a fork, which has forgotten it
-                self._when_fenced.remove(fenced)
+                self._lost_listeners.remove(on_lost)
 
         return stop
 
-    def fence(self, claimant: int) -> None:
+    def report_lost_claims(self, claimant: int) -> None:
         """Report that the claims under a number are lost."""
-        for fenced in list(self._when_fenced):
-            fenced(claimant)
+        for on_lost in list(self._lost_listeners):
+            on_lost(claimant)
 
     def begin(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
         """Begin a transaction under a registered number; other processes would release the claims of another one."""
         while True:
-            patiently(connection, "BEGIN IMMEDIATE", patience)
+            execute_with_retry(connection, "BEGIN IMMEDIATE", patience)
             version: int = connection.execute("PRAGMA data_version").fetchone()[0]
-            self.is_beside_others, self._data_version = version != self._data_version, version
+            self.has_other_writers, self._data_version = version != self._data_version, version
             # Only a commit of another process can have removed the number, so without one no query is needed.
-            if not self.is_beside_others or connection.execute(_IS_REGISTERED, (self.claimant,)).fetchone():
+            if not self.has_other_writers or connection.execute(_IS_REGISTERED, (self.claimant,)).fetchone():
                 return
             connection.execute("ROLLBACK")
-            self._register_anew(connection, patience)
+            self._register_again(connection, patience)
 
     def resume(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
         """Register this process. If it has a number, have the next transaction check that it is still registered.
@@ -105,31 +105,31 @@ class Registration(forks.ForkAware):
         else:
             self._data_version = -1
 
-    def _register_anew(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
-        before, liveness = self.claimant, self.liveness
+    def _register_again(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
+        previous_claimant, liveness = self.claimant, self.liveness
         self._register(connection, patience)
         log.warning(
             "%s: this process showed no life, or its lock file was removed: what it held is with others now, and what "
             "it still does with that has no effect; it goes on as claimant %d instead of %d",
             self._path,
             self.claimant,
-            before,
+            previous_claimant,
         )
         if liveness is not None:
-            liveness.leave()
-        self.fence(before)
+            liveness.close()
+        self.report_lost_claims(previous_claimant)
         self.wakeups.signal(self.wakeups.topics, ())  # wake-ups sent while it was not registered were lost
 
     def _register(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
         """Take a number and its lock file, and register listeners. After an error the state is as before."""
-        before, liveness = self.claimant, None
-        patiently(connection, "BEGIN IMMEDIATE", patience)
+        previous_claimant, liveness = self.claimant, None
+        execute_with_retry(connection, "BEGIN IMMEDIATE", patience)
         try:
             # Lock before the commit: otherwise a process could see the row without the lock, and take this process for
             # dead. The number may be locked by a process that has a former file open; then take the next one.
             while liveness is None:
-                self.claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
-                liveness = FileLiveness.take(self.folder, self.claimant, self.holds_at_most)
+                self.claimant = int(connection.execute(_ADD_CLAIMANT, (os.getpid(),)).lastrowid or 0)
+                liveness = FileLiveness.acquire(self.folder, self.claimant, self.holds_at_most)
                 if liveness is None:
                     connection.execute("DELETE FROM claimant WHERE claimant = ?", (self.claimant,))
             connection.executemany(
@@ -140,14 +140,14 @@ class Registration(forks.ForkAware):
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self.claimant = before
+            self.claimant = previous_claimant
             if liveness is not None:
-                liveness.leave()
+                liveness.close()
             raise
         self.liveness = liveness
         self.start_upkeep()
 
-    def lock_anew(self) -> None:
+    def lock_again(self) -> None:
         """Lock the lock file once more after it was removed."""
         self.liveness = FileLiveness(self.folder, self.claimant, self.holds_at_most)
 
@@ -155,9 +155,9 @@ class Registration(forks.ForkAware):
     def after_fork_in_child(self) -> None:
         self.liveness = None
         self.claimant = self._data_version = 0
-        self.has_written = self.is_beside_others = False
-        self._when_fenced.clear()
-        forks.keep_for_ever(self.wakeups)
+        self.has_written = self.has_other_writers = False
+        self._lost_listeners.clear()
+        forks.prevent_destruction(self.wakeups)
         self.wakeups = Wakeups()
 
 
@@ -168,7 +168,7 @@ def registered_numbers(connection: sqlite3.Connection) -> set[int]:
 
 def unregister(tx: Transaction, claimant: int, *, has_died: bool = False) -> None:
     """Release the claims of a process, and delete its number; of one that died, count that for messages in queues."""
-    freed = tx.execute(
+    released_count = tx.execute(
         "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
     ).rowcount
     queues = tx.execute(
@@ -177,7 +177,7 @@ def unregister(tx: Transaction, claimant: int, *, has_died: bool = False) -> Non
     ).fetchall()
     tx.execute("DELETE FROM listener WHERE claimant = ?", (claimant,))
     tx.execute("DELETE FROM claimant WHERE claimant = ?", (claimant,))
-    if freed:
+    if released_count:
         tx.signal(DUE)
     for queue_id in {queue_id for (queue_id,) in queues}:
         (name,) = tx.execute("SELECT name FROM queue WHERE queue_id = ?", (queue_id,)).fetchone()

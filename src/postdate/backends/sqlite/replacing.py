@@ -18,7 +18,7 @@ _NEWEST: Final = f"""
         AND substr(r.message_id, -8) NOT GLOB '*[^0-9]*' AND r.detail = '{KEYED}'
     ORDER BY r.message_id DESC LIMIT 1"""
 _IS_KNOWN: Final = "SELECT 1 FROM record WHERE kind = 1 AND message_id = ?"
-KEEP_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
+STORE_KEY: Final = f"UPDATE record SET detail = '{KEYED}' WHERE kind = 1 AND message_id = ? AND detail IS NULL"
 _REPLACE: Final = """
     UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0, destination = ?, expires_at = ? WHERE seq = ?"""
 
@@ -42,7 +42,7 @@ def newest_of_key(connection: sqlite3.Connection, ids: KeyedIds) -> tuple[Newest
     newest = _newest(connection, ids)
     if newest.seq is not None:
         return newest, newest.message_id
-    candidates = (ids.after(newest.message_id, refused) for refused in count())
+    candidates = (ids.id_after(newest.message_id, refused) for refused in count())
     return newest, next(each for each in candidates if not connection.execute(_IS_KNOWN, (each,)).fetchone())
 
 
@@ -50,14 +50,14 @@ def replace_newest(tx: Transaction, *, ids: KeyedIds, newest: NewestOfKey, row: 
     """Write a message in place of the newest one of a key. Return ``False``, and write nothing, if that has changed."""
     if _newest(tx.connection, ids) != newest:
         return False
-    message_id, due, destination, expires_at, *written = row
+    message_id, due, destination, expires_at, *content = row
     if newest.seq is None:
-        if insert(tx, [row], at).already_there:
+        if insert(tx, [row], at).duplicate_ids:
             return False
-        tx.execute(KEEP_KEY, (message_id,))
+        tx.execute(STORE_KEY, (message_id,))
         return True
     signal_if_first(tx, due)
     tx.execute(_REPLACE, (due, due, destination, expires_at, newest.seq))
-    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*written, newest.content))
+    tx.execute("UPDATE content SET headers = ?, body = ? WHERE seq = ?", (*content, newest.content))
     record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "replaced")
     return True

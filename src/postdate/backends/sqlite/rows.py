@@ -19,7 +19,7 @@ from typing_extensions import override
 from postdate.backends.sql.dialect import SqlDialect
 from postdate.clock import Clock, SystemClock, from_microseconds, nearest_instant, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage
-from postdate.messages import DelayedMessage, Envelope, decode_headers, stored_headers
+from postdate.messages import DelayedMessage, Envelope, decode_headers, encode_for_store
 from postdate.ports import Recording, RecordKind, StoreReport
 from postdate.ports.observation import UNREADABLE
 from postdate.ports.transports import ExpiryRules
@@ -27,7 +27,7 @@ from postdate.ports.transports import ExpiryRules
 DUE: Final = "due"
 """The topic of the signal that a message was stored that is due before all others."""
 
-_THE_MACHINE: Final = SystemClock()
+_MACHINE_CLOCK: Final = SystemClock()
 
 
 def queue_topic(queue: str) -> str:
@@ -42,10 +42,10 @@ class QueueRules:
     and expired messages are deleted.
     """
 
-    clock: Clock = _THE_MACHINE
+    clock: Clock = _MACHINE_CLOCK
     expiry: ExpiryRules | None = None
 
-    def agrees_with(self, other: QueueRules) -> bool:
+    def matches(self, other: QueueRules) -> bool:
         clocks = (self.clock, other.clock)
         same_clock = self.clock == other.clock or all(isinstance(clock, SystemClock) for clock in clocks)
         return same_clock and self.expiry == other.expiry
@@ -54,7 +54,7 @@ class QueueRules:
         return to_microseconds(self.clock.now())
 
     @property
-    def keeps_expired(self) -> bool:
+    def has_dead_letters(self) -> bool:
         """Whether a message without an own setting becomes a dead letter when it expires in its queue."""
         return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
 
@@ -90,16 +90,18 @@ class Transaction:
 class SqliteSqlDialect(SqlDialect):
     """SQLite's form of the common statements: parameters are written ``:name``."""
 
-    batches = True
+    can_batch = True
 
     @override
-    def spelled(self, template: str) -> str:
+    def statement_of(self, template: str) -> str:
         return re.sub(r"%%|%\((\w+)\)s", lambda match: f":{match[1]}" if match[1] else "%", template)
 
     @override
-    def delete(self, table: str, where: str, order: str, index: str) -> tuple[str, str]:
-        find = f"SELECT rowid FROM {table} INDEXED BY postdate_{index} WHERE {where} ORDER BY {order} LIMIT %(limit)s"
-        return self.spelled(find), f"DELETE FROM {table} WHERE rowid = ?"
+    def delete_statement(self, table: str, condition: str, order: str, index: str) -> tuple[str, str]:
+        find = (
+            f"SELECT rowid FROM {table} INDEXED BY postdate_{index} WHERE {condition} ORDER BY {order} LIMIT %(limit)s"
+        )
+        return self.statement_of(find), f"DELETE FROM {table} WHERE rowid = ?"
 
     @override
     def delete_first(self, session: Any, statement: tuple[str, str], values: Mapping[str, Any]) -> int:
@@ -113,7 +115,7 @@ class SqliteSqlDialect(SqlDialect):
 
 # --- messages as rows ---------------------------------------------------------------------------------------------
 
-WAITING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "failures")
+PENDING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "failures")
 """Columns of a pending message with fields of the message, without its content."""
 
 QUEUED_FIELDS: Final = ("message_id", "due", "expires_at", "failures", "ends_at", "dead_letter")
@@ -123,16 +125,16 @@ _CONTENT: Final = (
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
     "(SELECT body FROM content AS c WHERE c.seq = content)"
 )
-WAITING_COLUMNS: Final = f"seq, {', '.join(WAITING_FIELDS)}, {_CONTENT}"
+PENDING_COLUMNS: Final = f"seq, {', '.join(PENDING_FIELDS)}, {_CONTENT}"
 """Columns of a pending message, for :func:`message_of`. Headers are read as bytes, as they may be no UTF-8."""
 
 QUEUED_COLUMNS: Final = f"seq, {', '.join(QUEUED_FIELDS[:4])}, {_CONTENT}, unanswered"
 """Columns of a message in a queue, for :func:`envelope_of`."""
 
-INSERT_WAITING: Final = f"""
-    INSERT INTO delayed_message (seq, {", ".join(WAITING_FIELDS[:-1])}, content, attempt_at)
+INSERT_PENDING: Final = f"""
+    INSERT INTO delayed_message (seq, {", ".join(PENDING_FIELDS[:-1])}, content, attempt_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
-"""Parameters: the number, :data:`WAITING_FIELDS` without the failures, the number of the content, the due time again.
+"""Parameters: the number, :data:`PENDING_FIELDS` without the failures, the number of the content, the due time again.
 """
 
 INSERT_QUEUED: Final = f"""
@@ -143,9 +145,9 @@ T = TypeVar("T")
 Row = Sequence[Any]
 
 
-def waiting_row(message: DelayedMessage, largest_message_bytes: int) -> tuple[Any, ...]:
-    """Return :data:`WAITING_FIELDS` without the failures, then headers and body. Raises `MessageTooLarge`."""
-    headers = stored_headers(message, largest_message_bytes)
+def pending_row(message: DelayedMessage, largest_message_bytes: int) -> tuple[Any, ...]:
+    """Return :data:`PENDING_FIELDS` without the failures, then headers and body. Raises `MessageTooLarge`."""
+    headers = encode_for_store(message, largest_message_bytes)
     expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
     return (message.message_id, to_microseconds(message.due), message.destination, expires_at, headers, message.body)
 
@@ -159,15 +161,15 @@ def queued_row(envelope: Envelope, headers: str, ends_at: int | None, *, dead_le
 
 
 def message_of(row: Row) -> DelayedMessage:
-    """Return the message of a row of :data:`WAITING_COLUMNS`. Raises `InvalidMessage` or `InvalidHeaders`."""
+    """Return the message of a row of :data:`PENDING_COLUMNS`. Raises `InvalidMessage` or `InvalidHeaders`."""
     _, message_id, due, destination, expires_at, failures, headers, body = row
-    return DelayedMessage.restored(
-        text(message_id, "the message id"),
-        instant(due, "the due time"),
-        text(destination, "the destination"),
+    return DelayedMessage.from_store(
+        text_of(message_id, "the message id"),
+        instant_of(due, "the due time"),
+        text_of(destination, "the destination"),
         *content_of(headers, body),
-        None if expires_at is None else instant(expires_at, "the expiry"),
-        whole(failures, "the number of failures"),
+        None if expires_at is None else instant_of(expires_at, "the expiry"),
+        integer_of(failures, "the number of failures"),
     )
 
 
@@ -177,32 +179,36 @@ def envelope_of(row: Row, queue: str) -> tuple[Envelope, int, int]:
     Raises as :func:`message_of`.
     """
     _, message_id, due, expires_at, failures, headers, body, unanswered = row
-    envelope = Envelope.restored(
+    envelope = Envelope.from_queue(
         queue,
-        text(message_id, "the message id"),
+        text_of(message_id, "the message id"),
         *content_of(headers, body),
-        None if expires_at is None else instant(expires_at, "the expiry"),
-        None if due is None else instant(due, "the due time"),
+        None if expires_at is None else instant_of(expires_at, "the expiry"),
+        None if due is None else instant_of(due, "the due time"),
     )
-    return envelope, whole(failures, "the number of failures"), whole(unanswered, "the number of dead processes")
+    return (
+        envelope,
+        integer_of(failures, "the number of failures"),
+        integer_of(unanswered, "the number of dead processes"),
+    )
 
 
-def text(value: object, what: str) -> str:
+def text_of(value: object, what: str) -> str:
     if type(value) is str:
         return value
-    raise InvalidMessage(f"{what} is no text: {_short(value)}")
+    raise InvalidMessage(f"{what} is no text: {_short_text(value)}")
 
 
-def whole(value: object, what: str) -> int:
+def integer_of(value: object, what: str) -> int:
     if type(value) is int:
         return value
-    raise InvalidMessage(f"{what} is no whole number: {_short(value)}")
+    raise InvalidMessage(f"{what} is no whole number: {_short_text(value)}")
 
 
-def instant(value: object, what: str) -> datetime:
+def instant_of(value: object, what: str) -> datetime:
     """Return the time of a column, which must hold microseconds since 1970 UTC."""
     try:
-        return from_microseconds(whole(value, what))
+        return from_microseconds(integer_of(value, what))
     except OverflowError as error:
         raise InvalidMessage(f"{what} is outside the years 1 to 9999: {value} us since 1970") from error
 
@@ -217,20 +223,20 @@ def time_of(value: object) -> datetime | None:
 
 def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:
     if not isinstance(headers, bytes | str):
-        shown = f"the headers are no text: {_short(headers)}"
-        raise InvalidHeaders("the headers are gone" if headers is None else shown)
-    decoded = decode_headers(headers)
+        problem = f"the headers are no text: {_short_text(headers)}"
+        raise InvalidHeaders("the headers are gone" if headers is None else problem)
+    decoded_headers = decode_headers(headers)
     if type(body) is bytes:
-        return decoded, body
-    raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short(body)}")
+        return decoded_headers, body
+    raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short_text(body)}")
 
 
-def shown(value: str | bytes) -> str:
+def display_text(value: str | bytes) -> str:
     """Return a text for display; bytes that are no UTF-8 are replaced."""
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _short(value: object) -> str:
+def _short_text(value: object) -> str:
     return repr(value)[:80]
 
 
@@ -248,7 +254,7 @@ def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | 
             if not is_undecodable(error):
                 raise
         connection.execute("ROLLBACK TO reading")
-        connection.text_factory = _lenient
+        connection.text_factory = _decode_leniently
         try:
             return connection.execute(sql, values).fetchall()
         finally:
@@ -262,22 +268,22 @@ def is_undecodable(error: sqlite3.Error) -> bool:
     return "Could not decode to UTF-8" in str(error)
 
 
-def _lenient(value: bytes) -> str | bytes:
+def _decode_leniently(value: bytes) -> str | bytes:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return value
 
 
-def decoded(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], dict[int, str]]:
+def decode_rows(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], dict[int, str]]:
     """Return the decoded rows, in order, and the reasons for rows that cannot be decoded, by number (first column)."""
-    good, bad = list[T](), dict[int, str]()
+    decoded_rows, reasons = list[T](), dict[int, str]()
     for row in rows:
         try:
-            good.append(decode(row))
+            decoded_rows.append(decode(row))
         except (InvalidMessage, InvalidHeaders) as error:
-            bad[row[0]] = str(error)
-    return good, bad
+            reasons[row[0]] = str(error)
+    return decoded_rows, reasons
 
 
 # --- storing, and records -----------------------------------------------------------------------------------------
@@ -305,35 +311,35 @@ NOT INDEXED: SQLite would scan an index that ANALYZE has seen with one row, as i
 
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert messages whose ids are new. The rows have the form of :func:`waiting_row`."""
+    """Insert messages whose ids are new. The rows have the form of :func:`pending_row`."""
     if not rows:
         return StoreReport(0)
     (base,) = tx.execute(NEXT_NUMBER).fetchone()
-    numbered = [(base + offset, *row) for offset, row in enumerate(rows)]
-    records = [(seq, id_, at, due, destination) for seq, id_, due, destination, *_ in numbered]
-    new, duplicates = numbered, tuple[str, ...]()
+    numbered_rows = [(base + offset, *row) for offset, row in enumerate(rows)]
+    records = [(seq, id_, at, due, destination) for seq, id_, due, destination, *_ in numbered_rows]
+    new, duplicates = numbered_rows, tuple[str, ...]()
     if tx.executemany(INSERT_SCHEDULED, records).rowcount < len(rows):
-        fresh = {seq for (seq,) in tx.execute("SELECT seq FROM record WHERE seq >= ?", (base,))}
-        new = [row for row in numbered if row[0] in fresh]
-        duplicates = tuple(row[1] for row in numbered if row[0] not in fresh)
+        new_numbers = {seq for (seq,) in tx.execute("SELECT seq FROM record WHERE seq >= ?", (base,))}
+        new = [row for row in numbered_rows if row[0] in new_numbers]
+        duplicates = tuple(row[1] for row in numbered_rows if row[0] not in new_numbers)
     if new:
         signal_if_first(tx, min(row[2] for row in new))
         (content,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM content").fetchone()
         tx.executemany(_INSERT_CONTENT, [(content + number, *row[5:]) for number, row in enumerate(new)])
-        tx.executemany(INSERT_WAITING, [(*row[:5], content + number, row[2]) for number, row in enumerate(new)])
+        tx.executemany(INSERT_PENDING, [(*row[:5], content + number, row[2]) for number, row in enumerate(new)])
     return StoreReport(len(new), duplicates)
 
 
 def insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
     """Insert messages. A message that is in the error queue is stored again under its old number."""
     report = insert(tx, rows, at)
-    content_of = {row[0]: row for row in reversed(rows)}  # if an id occurs twice the first row counts
-    still_there = list[str]()
-    for id_ in report.already_there:
-        row = content_of.pop(id_, None)
+    rows_by_id = {row[0]: row for row in reversed(rows)}  # if an id occurs twice the first row counts
+    duplicate_ids = list[str]()
+    for id_ in report.duplicate_ids:
+        row = rows_by_id.pop(id_, None)
         if row is None or not _revive(tx, row, at):
-            still_there.append(id_)
-    return StoreReport(len(rows) - len(still_there), tuple(still_there))
+            duplicate_ids.append(id_)
+    return StoreReport(len(rows) - len(duplicate_ids), tuple(duplicate_ids))
 
 
 def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
@@ -342,7 +348,7 @@ def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
     message_id, due, destination, *_ = row
     signal_if_first(tx, due)
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[4:]).lastrowid
-    tx.execute(INSERT_WAITING, (row_of_record[0], *row[:4], content, due))
+    tx.execute(INSERT_PENDING, (row_of_record[0], *row[:4], content, due))
     record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
     return True
 
@@ -355,12 +361,12 @@ def signal_if_first(tx: Transaction, due: int) -> None:
 
 
 def record(
-    tx: Transaction, kind: RecordKind, of: tuple[str, int | None, str | None], at: int, detail: str = ""
+    tx: Transaction, kind: RecordKind, fields: tuple[str, int | None, str | None], at: int, detail: str = ""
 ) -> None:
-    """Record an event of a message; ``of``: id, due time, destination."""
+    """Record an event of a message; ``fields``: id, due time, destination."""
     tx.execute(
         "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
-        (int(kind), at, detail or None, *of),
+        (int(kind), at, detail or None, *fields),
     )
 
 
@@ -376,21 +382,21 @@ class MessageTable:
     Args:
         name: of the table.
         columns: the columns that :attr:`decode` reads.
-        release: assignments of an UPDATE that end a claim of the row and hide the row from later claims.
-        recorded: SQL for id, due time and destination of a row.
+        release_assignments: assignments of an UPDATE that end a claim of the row and hide the row from later claims.
+        record_columns: SQL for id, due time and destination of a row.
         decode: decodes :attr:`columns`; raises if the row is unreadable.
     """
 
     name: str
     columns: str
-    release: str
-    recorded: str
+    release_assignments: str
+    record_columns: str
     decode: Callable[[Row], object]
 
 
-WAITING: Final = MessageTable(
+PENDING: Final = MessageTable(
     "delayed_message",
-    WAITING_COLUMNS,
+    PENDING_COLUMNS,
     "claimant = NULL, attempt_at = NULL",
     "message_id, due, destination",
     message_of,
@@ -404,33 +410,33 @@ QUEUED: Final = MessageTable(
 )
 
 
-def mark_unreadable(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
+def mark_unreadable(tx: Transaction, table: MessageTable, reasons: Mapping[int, str], at: int | None = None) -> None:
     """Mark rows as unreadable, so that nothing claims them, and record that.
 
-    ``bad``: the reason for each row, by its number; ``at``: microseconds since 1970 UTC, by default now.
+    ``reasons``: the reason for each row, by its number; ``at``: microseconds since 1970 UTC, by default now.
     """
-    when = tx.rules.now() if at is None else at
+    marked_at = tx.rules.now() if at is None else at
     # Numbers of content are used again: a row whose content is gone must not get the content of another message.
     content = "coalesce((SELECT c.seq FROM content AS c WHERE c.seq = t.content), 0)"
     mark = f"""
-        UPDATE {table.name} AS t SET {table.release}, content = {content}, unreadable = ?, unreadable_at = ?
+        UPDATE {table.name} AS t SET {table.release_assignments}, content = {content}, unreadable = ?, unreadable_at = ?
         WHERE seq = ?"""
-    for seq, reason in bad.items():
-        tx.execute(mark, (reason, when, seq))
-        record_unreadable(tx, RecordKind.FAILED, unreadable_parts(tx, table, seq), reason, when)
+    for seq, reason in reasons.items():
+        tx.execute(mark, (reason, marked_at, seq))
+        record_unreadable(tx, RecordKind.FAILED, unreadable_parts(tx, table, seq), reason, marked_at)
 
 
-def mark_and_log(tx: Transaction, table: MessageTable, bad: Mapping[int, str], at: int | None = None) -> None:
+def mark_and_log(tx: Transaction, table: MessageTable, reasons: Mapping[int, str], at: int | None = None) -> None:
     """:func:`mark_unreadable` for rows that were just read, with one log entry that has the reason of the first."""
-    mark_unreadable(tx, table, bad, at)
-    if bad:
+    mark_unreadable(tx, table, reasons, at)
+    if reasons:
         text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
-        log.error(text, len(bad), next(iter(bad.values())))
+        log.error(text, len(reasons), next(iter(reasons.values())))
 
 
 def unreadable_parts(tx: Transaction, table: MessageTable, seq: int) -> Row:
     """Return id, due time and destination of a row. The values may be of any type."""
-    (row,) = read_rows(tx.connection, f"SELECT {table.recorded} FROM {table.name} AS t WHERE seq = ?", (seq,))
+    (row,) = read_rows(tx.connection, f"SELECT {table.record_columns} FROM {table.name} AS t WHERE seq = ?", (seq,))
     return row
 
 
@@ -438,18 +444,18 @@ def record_unreadable(tx: Transaction, kind: RecordKind, parts: Row, reason: str
     """Record an event of an unreadable row, if its id can be read."""
     message_id, due, destination = parts
     if isinstance(message_id, str):
-        where = destination if isinstance(destination, str) else None
-        record(tx, kind, (message_id, readable(due), where), at, f"{UNREADABLE}{reason}")
+        destination_text = destination if isinstance(destination, str) else None
+        record(tx, kind, (message_id, readable_due(due), destination_text), at, f"{UNREADABLE}{reason}")
 
 
-def readable(due: object) -> int | None:
+def readable_due(due: object) -> int | None:
     """Return a due time in microseconds; ``None``: the value is no instant."""
     nearest = time_of(due)
     exact = None if nearest is None else to_microseconds(nearest)
     return exact if exact == due else None
 
 
-def claimed(
+def claim_rows(
     tx: Transaction,
     table: MessageTable,
     sql: str,
@@ -463,11 +469,13 @@ def claimed(
     claim. Any other error rolls back the transaction, and the claims with it.
     """
     while True:
-        good, bad = decoded(sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode)
-        if bad:
-            mark_and_log(tx, table, bad, at)
-        if good or not bad:
-            return good
+        decoded_rows, reasons = decode_rows(
+            sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0]), decode
+        )
+        if reasons:
+            mark_and_log(tx, table, reasons, at)
+        if decoded_rows or not reasons:
+            return decoded_rows
 
 
 def next_attempt(connection: sqlite3.Connection) -> datetime | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from postdate.backends.sql.sagas import SqlSagaStore
-from postdate.backends.sqlite.connection import bring_up_to_date, steps
+from postdate.backends.sqlite.connection import apply_migrations, steps
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.ports import Recording
@@ -41,4 +41,4 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
     async def setup(self) -> None:
         await self.file.setup()
         where = f"the sagas in {self.file.path}"
-        await self.file.write(lambda tx: bring_up_to_date(tx.execute, steps("sagas"), where))
+        await self.file.write(lambda tx: apply_migrations(tx.execute, steps("sagas"), where))

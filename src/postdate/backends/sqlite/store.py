@@ -26,29 +26,29 @@ from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.questions import SqliteQuestions
-from postdate.backends.sqlite.replacing import KEEP_KEY, newest_of_key, replace_newest
+from postdate.backends.sqlite.replacing import STORE_KEY, newest_of_key, replace_newest
 from postdate.backends.sqlite.rows import (
     DUE,
-    WAITING,
-    WAITING_COLUMNS,
+    PENDING,
+    PENDING_COLUMNS,
     Row,
     SqliteSqlDialect,
     Transaction,
-    claimed,
+    claim_rows,
     insert,
     insert_or_revive,
     mark_unreadable,
     message_of,
     next_attempt,
+    pending_row,
     record,
     signal_if_first,
     time_of,
-    waiting_row,
 )
-from postdate.backends.sqlite.unreadable import UnreadableFileRows, readable_and_all_rows
+from postdate.backends.sqlite.unreadable import UnreadableFileRows, read_readable_and_all_rows
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
-from postdate.messages import DelayedMessage, check_reschedule, rescheduled_text
+from postdate.messages import DelayedMessage, check_reschedule, text_with_due
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -65,8 +65,8 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.changing import KeyedIds, Making
-from postdate.ports.limits import KeptLimits
+from postdate.ports.changing import CreateMessage, KeyedIds
+from postdate.ports.limits import StoredLimits
 
 _HEADERS: Final = """
     SELECT seq, CAST(headers AS BLOB) FROM content
@@ -74,7 +74,7 @@ _HEADERS: Final = """
 _SET_HEADERS: Final = "UPDATE content SET headers = ? WHERE seq = ?"
 
 
-class _Claimed:
+class _ClaimedBatch:
     """Messages claimed together under one claimant number. The object lives as long as any of their claims."""
 
     def __init__(self, claimant: int, message_ids: Sequence[str]) -> None:
@@ -82,20 +82,20 @@ class _Claimed:
 
 
 @dataclass(slots=True, eq=False)
-class _Token:
+class _ClaimToken:
     """The token of a claim. It distinguishes the claim from a later claim of the same message.
 
     Args:
         seq: number of the pending message.
         batch: the messages claimed with it.
         latest: number of the latest record at the time of the claim.
-        released: whether the claim was released; then another claim may have the message.
+        is_released: whether the claim was released; then another claim may have the message.
     """
 
     seq: int
-    batch: _Claimed
+    batch: _ClaimedBatch
     latest: int
-    released: bool = False
+    is_released: bool = False
 
 
 class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, ReplacingStore):
@@ -116,7 +116,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
-    _messages = WAITING
+    _messages = PENDING
     _dialect = SqliteSqlDialect()
     _sql = SqliteQuestions
 
@@ -133,7 +133,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         self._sessions = self.file = SqliteFile.open(
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
-        self._claimed = WeakSet[_Claimed]()
+        self._batches = WeakSet[_ClaimedBatch]()
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -168,94 +168,103 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        row, at = waiting_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
+        row, at = pending_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
         await self.file.write(lambda tx: _insert_new(tx, [row], at))
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return await self.file.write(self._storing(messages, now))
+        return await self.file.write(self._inserting_work(messages, now))
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
-        return self.file.write_blocking(self._storing(messages, now))
+        return self.file.write_blocking(self._inserting_work(messages, now))
 
     @override
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         rows, at = self._rows(messages), to_microseconds(now)
 
         return lambda tx: _insert_new(tx, rows, at)
 
-    def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
+    def _inserting_work(
+        self, messages: Sequence[DelayedMessage], now: datetime
+    ) -> Callable[[Transaction], StoreReport]:
         rows, at = self._rows(messages), to_microseconds(now)
         return lambda tx: insert(tx, rows, at)
 
     def _rows(self, messages: Sequence[DelayedMessage]) -> list[tuple[Any, ...]]:
         limit = self._capabilities.largest_message_bytes
-        return [waiting_row(message, limit) for message in messages]
+        return [pending_row(message, limit) for message in messages]
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now)))
+        return await self.file.write(
+            lambda tx: _remove_and_record(tx, message_id, RecordKind.DELIVERED, to_microseconds(now))
+        )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        def count(tx: Transaction) -> bool:
+        def count_failure(tx: Transaction) -> bool:
             row = _find(tx, message_id)
             return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
 
-        return await self.file.write(count)
+        return await self.file.write(count_failure)
 
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         at = to_microseconds(now)
-        return await self._claim(at, limit, _BEGINNING, at)
+        return await self._claim(at, limit, _EARLIEST, at)
 
     @override
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        return await self._claim(to_microseconds(now), limit, to_microseconds(kept.begin), to_microseconds(kept.end))
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        return await self._claim(
+            to_microseconds(now),
+            limit,
+            to_microseconds(stored_limits.lane_start),
+            to_microseconds(stored_limits.lane_end),
+        )
 
-    async def _claim(self, at: int, limit: int, begin: int, end: int) -> Sequence[Claim]:
-        """Claim messages with an attempt time at or after ``begin`` and before ``end``.
+    async def _claim(self, at: int, limit: int, start: int, end: int) -> Sequence[Claim]:
+        """Claim messages with an attempt time at or after ``start`` and before ``end``.
 
         ``at``: now. All times in microseconds since 1970 UTC.
         """
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            values = (tx.claimant, begin, end, limit)
-            rows = claimed(tx, WAITING, _CLAIM, values, lambda row: (row[0], message_of(row)), at)
+            values = (tx.claimant, start, end, limit)
+            rows = claim_rows(tx, PENDING, _CLAIM, values, lambda row: (row[0], message_of(row)), at)
             return rows, tx.claimant, latest
 
         rows, claimant, latest = await self.file.write(claim)
         rows.sort(key=lambda each: (each[1].due, each[0]))
-        batch = _Claimed(claimant, [message.message_id for _, message in rows])
-        self._claimed.add(batch)
-        return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in rows]
+        batch = _ClaimedBatch(claimant, [message.message_id for _, message in rows])
+        self._batches.add(batch)
+        return [Claim(message, token=_ClaimToken(seq, batch, latest)) for seq, message in rows]
 
     @override
-    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """Register ``lost``, called after this process was frozen or the file was replaced."""
+    def listen_for_lost_claims(self, on_lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """Register ``on_lost``, called after this process was frozen or the file was replaced."""
         loop = asyncio.get_running_loop()
 
         def report(claimant: int) -> None:
-            lost([id_ for batch in self._claimed if batch.claimant == claimant for id_ in batch.message_ids])
+            on_lost([id_ for batch in self._batches if batch.claimant == claimant for id_ in batch.message_ids])
 
         # Called in another thread. The thread of the loop adds batches meanwhile, so only the loop may iterate.
-        def fenced(claimant: int) -> None:
+        def schedule_report(claimant: int) -> None:
             with suppress(RuntimeError):  # the loop is closed, so it sends no messages any more
                 loop.call_soon_threadsafe(report, claimant)
 
-        return self.file.registration.when_fenced(fenced)
+        return self.file.registration.listen_for_lost_claims(schedule_report)
 
     @override
-    def still_holds(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: Claim) -> bool:
         token = claim.token
-        assert isinstance(token, _Token)
-        return not token.released and self.file.is_in_force(token.batch.claimant)
+        assert isinstance(token, _ClaimToken)
+        return not token.is_released and self.file.is_in_force(token.batch.claimant)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
@@ -265,7 +274,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         )
 
     @override
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         at = to_microseconds(now)
 
         def finish(tx: Transaction) -> None:
@@ -277,18 +286,18 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        def give_back(tx: Transaction) -> bool:
-            row = tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()
-            then, at = to_microseconds(attempt_at), to_microseconds(now)
-            return row is not None and _count_failure(tx, row[0], then, at, reason)
+        def retry(tx: Transaction) -> bool:
+            row = tx.execute(_FIND_CLAIMED, _claim_values(tx, claim)).fetchone()
+            attempt_microseconds, at = to_microseconds(attempt_at), to_microseconds(now)
+            return row is not None and _count_failure(tx, row[0], attempt_microseconds, at, reason)
 
-        return await self.file.write(give_back)
+        return await self.file.write(retry)
 
     @override
     async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
         def mark(tx: Transaction) -> bool:
-            if (row := tx.execute(_FIND_HELD, _held_by(tx, claim)).fetchone()) is not None:
-                mark_unreadable(tx, WAITING, {row[0]: reason}, to_microseconds(now))
+            if (row := tx.execute(_FIND_CLAIMED, _claim_values(tx, claim)).fetchone()) is not None:
+                mark_unreadable(tx, PENDING, {row[0]: reason}, to_microseconds(now))
             return row is not None
 
         return await self.file.write(mark)
@@ -296,23 +305,23 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         at = None if attempt_at is None else to_microseconds(attempt_at)
-        released = list[_Token]()
+        released_tokens = list[_ClaimToken]()
 
-        def give_back(tx: Transaction) -> int:
+        def release_rows(tx: Transaction) -> int:
             for claim in claims:
-                if tx.execute(_RELEASE, (at, *_held_by(tx, claim))).rowcount:
-                    assert isinstance(claim.token, _Token)
-                    claim.token.released = True
-                    released.append(claim.token)
-            if released:
+                if tx.execute(_RELEASE, (at, *_claim_values(tx, claim))).rowcount:
+                    assert isinstance(claim.token, _ClaimToken)
+                    claim.token.is_released = True
+                    released_tokens.append(claim.token)
+            if released_tokens:
                 tx.signal(DUE)
-            return len(released)
+            return len(released_tokens)
 
         try:
-            return await self.file.write(give_back)
+            return await self.file.write(release_rows)
         except PostdateError:  # the transaction was rolled back: the claims are still in force
-            for token in released:
-                token.released = False
+            for token in released_tokens:
+                token.is_released = False
             raise
 
     @override
@@ -331,29 +340,31 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
 
     @override
-    async def pause(self) -> None:
-        await self.file.give_way()
+    async def yield_to_writers(self) -> None:
+        await self.file.yield_to_writers()
 
     # --- administration -----------------------------------------------------------------------------------------
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         at = to_microseconds(now)
-        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.CANCELLED, at, free=True))
+        return await self.file.write(
+            lambda tx: _remove_and_record(tx, message_id, RecordKind.CANCELLED, at, only_unclaimed=True)
+        )
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def change(tx: Transaction) -> bool:
-            if (row := _find(tx, message_id, free=True)) is None:
+            if (row := _find(tx, message_id, only_unclaimed=True)) is None:
                 return False
             seq, old_due, destination, expires_at = row
             check_reschedule(message_id, due, time_of(expires_at))
             signal_if_first(tx, new_due)
             tx.execute(_RESCHEDULE, (new_due, new_due, seq))
             for content, headers in tx.execute(_HEADERS, (seq,)).fetchall():
-                changed = rescheduled_text(headers, time_of(old_due), due, wall_time)
+                changed = text_with_due(headers, time_of(old_due), due, wall_time)
                 if changed is not None:
                     tx.execute(_SET_HEADERS, (changed, content))
             record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
@@ -362,31 +373,31 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return await self.file.write(change)
 
     @override
-    async def replace(self, key: str, make: Making, now: datetime) -> str:
+    async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
         """Replace in two steps, as one thread writes for many callers and must not run their code.
 
-        First ``make`` is called with the newest message that a reader sees. Then a transaction writes the result if
-        that message is still the newest one of the key; if not, both steps are repeated.
+        First ``create_message`` is called with the newest message that a reader sees. Then a transaction writes the
+        result if that message is still the newest one of the key; if not, both steps are repeated.
         """
         ids, at = KeyedIds(key), to_microseconds(now)
         while True:
             newest, id_ = await self.file.read(lambda connection: newest_of_key(connection, ids))
             stored_at = None if newest.seq is None else time_of(newest.stored_at)
-            (row,) = self._rows([make(id_, stored_at)])
+            (row,) = self._rows([create_message(id_, stored_at)])
             if await self.file.write(partial(replace_newest, ids=ids, newest=newest, row=row, at=at)):
                 return id_
 
     @override
-    async def keep_keys(self, message_ids: Sequence[str]) -> None:
+    async def store_keys(self, message_ids: Sequence[str]) -> None:
         values = [(each,) for each in message_ids]
-        await self.file.write(lambda tx: tx.executemany(KEEP_KEY, values) and None)
+        await self.file.write(lambda tx: tx.executemany(STORE_KEY, values) and None)
 
     @override
     async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
-        def read(row: Row) -> tuple[int, DelayedMessage]:
+        def decode_numbered(row: Row) -> tuple[int, DelayedMessage]:
             return row[0], message_of(row)
 
-        messages, rows = await readable_and_all_rows(self.file, WAITING, statement, values, read)
+        messages, rows = await read_readable_and_all_rows(self.file, PENDING, statement, values, decode_numbered)
         return page_of(messages, [(_due_of(row), row[0]) for row in rows], values.get("limit"))
 
 
@@ -398,12 +409,14 @@ def _due_of(row: Row) -> int:
 
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
     report = insert_or_revive(tx, rows, at)
-    if report.already_there:
-        raise DuplicateMessage.of(report.already_there[0])
+    if report.duplicate_ids:
+        raise DuplicateMessage.of(report.duplicate_ids[0])
 
 
-def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, *, free: bool = False) -> bool:
-    if (row := _find(tx, message_id, free=free)) is None:
+def _remove_and_record(
+    tx: Transaction, message_id: str, kind: RecordKind, at: int, *, only_unclaimed: bool = False
+) -> bool:
+    if (row := _find(tx, message_id, only_unclaimed=only_unclaimed)) is None:
         return False
     seq, due, destination, _ = row
     _delete(tx, "seq = ?", (seq,))
@@ -419,37 +432,37 @@ def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
 
 _RESCHEDULE: Final = "UPDATE delayed_message SET due = ?, attempt_at = ?, failures = 0 WHERE seq = ?"
 _OF_ID: Final = "WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
-_BEGINNING: Final = -(2**63)
+_EARLIEST: Final = -(2**63)
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
         SELECT seq FROM delayed_message WHERE attempt_at >= ? AND attempt_at < ? ORDER BY attempt_at LIMIT ?)
-    RETURNING {WAITING_COLUMNS}"""
+    RETURNING {PENDING_COLUMNS}"""
 
 
 # How an old claim of a row is recognized. A claim that ends without removing the message counts a failure, so the
 # number of failures differs. A message that was returned from the error queue begins again at 0, but it has a failure
 # record that is later than the old claim. A message that was rescheduled or replaced has a later record of that, too
 # (the range of kinds is the condition of the index). A release counts no failure, so its token is marked as released.
-_HELD: Final = """
+_IS_CLAIMED: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)
     AND NOT EXISTS (
         SELECT 1 FROM record AS moved WHERE moved.kind BETWEEN 8 AND 11 AND moved.kind = 8
             AND moved.message_id = ? AND moved.seq > ?)"""
-_FIND_HELD: Final = f"SELECT seq FROM delayed_message WHERE {_HELD}"
-_RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
+_FIND_CLAIMED: Final = f"SELECT seq FROM delayed_message WHERE {_IS_CLAIMED}"
+_RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_IS_CLAIMED}"
 
 
-def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
+def _claim_values(tx: Transaction, claim: Claim) -> tuple[object, ...]:
     id_, token = claim.message.message_id, claim.token
-    assert isinstance(token, _Token)
+    assert isinstance(token, _ClaimToken)
     # No claimant has the number 0, so a lost claim finds no row.
-    claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
+    claimant = 0 if token.is_released or token.batch.claimant != tx.claimant else tx.claimant
     return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest, id_, token.latest)
 
 
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
-    if count := _delete(tx, _HELD, _held_by(tx, claim)):
+    if count := _delete(tx, _IS_CLAIMED, _claim_values(tx, claim)):
         message = claim.message
         record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
     return count
@@ -468,8 +481,11 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
     return True
 
 
-def _find(tx: Transaction, message_id: str, *, free: bool = False) -> tuple[int, int, str, int | None] | None:
-    """Return number, due time, destination and expiry of a pending message; ``free``: only if it is unclaimed."""
-    condition = f"{_OF_ID} AND claimant IS NULL" if free else _OF_ID
+def _find(tx: Transaction, message_id: str, *, only_unclaimed: bool = False) -> tuple[int, int, str, int | None] | None:
+    """Return number, due time, destination and expiry of a pending message.
+
+    ``only_unclaimed``: only if it is unclaimed.
+    """
+    condition = f"{_OF_ID} AND claimant IS NULL" if only_unclaimed else _OF_ID
     sql = f"SELECT seq, due, destination, expires_at FROM delayed_message {condition}"
     return tx.execute(sql, (message_id,)).fetchone()

@@ -15,12 +15,12 @@ from typing_extensions import override
 from postdate.backends.sql.timeouts import LATER, SharedSqlTimeouts, TimeoutTable, standard_statements
 from postdate.backends.sql.timeouts_layout import TIME, normal_id, table_name, text_time
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.processes import presence_folder, try_to_hold
+from postdate.backends.sqlite.processes import acquire_file_lock, claimants_folder
 from postdate.backends.sqlite.rows import SqliteSqlDialect, Transaction
 from postdate.errors import ConfigurationError
 from postdate.ports import Recording
 from postdate.ports.timeouts import TimeoutClaim
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 _RESERVED: Final = "sqlite_"
 
@@ -52,7 +52,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         create: bool = True,
     ) -> None:
         if table_prefix is not None:
-            _checked_name(table_name("", prefix=table_prefix))  # before the file is open
+            _check_name(table_name("", prefix=table_prefix))  # before the file is open
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
         super().__init__(self.file, _SqliteTable, table_prefix)
 
@@ -77,26 +77,26 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         """Claim by a locked file; nothing is written to the database."""
         if (normal := normal_id(timeout_id)) is None:
             return None
-        folder, name = presence_folder(self.file.path), f"{self._checked_table.name.lower()}\n{normal}"
-        if (hold := await in_thread(try_to_hold, folder, name)) is None:
+        folder, name = claimants_folder(self.file.path), f"{self._checked_table.name.lower()}\n{normal}"
+        if (file_lock := await run_in_thread(acquire_file_lock, folder, name)) is None:
             return None
         timeout = None
         try:
             timeout = await self.peek(normal)
         finally:
             if timeout is None:
-                hold.unlock()
+                file_lock.unlock()
         if timeout is None:
             return None
 
         async def remove() -> bool:
             try:
-                return hold.is_locked and await self.try_remove(timeout.timeout_id)
+                return file_lock.is_locked and await self.try_remove(timeout.timeout_id)
             finally:
-                hold.unlock()
+                file_lock.unlock()
 
         async def release() -> None:
-            hold.unlock()
+            file_lock.unlock()
 
         return TimeoutClaim(timeout, remove, release)
 
@@ -111,7 +111,7 @@ class _SqliteTable(TimeoutTable):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        plain = _quoted(_checked_name(name))
+        plain = _quote_name(_check_name(name))
         table = plain.replace("%", "%%")
         self.setup = (
             (
@@ -119,8 +119,8 @@ class _SqliteTable(TimeoutTable):
                 f'"SagaId" TEXT, "State" BLOB, "Time" TEXT, "Headers" TEXT NOT NULL, '
                 f'"PersistenceVersion" TEXT NOT NULL)'
             ),
-            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_SagaId")} ON {plain} ("SagaId")',
-            f'CREATE INDEX IF NOT EXISTS {_quoted(f"{name}_Time")} ON {plain} ("Time")',
+            f'CREATE INDEX IF NOT EXISTS {_quote_name(f"{name}_SagaId")} ON {plain} ("SagaId")',
+            f'CREATE INDEX IF NOT EXISTS {_quote_name(f"{name}_Time")} ON {plain} ("Time")',
         )
         super().__init__(standard_statements(table, '"Headers"', f'SELECT min("Time") FROM {table} WHERE {LATER}'))
 
@@ -133,10 +133,10 @@ class _SqliteTable(TimeoutTable):
         return self.dialect.change(session, self.sql.insert, {**row, TIME: text_time(row[TIME])}) > 0
 
 
-def _checked_name(table: str) -> str:
+def _check_name(table: str) -> str:
     """Raise `ConfigurationError` for NUL characters, lone surrogates, and names reserved by SQLite."""
-    lone = any(0xD800 <= ord(character) < 0xE000 for character in table)
-    if "\0" in table or lone or table.lower().startswith(_RESERVED):
+    has_surrogate = any(0xD800 <= ord(character) < 0xE000 for character in table)
+    if "\0" in table or has_surrogate or table.lower().startswith(_RESERVED):
         raise ConfigurationError(
             f"the table of timeouts {table!r} must not have NUL characters or lone surrogates, nor begin with "
             f"{_RESERVED!r}: choose another table_prefix"
@@ -144,5 +144,5 @@ def _checked_name(table: str) -> str:
     return table
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

@@ -11,13 +11,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.timeouts_layout import ID, TIME, text_time
-from postdate.backends.sql.timeouts_migration.dialect import NUMBER, Dialect, Hiding, Session
-from postdate.backends.sqlite.connection import connect, patiently, translated
+from postdate.backends.sql.timeouts_migration.dialect import NUMBER, Dialect, HideRequest, Session
+from postdate.backends.sqlite.connection import connect, execute_with_retry, translate_errors
 from postdate.backends.sqlite.rows import SqliteSqlDialect
 from postdate.clock import Clock, SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
 
-_spelled: Final = SqliteSqlDialect().spelled
+_statement_of: Final = SqliteSqlDialect().statement_of
 
 
 class SqliteSession:
@@ -29,37 +29,37 @@ class SqliteSession:
         self._may_write = False
 
     def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        with translated(self._path):
-            return self._connection.execute(_spelled(sql), values).fetchall()
+        with translate_errors(self._path):
+            return self._connection.execute(_statement_of(sql), values).fetchall()
 
     def change(self, sql: str, values: Mapping[str, Any]) -> int:
-        with translated(self._path):
-            return max(self._connection.execute(_spelled(sql), values).rowcount, 0)
+        with translate_errors(self._path):
+            return max(self._connection.execute(_statement_of(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        with translated(self._path):
-            cursor = self._connection.execute(_spelled(sql), values)
+        with translate_errors(self._path):
+            cursor = self._connection.execute(_statement_of(sql), values)
             while rows := cursor.fetchmany(page):
                 yield rows
 
     def begin(self) -> None:
-        with translated(self._path):
+        with translate_errors(self._path):
             if not self._may_write:
                 self._connection.close()
                 self._connection, self._may_write = connect(self._path), True
-            patiently(self._connection, "BEGIN IMMEDIATE")
+            execute_with_retry(self._connection, "BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        with translated(self._path):
+        with translate_errors(self._path):
             self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        with translated(self._path):
+        with translate_errors(self._path):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        with suppress(PostdateError), translated(self._path):
+        with suppress(PostdateError), translate_errors(self._path):
             self._connection.close()
 
 
@@ -89,52 +89,54 @@ class SqliteDialect(Dialect):
         return [name for (name,) in session.rows("SELECT name FROM pragma_table_info(%(table)s)", {"table": table})]
 
     @override
-    def limit(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: Session, margin: timedelta) -> None:
         """No limit is needed: after BEGIN a writer waits for nobody. The clock is checked before the commit."""
 
     @override
-    def value(self, instant: datetime) -> object:
+    def value_of(self, instant: datetime) -> object:
         """Return a text, as SQLite has no type for times."""
         return text_time(instant)
 
     @override
-    def floor(self, instant: datetime) -> object:
+    def floor_of(self, instant: datetime) -> object:
         """Return a text without trailing zeros, so that it compares well with texts of fewer digits."""
         return text_time(instant).rstrip("0").rstrip(".")
 
     @override
-    def is_due_from(self) -> str:
+    def due_from_condition(self) -> str:
         """The index serves the first part of the condition, in which a ``T`` would count as late."""
-        return f"{self.quoted(TIME)} >= %(floor)s AND {self._spaced()} >= %(floor)s"
+        return f"{self.quote_name(TIME)} >= %(floor)s AND {self._time_with_space()} >= %(floor)s"
 
     @override
-    def is_due_before(self) -> str:
-        return f"{self._spaced()} < %(floor)s"
+    def due_before_condition(self) -> str:
+        return f"{self._time_with_space()} < %(floor)s"
 
-    def _spaced(self) -> str:
-        return f"replace({self.quoted(TIME)}, 'T', ' ')"
+    def _time_with_space(self) -> str:
+        return f"replace({self.quote_name(TIME)}, 'T', ' ')"
 
     @override
     def size_of(self, column: str) -> str:
-        return f"LENGTH(CAST({self.quoted(column)} AS BLOB))"
+        return f"LENGTH(CAST({self.quote_name(column)} AS BLOB))"
 
     @override
-    def quoted(self, name: str) -> str:
+    def quote_name(self, name: str) -> str:
         return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
     @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        hidden, key = self.table(staging), self.list_of((NUMBER, ID))
-        index = self.table(f"{staging}_key")
+    def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        staging_name, key = self.qualified_table(staging), self.list_of((NUMBER, ID))
+        index = self.qualified_table(f"{staging}_key")
         return (
             (
-                f"CREATE TABLE IF NOT EXISTS {hidden} AS SELECT {self.list_of(columns)}, 0 AS {self.quoted(NUMBER)} "
-                f"FROM {self.table(live)} WHERE 0"
+                f"CREATE TABLE IF NOT EXISTS {staging_name} AS SELECT {self.list_of(columns)}, 0 AS "
+                f"{self.quote_name(NUMBER)} "
+                f"FROM {self.qualified_table(live)} WHERE 0"
             ),
-            f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {self.quoted(staging)} ({key})",
+            f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {self.quote_name(staging)} ({key})",
         )
 
-    def _removing(self, hiding: Hiding) -> str:
-        own = self.quoted(ID)
-        hidden = f"SELECT {own} FROM {self.table(hiding.staging)} WHERE {self.quoted(NUMBER)} >= {hiding.first}"
-        return f"DELETE FROM {self.table(hiding.live)} WHERE {own} IN ({hidden})"
+    def _remove_statement(self, request: HideRequest) -> str:
+        id_column = self.quote_name(ID)
+        staging, number = self.qualified_table(request.staging), self.quote_name(NUMBER)
+        hidden = f"SELECT {id_column} FROM {staging} WHERE {number} >= {request.first}"
+        return f"DELETE FROM {self.qualified_table(request.live)} WHERE {id_column} IN ({hidden})"

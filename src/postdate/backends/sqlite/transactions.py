@@ -20,13 +20,13 @@ from postdate.backends.sqlite.rows import QueueRules, Transaction
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError
 from postdate.ports import Recording, Wake
-from postdate.runtime.threads import Job, group_of, in_thread
+from postdate.runtime.threads import Job, group_of, run_in_thread
 
 DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
 # The pause after a commit if another process writes, too. It is long enough for that process to get the lock, as it
 # tries every 0.1 ms, and short compared with a batch.
-_COURTESY_SECONDS = 0.001
+_YIELD_SECONDS = 0.001
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class FileTransactions:
 
         Works that arrive while a transaction runs share the next one. A work that raises is rolled back alone.
         """
-        return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
+        return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_jobs, work)
 
     async def run(self, work: Callable[[Transaction], T]) -> T:
         return await self.write(work)
@@ -78,31 +78,31 @@ class FileTransactions:
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """:meth:`write` in the calling thread, for pipeline processes and the command line."""
         job = Job[_Work, Any](work)
-        self._commit_together([job])
-        return job.outcome()
+        self._commit_jobs([job])
+        return job.get_result()
 
     def checkpoint_blocking(self) -> None:
         # Fetch all rows while holding the lock: an unfinished statement would make the commit of the next writer fail.
         self.access.write(lambda connection: connection.execute("PRAGMA wal_checkpoint(truncate)").fetchall())
 
-    async def give_way(self) -> None:
+    async def yield_to_writers(self) -> None:
         """Let another process write if one has written recently; called between batches."""
-        if self.registration.is_beside_others:
-            await anyio.sleep(_COURTESY_SECONDS)
+        if self.registration.has_other_writers:
+            await anyio.sleep(_YIELD_SECONDS)
 
-    def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
+    def _commit_jobs(self, jobs: Sequence[Job[_Work, Any]]) -> None:
         try:
-            topics, elsewhere = self.access.write(lambda connection: self._transaction(connection, jobs))
+            topics, listeners = self.access.write(lambda connection: self._run_transaction(connection, jobs))
         except BaseException as error:  # noqa: BLE001 - each caller raises it in its own thread
             for job in jobs:
                 job.error = job.error or error
             return
         finally:
             for job in jobs:
-                job.done = True
-        self.registration.wakeups.signal(topics, elsewhere)
+                job.is_done = True
+        self.registration.wakeups.signal(topics, listeners)
 
-    def _transaction(
+    def _run_transaction(
         self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
     ) -> tuple[set[str], list[tuple[str, int]]]:
         self.registration.begin(connection, self.access.patience)
@@ -110,19 +110,19 @@ class FileTransactions:
             self.access.check_in_place()  # again: BEGIN may have waited long, and the file was replaced meanwhile
             topics: set[str] = set()
             for job in jobs:
-                topics |= self._part(connection, job, alone=len(jobs) == 1)
-            elsewhere = self._listeners(connection, topics)
+                topics |= self._run_job(connection, job, is_only=len(jobs) == 1)
+            listeners = self._listeners(connection, topics)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
         self.registration.has_written = True
-        return topics, elsewhere
+        return topics, listeners
 
-    def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
+    def _run_job(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, is_only: bool) -> set[str]:
         transaction = Transaction(connection, self.claimant, self.recording, self.rules)
-        if alone:
+        if is_only:
             job.result = job.work(transaction)
             return transaction.topics
         connection.execute("SAVEPOINT part")
@@ -140,9 +140,9 @@ class FileTransactions:
     def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
         if not topics:
             return []
-        marks = ",".join("?" * len(topics))
+        placeholders = ",".join("?" * len(topics))
         return connection.execute(
-            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
+            f"SELECT topic, port FROM listener WHERE topic IN ({placeholders}) AND claimant <> ?",
             (*topics, self.claimant),
         ).fetchall()
 
@@ -150,15 +150,15 @@ class FileTransactions:
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return the result of ``work`` on one consistent snapshot, however long it takes."""
-        return await in_thread(self.read_blocking, work)
+        return await run_in_thread(self.read_blocking, work)
 
-    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
+    async def query(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
         return await self.read(work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return self.access.read(work)
 
-    look_blocking = read_blocking
+    query_blocking = read_blocking
 
     def is_in_force(self, claimant: int) -> bool:
         """Return whether claims under a number are in force. It reads the file only if the last sign of life is old."""
@@ -175,7 +175,7 @@ class FileTransactions:
 
     async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
         """Call ``wake`` at each signal of ``topic``, by any process, until the returned function is called."""
-        return await in_thread(self.listen_blocking, topic, wake)
+        return await run_in_thread(self.listen_blocking, topic, wake)
 
     def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
         wakeups = self.registration.wakeups

@@ -33,7 +33,7 @@ from postdate.backends.sqlite.rows import (
     QueueRules,
     Row,
     Transaction,
-    claimed,
+    claim_rows,
     envelope_of,
     queue_topic,
     queued_row,
@@ -49,33 +49,33 @@ from postdate.errors import (
     StoreUnreachable,
     TimeToBeReceivedInTransaction,
 )
-from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
+from postdate.messages import Envelope, check_headers, encode_headers, too_large_error
 from postdate.ports import (
     HANDLED,
     SUSPECT_AFTER,
-    End,
-    Ending,
+    Completion,
     Received,
     Receiver,
     Recording,
     RecordKind,
+    Settlement,
     TransactionMode,
     Transport,
     TransportCapabilities,
     Work,
     count_received_together,
-    do_works,
+    run_works,
 )
-from postdate.ports.transports import ExpiryRules, end_in_queue
-from postdate.runtime.threads import Alarm
+from postdate.ports.transports import ExpiryRules, expiry_in_queue
+from postdate.runtime.threads import WakeUp
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 
-_ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
+_IS_RECEIVABLE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
 _FIRST: Final = f"""
     SELECT (
         SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
-        WHERE m.queue_id = q.queue_id AND {_ALIVE} ORDER BY seq LIMIT 1)
+        WHERE m.queue_id = q.queue_id AND {_IS_RECEIVABLE} ORDER BY seq LIMIT 1)
     FROM queue AS q WHERE q.name = :queue"""
 _IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
 # From the first unexpired message that was read before: expired ones are not walked over again under the lock.
@@ -83,17 +83,17 @@ _DELETE: Final = """
     DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
     RETURNING seq, content, message_id"""
 # One by one: for a list of numbers a table that ANALYZE has seen with one row is read from end to end.
-_DROPPED: Final = "DELETE FROM content WHERE seq = ?"
+_DELETE_CONTENT: Final = "DELETE FROM content WHERE seq = ?"
 
 _CLAIM: Final = f"""
     UPDATE queue_message SET claimant = :claimant WHERE seq IN (
         SELECT seq FROM queue_message INDEXED BY queue_message_free
-        WHERE {_IN_QUEUE} AND seq >= :first AND {_ALIVE} ORDER BY seq LIMIT :limit)
+        WHERE {_IN_QUEUE} AND seq >= :first AND {_IS_RECEIVABLE} ORDER BY seq LIMIT :limit)
     RETURNING {QUEUED_COLUMNS}"""
 
-_TAKE: Final = f"""
+_CLAIM_BY_ID: Final = f"""
     UPDATE queue_message SET claimant = :claimant WHERE seq = (
-        SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_ALIVE})
+        SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_IS_RECEIVABLE})
     RETURNING {QUEUED_COLUMNS}"""
 
 # Each count uses one index; few of the free messages are expired ones.
@@ -161,7 +161,7 @@ class LocalTransport(UnreadableFileRows, Transport):
             dead_letters=expiry is not None,
             pipelines=True,
             prefetches=True,
-            takes_by_id=True,
+            receives_by_id=True,
         )
 
     @property
@@ -182,7 +182,7 @@ class LocalTransport(UnreadableFileRows, Transport):
     ) -> Sequence[PostdateError | None]:
         rows = self.rows(envelopes, now, in_transaction=bool(work))
         if work:
-            await self.file.write(lambda tx: _send_and_work(tx, rows, work))
+            await self.file.write(lambda tx: _send_and_run_works(tx, rows, work))
             return [None] * len(rows)
         return await self.file.write(lambda tx: [_send(tx, row) for row in rows])
 
@@ -192,22 +192,22 @@ class LocalTransport(UnreadableFileRows, Transport):
     def _row(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> _Row:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
-            return refused
+        if too_large := too_large_error(envelope, headers, self._capabilities.largest_message_bytes):
+            return too_large
         try:
-            ends_at, dead_letter = self._end(envelope, now, in_transaction=in_transaction)
+            ends_at, dead_letter = self._expiry_of(envelope, now, in_transaction=in_transaction)
         except TimeToBeReceivedInTransaction as error:
             return error
         return queued_row(envelope, headers, ends_at, dead_letter=dead_letter)
 
-    def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
+    def _expiry_of(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
         """Return when a message expires in the queue, and whether it is then kept as a dead letter."""
         if (expiry := self._rules.expiry) is not None:
-            native = expiry.native(envelope, in_transaction=in_transaction)
+            native = expiry.native_expiry(envelope, in_transaction=in_transaction)
             envelope = replace(envelope, time_to_be_received=native.time_to_be_received)
         if (lifetime := envelope.time_left(now)) is None:
-            return None, expiry is not None and expiry.keeps(envelope, expires=False)
-        return end_in_queue(lifetime, self._rules.clock.now()), expiry is not None and expiry.keeps(
+            return None, expiry is not None and expiry.uses_dead_letters(envelope, expires=False)
+        return expiry_in_queue(lifetime, self._rules.clock.now()), expiry is not None and expiry.uses_dead_letters(
             envelope, expires=True
         )
 
@@ -233,52 +233,52 @@ class LocalTransport(UnreadableFileRows, Transport):
 class LocalReceiver(Receiver):
     def __init__(self, transport: LocalTransport, queue: str) -> None:
         self._transport, self._file, self._queue = transport, transport.file, queue
-        self._alarm: Alarm | None = None
+        self._wake_up: WakeUp | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._claims: dict[object, Received] = {}
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        if self._alarm is None:
-            await self._file.read(self._first)
-            alarm = Alarm()
-            self._stop_listening = await self._file.listen(queue_topic(self._queue), alarm.ring)
-            self._alarm = alarm
+        if self._wake_up is None:
+            await self._file.read(self._first_number)
+            wake_up = WakeUp()
+            self._stop_listening = await self._file.listen(queue_topic(self._queue), wake_up.wake)
+            self._wake_up = wake_up
         while True:
-            self._alarm.reset()
-            first = await self._file.read(self._first)
-            received = [] if first is None else await self._claimed(_CLAIM, first=first, limit=limit)
+            self._wake_up.reset()
+            first = await self._file.read(self._first_number)
+            received = [] if first is None else await self._claim_messages(_CLAIM, first=first, limit=limit)
             if received or not wait:
                 return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
-                await self._alarm.wait()
+                await self._wake_up.wait()
 
     @override
-    async def take(self, message_id: str) -> Received | None:
-        await self._file.read(self._first)
-        received = await self._claimed(_TAKE, id=message_id)
+    async def receive_by_id(self, message_id: str) -> Received | None:
+        await self._file.read(self._first_number)
+        received = await self._claim_messages(_CLAIM_BY_ID, id=message_id)
         return received[0] if received else None
 
-    def _first(self, connection: sqlite3.Connection) -> int | None:
+    def _first_number(self, connection: sqlite3.Connection) -> int | None:
         row = connection.execute(_FIRST, {"queue": self._queue, "now": self._file.rules.now()}).fetchone()
         if row is None:
-            raise QueueNotFound.of(self._queue, place=str(self._file.path))
+            raise QueueNotFound.of(self._queue, database=str(self._file.path))
         return row[0]
 
-    async def _claimed(self, sql: str, **values: object) -> list[Received]:
+    async def _claim_messages(self, sql: str, **values: object) -> list[Received]:
         """Claim and remember readable messages; unreadable ones are marked in the same transaction."""
 
         def claim(tx: Transaction) -> list[Received]:
-            def hold(row: Row) -> Received:
+            def decode(row: Row) -> Received:
                 envelope, failures, unanswered = envelope_of(row, self._queue)
                 token, is_suspect = (row[0], tx.claimant), unanswered >= SUSPECT_AFTER
                 return Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
 
-            chosen = {"claimant": tx.claimant, "queue": self._queue, "now": tx.rules.now(), **values}
-            messages = claimed(tx, QUEUED, sql, chosen, hold)
+            parameters = {"claimant": tx.claimant, "queue": self._queue, "now": tx.rules.now(), **values}
+            messages = claim_rows(tx, QUEUED, sql, parameters, decode)
             count = count_received_together(messages)
             if count < len(messages):
-                self._give_back(tx, messages[count:], 0)
+                self._reject(tx, messages[count:], 0)
             return messages[:count]
 
         messages = await self._file.write(claim)
@@ -287,45 +287,49 @@ class LocalReceiver(Receiver):
         return messages
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        rows = self._transport.rows(end.outgoing, now, in_transaction=True)
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        rows = self._transport.rows(completion.outgoing, now, in_transaction=True)
 
         def commit(tx: Transaction) -> None:
             self._remove(tx, received)
-            record = _record_of(tx, received, now, end)
+            record = _record_of(tx, received, now, completion)
             tx.executemany(INSERT_RECORD, [] if record is None else [record])
-            _send_and_work(tx, rows, end.work)
+            _send_and_run_works(tx, rows, completion.work)
 
         await self._file.write(commit)
         self._forget_claim(received)
 
     @override
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
         """Settle all messages in one savepoint; if that fails, each message in its own."""
-        rows = [self._transport.rows(each.end.outgoing, each.at, in_transaction=True) for each in endings]
+        rows = [self._transport.rows(each.completion.outgoing, each.at, in_transaction=True) for each in settlements]
         try:
-            await self._file.write(lambda tx: self._settle(tx, endings, rows))
+            await self._file.write(lambda tx: self._settle(tx, settlements, rows))
         except StoreUnreachable as error:
-            return [error] * len(endings)
+            return [error] * len(settlements)
         except Exception:  # noqa: BLE001 - settling one by one finds the message that caused it
-            return await super().settle(endings)
-        for each in endings:
+            return await super().settle(settlements)
+        for each in settlements:
             self._forget_claim(each.received)
-        return [None] * len(endings)
+        return [None] * len(settlements)
 
-    def _settle(self, tx: Transaction, endings: Sequence[Ending], rows: Sequence[Sequence[_Row]]) -> None:
-        numbers = {_fence(each.received, tx)[0]: each for each in endings if self._is_claimed(each.received, tx)}
+    def _settle(self, tx: Transaction, settlements: Sequence[Settlement], rows: Sequence[Sequence[_Row]]) -> None:
+        numbers = {
+            _claim_key(each.received, tx)[0]: each for each in settlements if self._is_claimed(each.received, tx)
+        }
         deleted = tx.execute(_DELETE, (json.dumps(list(numbers)), tx.claimant)).fetchall()
-        mine = [seq for seq, _, id_ in deleted if numbers[seq].received.envelope.message_id == id_]
-        if len(mine) < len(endings):
-            raise ClaimLost.of(*(each.received.envelope.message_id for each in endings), queue=self._queue)
-        tx.executemany(_DROPPED, [(content,) for _, content, _ in deleted])
-        records = [_record_of(tx, *each) for each in endings]
+        settled_numbers = [seq for seq, _, id_ in deleted if numbers[seq].received.envelope.message_id == id_]
+        if len(settled_numbers) < len(settlements):
+            raise ClaimLost.of(*(each.received.envelope.message_id for each in settlements), queue=self._queue)
+        tx.executemany(_DELETE_CONTENT, [(content,) for _, content, _ in deleted])
+        records = [_record_of(tx, *each) for each in settlements]
         tx.executemany(INSERT_RECORD, [record for record in records if record is not None])
-        _send_and_work(tx, [row for sent in rows for row in sent], [work for each in endings for work in each.end.work])
+        _send_and_run_works(
+            tx, [row for sent in rows for row in sent], [work for each in settlements for work in each.completion.work]
+        )
 
     def _is_claimed(self, received: Received, tx: Transaction) -> bool:
-        return self._claims.get(received.token) is received and _fence(received, tx)[1] != 0
+        return self._claims.get(received.token) is received and _claim_key(received, tx)[1] != 0
 
     def _forget_claim(self, received: Received) -> None:
         # The message may have been received again meanwhile, under the same number.
@@ -338,7 +342,7 @@ class LocalReceiver(Receiver):
             self._claims.get(received.token) is received
             and tx.execute(
                 "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
-                (*_fence(received, tx), received.envelope.message_id),
+                (*_claim_key(received, tx), received.envelope.message_id),
             ).fetchone()
         )
         if not deleted:
@@ -350,13 +354,13 @@ class LocalReceiver(Receiver):
         if self._claims.get(received.token) is not received:
             return
 
-        await self._file.write(lambda tx: self._give_back(tx, [received], int(failed)))
+        await self._file.write(lambda tx: self._reject(tx, [received], int(failed)))
         self._forget_claim(received)
 
-    def _give_back(self, tx: Transaction, received: Sequence[Received], failures: int) -> None:
+    def _reject(self, tx: Transaction, received: Sequence[Received], failures: int) -> None:
         tx.executemany(
             "UPDATE queue_message SET claimant = NULL, failures = failures + ? WHERE seq = ? AND claimant = ?",
-            [(failures, *_fence(each, tx)) for each in received],
+            [(failures, *_claim_key(each, tx)) for each in received],
         )
         tx.signal(queue_topic(self._queue))
 
@@ -364,15 +368,15 @@ class LocalReceiver(Receiver):
     async def close(self) -> None:
         if messages := list(self._claims.values()):
             with suppress(StoreReplaced):  # no process uses the former file any more
-                await self._file.write(lambda tx: self._give_back(tx, messages, 0))
+                await self._file.write(lambda tx: self._reject(tx, messages, 0))
         for received in messages:
             self._forget_claim(received)
         if self._stop_listening is not None:
             self._stop_listening()
-            self._stop_listening = self._alarm = None
+            self._stop_listening = self._wake_up = None
 
 
-def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
+def _claim_key(received: Received, tx: Transaction) -> tuple[int, int]:
     """Return the number of a message and its claimant; 0, which no process has, if this process lost its claims."""
     seq, claimant = cast("tuple[int, int]", received.token)
     return seq, claimant if claimant == tx.claimant else 0
@@ -390,22 +394,22 @@ def _send(tx: Transaction, row: _Row) -> PostdateError | None:
     return None
 
 
-def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) -> None:
+def _send_and_run_works(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) -> None:
     for row in rows:
         if (error := _send(tx, row)) is not None:
             raise error
-    do_works(tx, work)
+    run_works(tx, work)
 
 
-def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
+def _record_of(tx: Transaction, received: Received, at: datetime, completion: Completion) -> tuple[object, ...] | None:
     """Return the record of how a message ended, or ``None``.
 
     For a message that was not delayed only a discard is recorded: it leaves no other trace, and audits need no more.
     """
     due = received.envelope.due
-    is_recorded = end.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
-    if end.record is None or not is_recorded:
+    is_recorded = completion.record is RecordKind.DISCARDED or (due is not None and tx.recording is Recording.ALL)
+    if completion.record is None or not is_recorded:
         return None
     message_id, queue = received.envelope.message_id, received.envelope.destination
     due_at = None if due is None else to_microseconds(due)
-    return int(end.record), message_id, to_microseconds(at), due_at, queue, end.detail or None
+    return int(completion.record), message_id, to_microseconds(at), due_at, queue, completion.detail or None

@@ -15,14 +15,14 @@ from typing_extensions import override
 
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.rows import (
+    PENDING,
+    PENDING_FIELDS,
     QUEUED,
     QUEUED_FIELDS,
-    WAITING,
-    WAITING_FIELDS,
     MessageTable,
     Row,
     Transaction,
-    decoded,
+    decode_rows,
     mark_and_log,
     read_rows,
     record_unreadable,
@@ -35,14 +35,14 @@ from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
 T = TypeVar("T")
 
 _CONTENT: Final = ("c.headers", "c.body")
-_FIELDS: Final = {WAITING.name: WAITING_FIELDS, QUEUED.name: QUEUED_FIELDS}
+_FIELDS: Final = {PENDING.name: PENDING_FIELDS, QUEUED.name: QUEUED_FIELDS}
 _QUEUES: Final = {
-    WAITING.name: "''",
+    PENDING.name: "''",
     QUEUED.name: "coalesce((SELECT name FROM queue AS q WHERE q.queue_id = abs(t.queue_id)), abs(t.queue_id))",
 }
 
 
-async def readable_rows(
+async def read_readable_rows(
     file: SqliteFile,
     table: MessageTable,
     sql: str,
@@ -53,36 +53,36 @@ async def readable_rows(
 
     If nothing can be written the query does not fail: then unreadable rows are only left out.
     """
-    return (await readable_and_all_rows(file, table, sql, values, decode))[0]
+    return (await read_readable_and_all_rows(file, table, sql, values, decode))[0]
 
 
-async def readable_and_all_rows(
+async def read_readable_and_all_rows(
     file: SqliteFile,
     table: MessageTable,
     sql: str,
     values: Sequence[Any] | Mapping[str, Any],
     decode: Callable[[Row], T],
 ) -> tuple[list[T], Sequence[Row]]:
-    """:func:`readable_rows`; return also all rows of the last run of the statement, unreadable ones included."""
+    """:func:`read_readable_rows`; return also all rows of the last run of the statement, unreadable ones included."""
     while True:
         rows = await file.read(lambda connection: read_rows(connection, sql, values))
-        good, bad = decoded(rows, decode)
-        if not bad:
-            return good, rows
-        marked = 0
+        messages, reasons = decode_rows(rows, decode)
+        if not reasons:
+            return messages, rows
+        marked_count = 0
         with suppress(StoreError):
-            marked = await file.write(lambda tx, bad=bad: _mark_if_still_unreadable(tx, table, bad))
-        if not marked:
-            return good, rows
+            marked_count = await file.write(lambda tx, bad=reasons: _mark_if_still_unreadable(tx, table, bad))
+        if not marked_count:
+            return messages, rows
 
 
 def _mark_if_still_unreadable(tx: Transaction, table: MessageTable, suspects: Mapping[int, str]) -> int:
-    places = ",".join("?" * len(suspects))
-    free = "claimant IS NULL AND unreadable IS NULL"
-    sql = f"SELECT {table.columns} FROM {table.name} WHERE seq IN ({places}) AND {free}"
-    _, bad = decoded(read_rows(tx.connection, sql, tuple(suspects)), table.decode)
-    mark_and_log(tx, table, bad)
-    return len(bad)
+    placeholders = ",".join("?" * len(suspects))
+    is_unclaimed = "claimant IS NULL AND unreadable IS NULL"
+    sql = f"SELECT {table.columns} FROM {table.name} WHERE seq IN ({placeholders}) AND {is_unclaimed}"
+    _, reasons = decode_rows(read_rows(tx.connection, sql, tuple(suspects)), table.decode)
+    mark_and_log(tx, table, reasons)
+    return len(reasons)
 
 
 class UnreadableFileRows(OnFile, UnreadableRows):

@@ -12,13 +12,13 @@ from typing_extensions import override
 from postdate.backends.sqlite.housekeeping import (
     BATCH,
     DEAD_LETTERS,
-    RoomToGiveBack,
-    give_back,
+    FreePages,
     has_expired,
-    shape,
-    take_out_expired,
+    page_counts,
+    release_pages,
+    remove_expired,
 )
-from postdate.backends.sqlite.processes import Silence, forget, is_gone, last_sign
+from postdate.backends.sqlite.processes import SilenceObserver, is_gone, read_heartbeat, remove_files
 from postdate.backends.sqlite.registration import registered_numbers, unregister
 from postdate.backends.sqlite.rows import DUE, next_attempt
 from postdate.backends.sqlite.transactions import FileTransactions
@@ -28,11 +28,11 @@ from postdate.runtime.resource import resource_at
 
 _HOUSEKEEPING_SECONDS = 1.0
 # Between two checks at most this time counts as silence of other processes, as this process may have been frozen.
-_LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
+_MAX_OBSERVED_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 _HOLDERS = """
     SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
     UNION SELECT claimant FROM queue_message WHERE claimant IS NOT NULL"""
-_HOLDS = """
+_HAS_CLAIMS = """
     SELECT EXISTS (SELECT 1 FROM delayed_message WHERE claimant = :claimant)
         OR EXISTS (SELECT 1 FROM queue_message WHERE claimant = :claimant)"""
 
@@ -47,78 +47,78 @@ class FileUpkeep(Housekeeping):
             resource_at(("sqlite", file.where), file.where),
             _HOUSEKEEPING_SECONDS,
             [
-                Chore("cannot look at the file", self._look_at_the_file),
-                Chore("cannot show that this process lives", self._show_life),
-                Chore("cannot look for what is due", self._look_for_news),
-                Chore("cannot look for processes that ended", self._look_for_the_dead),
-                Chore("cannot take expired messages out of their queues", self._take_out_expired),
-                Chore("cannot give back room on the disk", self._give_back_room),
+                Chore("cannot look at the file", self._check_file),
+                Chore("cannot show that this process lives", self._write_heartbeat),
+                Chore("cannot look for what is due", self._check_next_attempt),
+                Chore("cannot look for processes that ended", self._check_processes),
+                Chore("cannot take expired messages out of their queues", self._remove_expired),
+                Chore("cannot give back room on the disk", self._release_pages),
             ],
         )
         self._file = file
         self._registration = file.registration
-        self._silence = Silence()
-        self._looked_at = 0.0
+        self._silence_observer = SilenceObserver()
+        self._checked_at = 0.0
         """Monotonic seconds of the last check of other processes."""
         self._next_attempt: datetime | None = None
         """The next attempt in the file at the last check."""
-        self._room = RoomToGiveBack()
+        self._free_pages = FreePages()
         file.registration.start_upkeep = self.start
 
     @override
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        self._silence, self._looked_at, self._next_attempt = Silence(), 0.0, None
+        self._silence_observer, self._checked_at, self._next_attempt = SilenceObserver(), 0.0, None
 
-    def _look_at_the_file(self) -> bool:
+    def _check_file(self) -> bool:
         if self._file.access.is_replaced():
             self.stop()
             wakeups = self._registration.wakeups
             wakeups.signal(wakeups.topics, ())  # waiting pollers and receivers then find the error at once
         return False
 
-    def _show_life(self) -> bool:
+    def _write_heartbeat(self) -> bool:
         """Give a sign of life if this process has claims. Without claims no sign is needed."""
         liveness, now = self._registration.liveness, steady_seconds()
-        if liveness is None or not liveness.sign_is_wanted(now):
+        if liveness is None or not liveness.is_heartbeat_due(now):
             return False
-        if self._registration.has_written or self._holds_something():
+        if self._registration.has_written or self._has_claims():
             self._registration.has_written = False
-            with suppress(FileNotFoundError):  # the file was removed: `_look_for_the_dead` handles that
-                liveness.show_life(now)
+            with suppress(FileNotFoundError):  # the file was removed: `_check_processes` handles that
+                liveness.write_heartbeat(now)
         return False
 
-    def _holds_something(self) -> bool:
+    def _has_claims(self) -> bool:
         values = {"claimant": self._file.claimant}
-        return self._file.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
+        return self._file.read_blocking(lambda c: bool(c.execute(_HAS_CLAIMS, values).fetchone()[0]))
 
-    def _look_for_news(self) -> bool:
+    def _check_next_attempt(self) -> bool:
         """Wake pollers if the next attempt is earlier than at the last check: the wake-up for it may be lost."""
         if DUE in self._registration.wakeups.topics:
-            before, self._next_attempt = self._next_attempt, self._file.read_blocking(next_attempt)
-            if self._next_attempt is not None and (before is None or self._next_attempt < before):
+            previous, self._next_attempt = self._next_attempt, self._file.read_blocking(next_attempt)
+            if self._next_attempt is not None and (previous is None or self._next_attempt < previous):
                 self._registration.wakeups.signal([DUE], ())
         return False
 
     # --- other processes ----------------------------------------------------------------------------------------
 
-    def _look_for_the_dead(self) -> bool:
-        if self._registration.liveness is not None and not self._registration.liveness.stands():
-            self._reappear()
-        self.free_claims_of_the_dead()
+    def _check_processes(self) -> bool:
+        if self._registration.liveness is not None and not self._registration.liveness.is_in_place():
+            self._restore_lock_file()
+        self.release_dead_claims()
         return False
 
-    def _reappear(self) -> None:
+    def _restore_lock_file(self) -> None:
         """Create and lock the lock file again after its removal: without it this process counts as dead."""
-        before = self._file.claimant
+        previous_claimant = self._file.claimant
         # If another process has released its claims already, this write registers a new number with a new file.
         self._file.write_blocking(lambda _: None)
-        if self._file.claimant == before:
+        if self._file.claimant == previous_claimant:
             folder = self._registration.folder
             log.warning("%s was cleaned while processes were at work; leave it alone", folder)
-            self._registration.lock_anew()
+            self._registration.lock_again()
 
-    def free_claims_of_the_dead(self) -> int:
+    def release_dead_claims(self) -> int:
         """Release the claims of processes that ended or are silent; return the number of processes. Blocking."""
         numbers, holders = self._file.read_blocking(lambda c: (registered_numbers(c), _holders(c)))
         own, folder = self._file.claimant, self._registration.folder
@@ -129,56 +129,61 @@ class FileUpkeep(Housekeeping):
         for claimant in dead:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
-        silent = self._silent(holders - {self._file.claimant, *dead})
+        silent = self._find_silent(holders - {self._file.claimant, *dead})
         for claimant in silent:
             text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
             log.warning(text, claimant)
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
-            forget(folder, claimant)
+            remove_files(folder, claimant)
         return len(dead) + len(silent)
 
-    def _silent(self, holders: set[int]) -> list[int]:
-        before, self._looked_at = self._looked_at, steady_seconds()
-        passed = min(self._looked_at - before, _LONGEST_BETWEEN_LOOKS_SECONDS)
-        return self._silence.look(holders, lambda claimant: last_sign(self._registration.folder, claimant), passed)
+    def _find_silent(self, holders: set[int]) -> list[int]:
+        previous, self._checked_at = self._checked_at, steady_seconds()
+        elapsed_seconds = min(self._checked_at - previous, _MAX_OBSERVED_SECONDS)
+        return self._silence_observer.find_silent(
+            holders, lambda claimant: read_heartbeat(self._registration.folder, claimant), elapsed_seconds
+        )
 
     # --- messages that expired, and the room that messages left -------------------------------------------------
 
-    def _take_out_expired(self) -> bool:
+    def _remove_expired(self) -> bool:
         now = self._file.rules.now()
         if not self._file.read_blocking(lambda c: has_expired(c, now)):
             return False
-        dropped = kept = 0
+        deleted_count = dead_letter_count = 0
 
-        def share() -> bool:
-            nonlocal dropped, kept
-            batch = self._file.write_blocking(lambda tx: take_out_expired(tx, now))
-            dropped, kept = dropped + batch.dropped, kept + batch.kept
-            return batch.dropped + batch.kept == BATCH
+        def remove_batch() -> bool:
+            nonlocal deleted_count, dead_letter_count
+            batch = self._file.write_blocking(lambda tx: remove_expired(tx, now))
+            deleted_count, dead_letter_count = (
+                deleted_count + batch.deleted_count,
+                dead_letter_count + batch.dead_letter_count,
+            )
+            return batch.deleted_count + batch.dead_letter_count == BATCH
 
         try:
-            return self.in_shares(share)
+            return self.run_shares(remove_batch)
         finally:
-            if dropped + kept:
+            if deleted_count + dead_letter_count:
                 text = "%d messages expired in their queues: %d are gone, %d are kept in %s"
-                log.info(text, dropped + kept, dropped, kept, DEAD_LETTERS)
+                log.info(text, deleted_count + dead_letter_count, deleted_count, dead_letter_count, DEAD_LETTERS)
 
-    def _give_back_room(self) -> bool:
-        room = self._file.read_blocking(shape)
-        pages = 0 if room is None else self._room.look(*room)
+    def _release_pages(self) -> bool:
+        counts = self._file.read_blocking(page_counts)
+        pages = 0 if counts is None else self._free_pages.count_releasable(*counts)
         if not pages:
             return False
         remaining = pages
 
-        def share() -> bool:
+        def release_batch() -> bool:
             nonlocal remaining
-            remaining = self._file.write_blocking(lambda tx: give_back(tx, remaining))
+            remaining = self._file.write_blocking(lambda tx: release_pages(tx, remaining))
             return remaining > 0
 
-        more = self.in_shares(share)
+        has_more = self.run_shares(release_batch)
         self._file.checkpoint_blocking()  # the file becomes smaller only when the log is copied into it
         log.debug("%s: %d free pages given back", self._file.path, pages - remaining)
-        return more
+        return has_more
 
 
 def _holders(connection: sqlite3.Connection) -> set[int]:

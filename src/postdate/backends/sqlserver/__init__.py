@@ -16,7 +16,7 @@ BACKEND: Final = Backend(
     product="SQL Server",
     place=Place.SERVER,
     addresses=Addresses(
-        ("mssql",), "mssql://user@host/database", aliases=("sqlserver",), found_by="env:POSTDATE_SQLSERVER_URL"
+        ("mssql",), "mssql://user@host/database", aliases=("sqlserver",), bench_address="env:POSTDATE_SQLSERVER_URL"
     ),
     extra="sqlserver",
     oldest_version=(13,),

@@ -20,7 +20,7 @@ from postdate.errors import ConfigurationError, StoreUnreachable
 _CHUNK_BYTES: Final = 65_536
 
 
-class Refused(Exception):
+class LoginRefused(Exception):
     """The server refused the login, with the first error's number and text: later ones only say that it failed."""
 
     def __init__(self, number: int, text: str) -> None:
@@ -28,7 +28,7 @@ class Refused(Exception):
         self.number, self.text = number, text
 
 
-class Routed(Exception):
+class LoginRouted(Exception):
     """The server routes the login to another one, at ``address``."""
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -51,22 +51,22 @@ class _Tls:
         self._raw = raw
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self._shake_hands(in_packets=in_packets)
+        self._run_handshake(in_packets=in_packets)
 
     @property
     def version(self) -> str | None:
         return self._tls.version()
 
-    def _shake_hands(self, *, in_packets: bool) -> None:
+    def _run_handshake(self, *, in_packets: bool) -> None:
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush(in_packets=in_packets)
-                got = read_message(self._raw)[1] if in_packets else self._raw.recv(_CHUNK_BYTES)
-                if not got:
+                received = read_message(self._raw)[1] if in_packets else self._raw.recv(_CHUNK_BYTES)
+                if not received:
                     raise ConnectionResetError("the server ended the connection during the TLS handshake") from None
-                self._incoming.write(got)
+                self._incoming.write(received)
             except ssl.SSLError:
                 with suppress(OSError):  # says why to the server, which may be gone
                     self._flush(in_packets=in_packets)
@@ -89,33 +89,33 @@ class _Tls:
                 return self._tls.read(size)
             except ssl.SSLWantReadError:
                 self._flush()
-                if not (got := self._raw.recv(_CHUNK_BYTES)):
+                if not (received := self._raw.recv(_CHUNK_BYTES)):
                     return b""
-                self._incoming.write(got)
+                self._incoming.write(received)
             except ssl.SSLZeroReturnError:
                 return b""
 
 
 def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
     """Return the packets of one message as they came, and their joined content. Raises `ConnectionResetError`."""
-    whole, content = bytearray(), bytearray()
+    packets, content = bytearray(), bytearray()
     is_last = False
     while not is_last:
-        header = _exactly(stream, login.HEADER.size)
+        header = _receive_exactly(stream, login.HEADER.size)
         _, status, length, *_ = login.HEADER.unpack(header)
-        body = _exactly(stream, length - login.HEADER.size)
-        whole += header + body
+        body = _receive_exactly(stream, length - login.HEADER.size)
+        packets += header + body
         content += body
         is_last = bool(status & 1)
-    return bytes(whole), bytes(content)
+    return bytes(packets), bytes(content)
 
 
-def _exactly(stream: _Bytes, size: int) -> bytes:
+def _receive_exactly(stream: _Bytes, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        if not (got := stream.recv(size - len(data))):
+        if not (received := stream.recv(size - len(data))):
             raise ConnectionResetError("the server ended the connection")
-        data += got
+        data += received
     return bytes(data)
 
 
@@ -129,11 +129,11 @@ class DriverSocket:
     def __init__(self, raw: socket.socket, host: str, encryption: Encryption, where: str) -> None:
         self._raw, self._host, self._encryption, self._where = raw, host, encryption, where
         self._stream: _Bytes = raw
-        self._ready = b""
+        self._received = b""
         self._has_sent_prelogin = self._is_logged_in = False
         if encryption.is_strict:
-            with self._logging_in():
-                self._begin_tls(in_packets=False)
+            with self._translate_login_errors():
+                self._start_tls(in_packets=False)
 
     @property
     def tls_version(self) -> str | None:
@@ -158,23 +158,23 @@ class DriverSocket:
         if self._is_logged_in:
             self._stream.sendall(bytes(content))
             return
-        with self._logging_in():
+        with self._translate_login_errors():
             if self._has_sent_prelogin:
                 self._stream.sendall(bytes(content))
             else:
                 self._has_sent_prelogin = True
-                self._agree(bytes(content))
+                self._negotiate_encryption(bytes(content))
 
     def recv(self, size: int, _flags: int = 0) -> bytes:
-        if not self._ready:
+        if not self._received:
             if self._is_logged_in:
                 try:
                     return self._stream.recv(size)
                 except TimeoutError as error:
                     raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
-            with self._logging_in():
-                self._ready = self._answer_to_the_login()
-        data, self._ready = self._ready[:size], self._ready[size:]
+            with self._translate_login_errors():
+                self._received = self._receive_login_answer()
+        data, self._received = self._received[:size], self._received[size:]
         return data
 
     def recv_into(self, buffer: bytearray | memoryview, size: int = 0, flags: int = 0) -> int:
@@ -193,7 +193,7 @@ class DriverSocket:
             self._raw.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def _logging_in(self) -> Generator[None]:
+    def _translate_login_errors(self) -> Generator[None]:
         """Translate errors of the connection at once: the driver would sleep and try again."""
         try:
             yield
@@ -203,15 +203,15 @@ class DriverSocket:
         except OSError as error:
             raise StoreUnreachable(f"{self._where}: {error or type(error).__name__}") from error
 
-    def _agree(self, prelogin: bytes) -> None:
+    def _negotiate_encryption(self, prelogin: bytes) -> None:
         """Send the driver's PRELOGIN with our own encryption option, and prepare the answer that the driver expects."""
-        asked = login.ENCRYPT_ON if self._encryption.is_on else login.ENCRYPT_NOT_SUPPORTED
+        requested = login.ENCRYPT_ON if self._encryption.is_on else login.ENCRYPT_NOT_SUPPORTED
         header, options = prelogin[: login.HEADER.size], prelogin[login.HEADER.size :]
-        self._stream.sendall(header + login.with_encryption(options, asked))
-        whole, content = read_message(self._stream)
+        self._stream.sendall(header + login.set_encryption(options, requested))
+        packets, content = read_message(self._stream)
         try:
-            offered = login.encryption(content)
-            self._ready = login.packet(whole[0], login.with_encryption(content, login.ENCRYPT_NOT_SUPPORTED))
+            offered = login.read_encryption(content)
+            self._received = login.packet(packets[0], login.set_encryption(content, login.ENCRYPT_NOT_SUPPORTED))
         except ValueError as error:
             raise StoreUnreachable(f"{self._where}: {error}; is it a SQL Server?") from error
         if self._encryption.is_strict:
@@ -222,11 +222,11 @@ class DriverSocket:
                     f"{self._where} offers no encryption, so the password would go over the network in the clear; give "
                     f"the server a certificate, or, where the network is safe, write encrypt=no in its address"
                 )
-            self._begin_tls(in_packets=True)
+            self._start_tls(in_packets=True)
         elif offered in {login.ENCRYPT_ON, login.ENCRYPT_REQUIRED}:
             raise ConfigurationError(f"{self._where} demands encryption; take encrypt=no out of its address")
 
-    def _begin_tls(self, *, in_packets: bool) -> None:
+    def _start_tls(self, *, in_packets: bool) -> None:
         context, name = self._encryption.context, self._encryption.expected_name or self._host
         assert context is not None
         try:
@@ -240,16 +240,16 @@ class DriverSocket:
         except ssl.SSLError as error:
             raise StoreUnreachable(f"{self._where}: the TLS handshake failed: {error.reason or error}") from error
 
-    def _answer_to_the_login(self) -> bytes:
-        """Return the packets of a successful answer to the login. Raises `Refused` or `Routed`."""
-        whole, content = read_message(self._stream)
+    def _receive_login_answer(self) -> bytes:
+        """Return the packets of a successful answer to the login. Raises `LoginRefused` or `LoginRouted`."""
+        packets, content = read_message(self._stream)
         try:
-            answer = login.login_answer(content)
+            answer = login.parse_login_answer(content)
         except ValueError as error:
             raise StoreUnreachable(f"{self._where}: {error}") from error
         if answer.errors:
-            raise Refused(*answer.errors[0])
+            raise LoginRefused(*answer.errors[0])
         if answer.route is not None:
-            raise Routed(answer.route)
+            raise LoginRouted(answer.route)
         self._is_logged_in = True
-        return whole
+        return packets

@@ -19,11 +19,11 @@ from postdate.backends.sql.row_locks.connection import (
     DatabaseServer,
     ServerSession,
     check_options,
-    connected,
+    connect_socket,
 )
 from postdate.backends.sql.row_locks.parts import Conflict, Meanings, error_of, meaning_of
 from postdate.backends.sqlserver import BACKEND
-from postdate.backends.sqlserver.channel import DriverSocket, Refused, Routed
+from postdate.backends.sqlserver.channel import DriverSocket, LoginRefused, LoginRouted
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
 from postdate.errors import (
     ConfigurationError,
@@ -78,12 +78,12 @@ def translate(error: Exception, where: str) -> PostdateError:
 
 
 @contextmanager
-def translated(where: str) -> Generator[None]:
+def translate_errors(where: str) -> Generator[None]:
     from pytds import Error  # pyright: ignore[reportMissingTypeStubs] - it has none
 
     try:
         yield
-    except (Error, Refused, OSError, EOFError) as error:
+    except (Error, LoginRefused, OSError, EOFError) as error:
         raise translate(error, where) from error
     except (AssertionError, IndexError, struct.error) as error:  # how the driver takes a packet that is cut short
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
@@ -92,7 +92,7 @@ def translated(where: str) -> Generator[None]:
 _OLDEST: Final = 13
 _AZURE: Final = frozenset({5, 8})
 _COMPATIBILITY: Final = 130
-_MOST_ROUTES: Final = 3
+_MAX_ROUTES: Final = 3
 
 _INDEX_SETTINGS: Final = (
     "SET QUOTED_IDENTIFIER, ANSI_NULLS, ANSI_PADDING, ANSI_WARNINGS, ARITHABORT, CONCAT_NULL_YIELDS_NULL ON; "
@@ -135,31 +135,33 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
     @override
     def connect(self) -> SqlServerSession:
         """Follows a routing to another server."""
-        return self._routed(lambda session: session.set_up())
+        return self._connect_following_routes(lambda session: session.configure())
 
     @override
     def connect_as_application(self) -> SqlServerSession:
-        session = self._routed(lambda session: session.set_up(_INDEX_SETTINGS))  # what other drivers set as well
-        session.limit(math.inf)
+        session = self._connect_following_routes(
+            lambda session: session.configure(_INDEX_SETTINGS)
+        )  # what other drivers set as well
+        session.set_answer_limit(math.inf)
         return session
 
-    def _routed(self, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
+    def _connect_following_routes(self, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
         address = (self.address.host, self.address.port)
-        for _ in range(_MOST_ROUTES):
+        for _ in range(_MAX_ROUTES):
             try:
-                session = self._connected(*address, prepare)
-            except Routed as route:
+                session = self._connect_to(*address, prepare)
+            except LoginRouted as route:
                 address = route.address
             else:
-                BACKEND.announce()
+                BACKEND.warn_if_untested()
                 return session
         raise StoreUnreachable(f"{self.where}: was sent from server to server, at last to {address[0]}:{address[1]}")
 
-    def _connected(self, host: str, port: int, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
+    def _connect_to(self, host: str, port: int, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
         import pytds  # pyright: ignore[reportMissingTypeStubs] - it has none
 
-        with translated(self.where):
-            raw = connected((host, port), CONNECT_WITHIN_SECONDS)
+        with translate_errors(self.where):
+            raw = connect_socket((host, port), CONNECT_WITHIN_SECONDS)
             with closing_on_error(raw):
                 raw.settimeout(LOG_IN_WITHIN_SECONDS)
                 channel = DriverSocket(raw, host, self._encryption, self.where)
@@ -203,14 +205,14 @@ class SqlServerSession(ServerSession):
         return self.rows("SELECT CURRENT_TRANSACTION_ID()")[0][0]
 
     @override
-    def is_in(self, mark: object) -> bool:
+    def is_in_transaction(self, mark: object) -> bool:
         return self.rows("SELECT CURRENT_TRANSACTION_ID(), XACT_STATE()")[0] == (mark, 1)
 
-    def set_up(self, settings: str = _SETTINGS) -> None:
+    def configure(self, settings: str = _SETTINGS) -> None:
         self.change(settings)
-        self.check()
+        self.check_server()
 
-    def check(self) -> None:
+    def check_server(self) -> None:
         ((major, edition, compatibility),) = self.rows(
             "SELECT CAST(SERVERPROPERTY('ProductMajorVersion') AS int), CAST(SERVERPROPERTY('EngineEdition') AS int), "
             "(SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID())"
@@ -229,7 +231,7 @@ class SqlServerSession(ServerSession):
         The driver would cancel an answer not read to its end: two more round trips for each statement, and an attention
         that meets a running request would silently roll its transaction back (``XACT_ABORT``).
         """
-        with translated(self._where), closing(self._connection.cursor()) as cursor:
+        with translate_errors(self._where), closing(self._connection.cursor()) as cursor:
             try:
                 yield cursor
             except OSError:  # no more will come
@@ -261,11 +263,11 @@ class SqlServerSession(ServerSession):
     @property
     @override
     def seconds(self) -> float:
-        within = self._channel.gettimeout()
-        return math.inf if within is None else within
+        seconds = self._channel.gettimeout()
+        return math.inf if seconds is None else seconds
 
     @override
-    def limit(self, seconds: float) -> None:
+    def set_answer_limit(self, seconds: float) -> None:
         self._channel.settimeout(None if seconds == math.inf else seconds)
 
     def begin(self) -> None:

@@ -28,19 +28,19 @@ class SqlServer(SqlServerSchema):
     @cached_property
     def store(self) -> SqlServerStore:
         """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
-        return self.made(SqlServerStore(self))
+        return self.register_adapter(SqlServerStore(self))
 
     @cached_property
     def sagas(self) -> SqlServerSagaStore:
         """Where saga instances are kept."""
-        return self.made(SqlServerSagaStore(self))
+        return self.register_adapter(SqlServerSagaStore(self))
 
     @cached_property
     def outbox(self) -> SqlServerOutbox:
         """Where outboxes are kept, and whose transactions handlers use."""
-        return self.made(SqlServerOutbox(self))
+        return self.register_adapter(SqlServerOutbox(self))
 
     @cached_property
     def timeouts(self) -> SqlServerTimeouts:
         """Where a timeout manager keeps its timeouts."""
-        return self.made(SqlServerTimeouts(self))
+        return self.register_adapter(SqlServerTimeouts(self))

@@ -44,8 +44,8 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
     choice = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if choice != _STRICT and not _is_yes("encrypt", choice, f"yes, no or {_STRICT}"):
-        if useless := sorted(set(options) - {"encrypt"}):
-            raise ConfigurationError(f"{useless[0]}= means nothing beside encrypt=no; take one of them out")
+        if ignored := sorted(set(options) - {"encrypt"}):
+            raise ConfigurationError(f"{ignored[0]}= means nothing beside encrypt=no; take one of them out")
         return Encryption(None)
     if is_trusting and choice == _STRICT:
         raise ConfigurationError("trustservercertificate=yes means nothing beside encrypt=strict; take one of them out")
@@ -108,40 +108,40 @@ def packet(kind: int, content: bytes) -> bytes:
     return HEADER.pack(kind, 1, HEADER.size + len(content), 0, 0, 0) + content
 
 
-def encryption(content: bytes) -> int:
+def read_encryption(content: bytes) -> int:
     """Return the encryption option of a PRELOGIN. Raises `ValueError`."""
-    place = _place_of_encryption(content)
-    return ENCRYPT_NOT_SUPPORTED if place is None else content[place]
+    offset = _encryption_offset(content)
+    return ENCRYPT_NOT_SUPPORTED if offset is None else content[offset]
 
 
-def with_encryption(content: bytes, value: int) -> bytes:
+def set_encryption(content: bytes, value: int) -> bytes:
     """Return a PRELOGIN with the encryption option set to ``value``. Raises `ValueError`."""
-    place = _place_of_encryption(content)
-    return content if place is None else content[:place] + bytes([value]) + content[place + 1 :]
+    offset = _encryption_offset(content)
+    return content if offset is None else content[:offset] + bytes([value]) + content[offset + 1 :]
 
 
-def _place_of_encryption(content: bytes) -> int | None:
-    at = 0
-    while at < len(content) and content[at] != _TERMINATOR:
-        if at + _OPTION.size > len(content):
+def _encryption_offset(content: bytes) -> int | None:
+    position = 0
+    while position < len(content) and content[position] != _TERMINATOR:
+        if position + _OPTION.size > len(content):
             break
-        kind, place, length = _OPTION.unpack_from(content, at)
+        kind, offset, length = _OPTION.unpack_from(content, position)
         if kind == _ENCRYPTION and length:
-            if place >= len(content):
+            if offset >= len(content):
                 break
-            return place
-        at += _OPTION.size
+            return offset
+        position += _OPTION.size
     else:
-        if at < len(content):
+        if position < len(content):
             return None
     raise ValueError("the server's PRELOGIN is cut short")
 
 
-def login_answer(content: bytes) -> LoginAnswer:
+def parse_login_answer(content: bytes) -> LoginAnswer:
     """Parse the tokens of an answer to a login. Raises `ValueError`."""
     errors, route, is_acknowledged = list[tuple[int, str]](), None, False
     try:
-        for kind, token in _tokens(content):
+        for kind, token in _split_tokens(content):
             if kind == _LOGIN_ACK:
                 is_acknowledged = True
             elif kind == _ERROR:
@@ -157,27 +157,27 @@ def login_answer(content: bytes) -> LoginAnswer:
     return LoginAnswer(() if is_acknowledged else tuple(errors), route)
 
 
-def _tokens(content: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(content):
-        kind = content[at]
-        at += 1
+def _split_tokens(content: bytes) -> Iterator[tuple[int, bytes]]:
+    position = 0
+    while position < len(content):
+        kind = content[position]
+        position += 1
         if kind in _DONE:
             size = _DONE_BYTES
         elif kind in {_ERROR, _INFO, _LOGIN_ACK, _CHANGE, _SSPI}:
-            (size,) = struct.unpack_from("<H", content, at)
-            at += 2
+            (size,) = struct.unpack_from("<H", content, position)
+            position += 2
         elif kind in {_STATE, _FEDERATION}:
-            (size,) = struct.unpack_from("<I", content, at)
-            at += 4
+            (size,) = struct.unpack_from("<I", content, position)
+            position += 4
         elif kind == _FEATURES:
-            size = _size_of_features(content, at)
+            size = _size_of_features(content, position)
         else:
             raise ValueError(f"the answer to the login has a token {kind:#04x}")
-        if at + size > len(content):
+        if position + size > len(content):
             raise ValueError("the answer to the login is cut short")
-        yield kind, content[at : at + size]
-        at += size
+        yield kind, content[position : position + size]
+        position += size
 
 
 def _size_of_features(content: bytes, at: int) -> int:

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.sql.migrations import Step, oldest_versions, too_old
-from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableMaking
+from postdate.backends.sql.migrations import Step, oldest_versions, too_old_advice
+from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableCreation
 from postdate.backends.sql.row_locks.names import (
     RowLockNames,
     Spelling,
     check_not_reserved,
-    mark_done,
+    mark_statement,
     migrate,
-    newest_mark,
-    rights_needed,
+    newest_mark_query,
+    rights_comment,
 )
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerInstance
@@ -29,7 +29,7 @@ from postdate.errors import ConfigurationError, StoreUnavailable
 LONGEST_NAME: Final = 128
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return "[" + name.replace("]", "]]") + "]"
 
 
@@ -57,20 +57,20 @@ def check_name(name: str, what: str) -> str:
 class SqlServerNames(RowLockNames):
     """The names of one store; those of locks are compared without regard to case beyond 32 characters."""
 
-    spelling = Spelling("postdate.backends.sqlserver", quoted, literal, check_name)
+    spelling = Spelling("postdate.backends.sqlserver", quote_name, literal, check_name)
 
 
 _WAIT_MILLISECONDS: Final = 30_000
-TAKE_TURN: Final = (
+ACQUIRE_LOCK: Final = (
     "DECLARE @granted int; EXEC @granted = sp_getapplock @Resource = %(name)s, @LockMode = 'Exclusive', "
     "@LockOwner = 'Transaction', @LockTimeout = %(wait)s; SELECT @granted"
 )
 
 
 def foundation(names: RowLockNames) -> tuple[str, ...]:
-    marks = names.plain("postdate_migration")
+    marks = names.qualified_name("postdate_migration")
     return (
-        creating_schema(names.schema),
+        create_schema_statement(names.schema),
         (
             f"IF OBJECT_ID({literal(marks)}, N'U') IS NULL CREATE TABLE {marks} (\n"
             f"    subject nvarchar(128) COLLATE Latin1_General_BIN2 NOT NULL, version int NOT NULL,\n"
@@ -80,31 +80,33 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
     )
 
 
-def creating_schema(schema: str) -> str:
+def create_schema_statement(schema: str) -> str:
     """Return the statement that creates a missing schema, in EXEC: CREATE SCHEMA must be alone in its batch."""
-    return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
+    return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quote_name(schema)}')})"
 
 
 def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
     refusals = (_refusal(names, *each) for each in oldest_versions(steps).items())
-    guarded = (
-        _guarded(names, step, statement) for step in steps for statement in (*step.statements, mark_done(names, step))
+    guarded_statements = (
+        _guarded_statement(names, step, statement)
+        for step in steps
+        for statement in (*step.statements, mark_statement(names, step))
     )
-    body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *refusals, *guarded])
-    rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
+    body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *refusals, *guarded_statements])
+    rights = rights_comment(names, f"SCHEMA::{quote_name(names.schema)}")
     return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{rights}"
 
 
-def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
+def _guarded_statement(names: RowLockNames, step: Step, statement: str) -> str:
     """Return a statement that runs only as part of the next migration; its mark, the last statement, ends that."""
-    newest = newest_mark(names, step.subject)
+    newest = newest_mark_query(names, step.subject)
     return f"IF {newest} {'IS NULL' if step.is_initial else f'= {step.version - 1}'}\n{statement}"
 
 
 def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
     """Return a statement that fails in a schema which is too old."""
-    text = literal(f"schema {names.schema!r} is too old: {too_old(oldest)}")
-    return f"IF {newest_mark(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
+    text = literal(f"schema {names.schema!r} is too old: {too_old_advice(oldest)}")
+    return f"IF {newest_mark_query(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
 
 
 def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
@@ -112,21 +114,21 @@ def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
 
     Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
     """
-    with our_turn(session, names.lock("setup")):
+    with lock_setup(session, names.lock_name("setup")):
         for statement in foundation(names):
             session.change(statement)
         migrate(session, names, steps, f"schema {names.schema!r}")
 
 
 @contextmanager
-def our_turn(session: Any, lock: str) -> Generator[None]:
+def lock_setup(session: Any, lock: str) -> Generator[None]:
     """Hold the lock of all set-ups during a transaction.
 
     Raises `StoreUnavailable` when another process has had it for half a minute.
     """
     session.begin()
     try:
-        _wait_for(session, lock)
+        _acquire_lock(session, lock)
         yield
         session.commit()
     except BaseException:
@@ -134,8 +136,8 @@ def our_turn(session: Any, lock: str) -> Generator[None]:
         raise
 
 
-def _wait_for(session: Any, lock: str) -> None:
-    ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
+def _acquire_lock(session: Any, lock: str) -> None:
+    ((granted,),) = session.rows(ACQUIRE_LOCK, {"name": lock, "wait": _WAIT_MILLISECONDS})
     if granted < 0:
         raise StoreUnavailable("another process has been setting up this schema for half a minute; try again")
 
@@ -147,22 +149,22 @@ class SqlServerSchema(RowLockSchema):
     """A schema, and the connections to its server; by default ``dbo``."""
 
     dialect, names_of = SqlServerSqlDialect(), SqlServerNames
-    tables = TableMaking(setup, setup_statements)
+    tables = TableCreation(setup, setup_statements)
 
     def _server_at(self, url: str, answers_within: timedelta | None) -> SqlServerInstance:
         return SqlServerInstance(url, answers_within)
 
-    def _checked(self, schema: str | None) -> str:
+    def _check_schema(self, schema: str | None) -> str:
         return check_name(DEFAULT_SCHEMA if schema is None else schema, "schema")
 
 
 class SqlServerSagaStore(ServerSagaStore):
     """Keeps saga instances in SQL Server; see :class:`postdate.backends.sql.row_locks.database.ServerSagaStore`."""
 
-    made_from = SqlServerSchema
+    database_type = SqlServerSchema
 
 
 class SqlServerOutbox(ServerOutbox):
     """Keeps outboxes in SQL Server; see :class:`postdate.backends.sql.row_locks.outbox.ServerOutbox`."""
 
-    made_from = SqlServerSchema
+    database_type = SqlServerSchema

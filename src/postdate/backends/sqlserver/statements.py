@@ -18,7 +18,7 @@ from typing_extensions import override
 from postdate.backends.sql.row_locks.statements import (
     EARLIEST,
     LANE_MICROSECONDS,
-    LANES_BEGIN,
+    LANES_START,
     RowLockStatements,
     ServerSqlDialect,
 )
@@ -88,9 +88,9 @@ class SqlServerStatements(RowLockStatements):
         "INTO {record_columns} {held}"
     )
     lease = "UPDATE p SET holder = %(holder)s, attempt_at = NULL {by_number} WHERE p.number IN {numbers}"
-    keep_holder = "SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
-    free = "{freed} FROM {pending} AS p WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK) WHERE {leased}"
-    free_some = "{freed} {by_number} WHERE {leased} AND p.number IN {numbers}"
+    lock_holder = "SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
+    release_leases = "{freed} FROM {pending} AS p WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK) WHERE {leased}"
+    release_some_leases = "{freed} {by_number} WHERE {leased} AND p.number IN {numbers}"
     retry = (
         "UPDATE p SET failures = p.failures + 1, {given_back} {by_number} WHERE p.number = %(number)s AND {is_holder}"
     )
@@ -107,13 +107,13 @@ class SqlServerStatements(RowLockStatements):
 
     next_attempt = "{after} ORDER BY p.attempt_at"
     # In a table with a key: in a condition, the JSON of thousands of numbers would be parsed for each row.
-    next_attempt_but = (
+    next_attempt_except = (
         "DECLARE @locked TABLE (number bigint NOT NULL PRIMARY KEY); "
         "INSERT INTO @locked (number) SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(locked)s) AS j; "
         "{after} AND NOT EXISTS (SELECT 1 FROM @locked AS l WHERE l.number = p.number) ORDER BY p.attempt_at"
     )
     next_due = "SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) WHERE unreadable IS NULL ORDER BY due"
-    first_free = "SELECT TOP (1) p.attempt_at, p.number FROM {claimable} WHERE {due_first}"
+    first_unclaimed = "SELECT TOP (1) p.attempt_at, p.number FROM {claimable} WHERE {due_first}"
     statistics = (
         "SELECT c.pending - u.unreadable, c.overdue - u.overdue - h.overdue - x.locked, h.held + x.locked, "
         "c.failing - u.failing, "
@@ -133,8 +133,8 @@ class SqlServerStatements(RowLockStatements):
     # A recursion may not look for the first row here, so that each lane is looked into.
     limits_of_held = (
         "SELECT l.destination, l.lane, l.limits, l.free_at FROM {limits} AS l WHERE l.store = %(store)s AND EXISTS "
-        f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_BEGIN} + l.lane * {LANE_MICROSECONDS} "
-        f"AND p.attempt_at < {LANES_BEGIN} + (l.lane + 1) * {LANE_MICROSECONDS})"
+        f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_START} + l.lane * {LANE_MICROSECONDS} "
+        f"AND p.attempt_at < {LANES_START} + (l.lane + 1) * {LANE_MICROSECONDS})"
     )
     due_count = (
         "SELECT (SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s) - "
@@ -159,7 +159,7 @@ class SqlServerStatements(RowLockStatements):
     )
     snapshots = "SELECT snapshot_isolation_state FROM sys.databases WHERE database_id = DB_ID()"
 
-    take_lock = (
+    acquire_lock = (
         "DECLARE @granted int; EXEC @granted = sp_getapplock @Resource = %(name)s, @LockMode = 'Exclusive', "
         "@LockOwner = 'Session', @LockTimeout = 0; SELECT @granted"
     )
@@ -178,7 +178,7 @@ class SqlServerStatements(RowLockStatements):
         "WHERE store_id = %(store)s AND ahead IS NOT NULL AND (lock_name = %(own)s OR {lives})"
     )
     # A frozen process keeps its connections; processes with the rights end them.
-    show_life = "UPDATE {holder} SET seen_at = {time} WHERE lock_name = %(own)s"
+    write_heartbeat = "UPDATE {holder} SET seen_at = {time} WHERE lock_name = %(own)s"
     find_silent = (
         "SELECT holder, pid, machine FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
         "AND seen_at < {time} - %(silence)s AND {lives}"
@@ -189,7 +189,7 @@ class SqlServerStatements(RowLockStatements):
         "AND DATEDIFF(second, last_request_start_time, SYSDATETIME()) >= %(seconds)s"
     )
 
-    free_ones = (
+    lock_unclaimed = (
         "SELECT p.number, {row} FROM {pending} AS p WITH (FORCESEEK, READPAST, {locked_hints}) "
         "WHERE p.number IN {numbers} AND p.holder IS NULL AND p.unreadable IS NULL ORDER BY p.number"
     )
@@ -228,13 +228,13 @@ class SqlServerSqlDialect(ServerSqlDialect):
     """
 
     @override
-    def value(self, column: str) -> str:
+    def placeholder(self, column: str) -> str:
         if column == "operations":
             return "CONVERT(varbinary(max), CAST(%(operations)s AS varchar(max)), 2)"
-        return super().value(column)
+        return super().placeholder(column)
 
     @override
-    def equal(self, *columns: str) -> str:
+    def equality(self, *columns: str) -> str:
         return " AND ".join(
             f"{column} = {text} AND DATALENGTH({column}) = DATALENGTH({text})"
             for column in columns
@@ -242,11 +242,11 @@ class SqlServerSqlDialect(ServerSqlDialect):
         )
 
     @override
-    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
+    def insert_statement(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
         names = list(columns)
         return (
-            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(map(self.value, names))} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {self.equal(*key)})"
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(map(self.placeholder, names))} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {self.equality(*key)})"
         )
 
     @override
@@ -254,9 +254,9 @@ class SqlServerSqlDialect(ServerSqlDialect):
         return query.replace("SELECT", "SELECT TOP (%(limit)s)", 1)
 
     @override
-    def delete(self, table: str, where: str, order: str, index: str) -> str:
+    def delete_statement(self, table: str, condition: str, order: str, index: str) -> str:
         hints = f"INDEX ([{index}]), READPAST, ROWLOCK, READCOMMITTEDLOCK"
         return (
             f"WITH oldest AS (SELECT TOP (%(limit)s) * FROM {table} WITH ({hints}) "
-            f"WHERE {where} ORDER BY {order}) DELETE FROM oldest"
+            f"WHERE {condition} ORDER BY {order}) DELETE FROM oldest"
         )

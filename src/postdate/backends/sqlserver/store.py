@@ -36,7 +36,7 @@ class SqlServerStore(LockingStore):
         ConfigurationError: the address, the schema, the table or a time is invalid.
     """
 
-    made_from = SqlServerSchema
+    database_type = SqlServerSchema
 
     @override
     def _tables_of(self, table: str) -> SqlServerTables:

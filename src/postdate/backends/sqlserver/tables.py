@@ -12,7 +12,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.row_locks.database import HOLDS_AT_MOST
-from postdate.backends.sql.row_locks.parts import MessageRow, in_pieces
+from postdate.backends.sql.row_locks.parts import MessageRow, split_texts
 from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.backends.sqlserver.schema import SqlServerNames
 from postdate.backends.sqlserver.statements import SqlServerStatements
@@ -22,7 +22,7 @@ from postdate.ports import Recording, Scan, ScanPart
 
 log = logging.getLogger("postdate.stores")
 
-_SPEAK_EVERY_SECONDS: Final = 5.0
+_HEARTBEAT_INTERVAL_SECONDS: Final = 5.0
 _STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
 
 
@@ -38,9 +38,9 @@ class SqlServerTables(RowLockTables):
         self._sqlserver = SqlServerStatements(names)
         super().__init__(names, self._sqlserver, recording)
         self._holds_at_most = holds_at_most
-        self._spoke_at, self._logged_holders = steady_seconds(), set[int]()
+        self._heartbeat_at, self._logged_holders = steady_seconds(), set[int]()
 
-    def _listed(self, values: Sequence[Any]) -> str:
+    def _list_value(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
@@ -62,38 +62,38 @@ class SqlServerTables(RowLockTables):
         for part in _json_lists([_content(number, row) for number, row in numbered]):
             session.change(self.sql.insert_messages, {"rows": part})
 
-    def _remove_recorded(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+    def _remove_and_record(self, session: Any, values: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         return session.change(self._sqlserver.finish, {**values, **note})
 
     @override
-    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        values = {"holders": self._listed(holders)}
+    def release_leases(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+        values = {"holders": self._list_value(holders)}
         if numbers is None:
-            return session.change(self._sqlserver.free, values)
-        return session.change(self._sqlserver.free_some, {**values, "numbers": self._listed(numbers)})
+            return session.change(self._sqlserver.release_leases, values)
+        return session.change(self._sqlserver.release_some_leases, {**values, "numbers": self._list_value(numbers)})
 
-    def _take_lock(self, session: Any, lock: str) -> None:
-        ((granted,),) = session.rows(self._sqlserver.take_lock, {"name": lock})
+    def _acquire_lock(self, session: Any, lock: str) -> None:
+        ((granted,),) = session.rows(self._sqlserver.acquire_lock, {"name": lock})
         if granted < 0:
             raise StoreUnavailable(f"SQL Server did not grant the application lock {lock!r} ({granted})")
 
     @override
-    def dead(self, session: Any) -> Sequence[int]:
+    def find_dead_holders(self, session: Any) -> Sequence[int]:
         """Silent processes are ended first, where we have the rights."""
-        if steady_seconds() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
-            self._spoke_at = steady_seconds()
-            session.change(self._sqlserver.show_life, {"own": self._own_lock})
-            self._end_silent(session)
-        return super().dead(session)
+        if steady_seconds() - self._heartbeat_at >= _HEARTBEAT_INTERVAL_SECONDS:
+            self._heartbeat_at = steady_seconds()
+            session.change(self._sqlserver.write_heartbeat, {"own": self._own_lock})
+            self._kill_silent(session)
+        return super().find_dead_holders(session)
 
-    def _end_silent(self, session: Any) -> None:
+    def _kill_silent(self, session: Any) -> None:
         """End the connections of frozen processes: the server never does so by itself.
 
         Without the rights to see and to end them, it is logged once that such a process is there.
         """
         silence = int(self._holds_at_most.total_seconds())
-        silent = {**self._here(session), "silence": silence * 1_000_000}
-        for holder, pid, machine in session.rows(self._sqlserver.find_silent, silent):
+        values = {**self._own_values(session), "silence": silence * 1_000_000}
+        for holder, pid, machine in session.rows(self._sqlserver.find_silent, values):
             of_process = {"pid": pid, "machine": machine, "seconds": silence}
             try:
                 sessions = session.rows(self._sqlserver.find_silent_sessions, of_process)
@@ -132,4 +132,4 @@ def _content(number: int, row: MessageRow) -> dict[str, Any]:
 
 def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     texts = (json.dumps(row, ensure_ascii=False) for row in rows)
-    return (f"[{','.join(part)}]" for part in in_pieces(texts, _STATEMENT_CHARACTERS))
+    return (f"[{','.join(part)}]" for part in split_texts(texts, _STATEMENT_CHARACTERS))

@@ -14,35 +14,35 @@ from typing_extensions import override
 
 from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
-from postdate.backends.sql.timeouts_layout import DESTINATION, ID, STATE, TIME, rounded_up
+from postdate.backends.sql.timeouts_layout import DESTINATION, ID, STATE, TIME, round_up
 from postdate.backends.sqlserver.schema import (
     SqlServerNames,
     SqlServerSchema,
     check_name,
-    creating_schema,
+    create_schema_statement,
     literal,
-    our_turn,
-    quoted,
+    lock_setup,
+    quote_name,
 )
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
 
-_WHAT: Final = "the table of timeouts (table_prefix=...)"
-_ENDINGS: Final = (0, 3, 7)
+_TABLE_DESCRIPTION: Final = "the table of timeouts (table_prefix=...)"
+_LAST_DIGITS: Final = (0, 3, 7)
 """The last digits of milliseconds in a ``datetime``, which counts in 300ths of a second."""
 
 EARLIEST: Final = datetime(1753, 1, 1, tzinfo=UTC)
 """The first instant of a ``datetime``."""
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 997_000, tzinfo=UTC)
 
-_SKIPPING: Final = "WITH (READPAST, READCOMMITTEDLOCK)"
+_SKIP_LOCKED: Final = "WITH (READPAST, READCOMMITTEDLOCK)"
 """Skips rows that another transaction has changed: one being removed is that transaction's, and one being added is
 seen by a later look. Claimed rows are seen, as an update lock does not keep readers out.
 READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it."""
 
 
-_CLAIMING: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
+_LOCK_FOR_CLAIM: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
 """Locks the row for the transaction, or skips it if another one has it locked."""
 
 
@@ -74,11 +74,11 @@ class SqlServerTable(RowLockTimeoutTable):
     dialect = SqlServerSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
-        plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
+        plain = f"{quote_name(schema)}.{quote_name(check_name(name, _TABLE_DESCRIPTION))}"
         table = plain.replace("%", "%%")
         # The indexes are part of CREATE TABLE, so one check decides on all.
         create = (
-            creating_schema(schema),
+            create_schema_statement(schema),
             (
                 f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL CREATE TABLE {plain} (\n"
                 f"    [Id] uniqueidentifier NOT NULL PRIMARY KEY, [Destination] nvarchar(200), "
@@ -88,7 +88,7 @@ class SqlServerTable(RowLockTimeoutTable):
                 f"    INDEX [Index_SagaId] ([SagaId]), INDEX [Index_Time] ([Time])\n)"
             ),
         )
-        self._lock = SqlServerNames(schema, "timeouts").lock("setup")
+        self._lock = SqlServerNames(schema, "timeouts").lock_name("setup")
         of_id = "[Id] = CAST(%(Id)s AS uniqueidentifier)"
         row = "[Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers]"
         sql = TimeoutStatements(
@@ -100,16 +100,16 @@ class SqlServerTable(RowLockTimeoutTable):
                 f"%(Headers)s, %(PersistenceVersion)s "
                 f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {of_id})"
             ),
-            peek=f"SELECT {row} FROM {table} {_SKIPPING} WHERE {of_id}",
-            claim=f"SELECT {row} FROM {table} {_CLAIMING} WHERE {of_id}",
+            peek=f"SELECT {row} FROM {table} {_SKIP_LOCKED} WHERE {of_id}",
+            claim=f"SELECT {row} FROM {table} {_LOCK_FOR_CLAIM} WHERE {of_id}",
             delete=f"DELETE FROM {table} WHERE {of_id}",
             delete_saga=f"DELETE FROM {table} WHERE [SagaId] = CAST(%(Id)s AS uniqueidentifier)",
             due=(
-                f"SELECT TOP (%(limit)s) [Id], CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
+                f"SELECT TOP (%(limit)s) [Id], CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIP_LOCKED} "
                 f"WHERE [Time] > CAST(%(after)s AS datetime) AND [Time] <= CAST(%(until)s AS datetime) ORDER BY [Time]"
             ),
             first=(
-                f"SELECT TOP (1) CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
+                f"SELECT TOP (1) CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIP_LOCKED} "
                 f"WHERE [Time] > CAST(%(after)s AS datetime) ORDER BY [Time]"
             ),
         )
@@ -117,7 +117,7 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        with our_turn(session, self._lock):
+        with lock_setup(session, self._lock):
             for statement in self.create:
                 session.change(statement)
 
@@ -127,7 +127,7 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def instant(self, instant: datetime) -> object:
-        return bound(instant)
+        return time_bound(instant)
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
@@ -136,22 +136,22 @@ class SqlServerTable(RowLockTimeoutTable):
             raise InvalidMessage(
                 f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
             )
-        values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: bound(as_stored(row[TIME]))}
+        values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: time_bound(round_up_to_datetime(row[TIME]))}
         return session.change(self.sql.insert, values) > 0
 
 
-def as_stored(due: datetime) -> datetime:
+def round_up_to_datetime(due: datetime) -> datetime:
     """Return the first ``datetime`` of SQL Server not before ``due``. Raises `InvalidMessage` if there is none."""
     if due > _LATEST:
         raise InvalidMessage(f"SQL Server keeps no timeout that is due at {due.isoformat()}")
-    due = max(rounded_up(due, 3), EARLIEST)
+    due = max(round_up(due, 3), EARLIEST)
     last = due.microsecond // 1000 % 10
-    return due + timedelta(milliseconds=next(ending for ending in (*_ENDINGS, 10) if ending >= last) - last)
+    return due + timedelta(milliseconds=next(ending for ending in (*_LAST_DIGITS, 10) if ending >= last) - last)
 
 
-def bound(instant: datetime) -> str:
+def time_bound(instant: datetime) -> str:
     """Return the text of the last ``datetime`` of SQL Server not after ``instant``."""
     instant = max(instant.astimezone(UTC), EARLIEST)
     milliseconds = instant.microsecond // 1000
-    last = max(ending for ending in _ENDINGS if ending <= milliseconds % 10)
+    last = max(ending for ending in _LAST_DIGITS if ending <= milliseconds % 10)
     return f"{instant:%Y-%m-%dT%H:%M:%S}.{milliseconds // 10 * 10 + last:03d}"

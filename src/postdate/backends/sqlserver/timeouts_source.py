@@ -15,11 +15,18 @@ from postdate.backends.sql.timeouts_migration.dialect import (
     STATE_TABLE,
     TURN_SECONDS,
     Dialect,
-    Hiding,
+    HideRequest,
     Session,
 )
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
-from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA, TAKE_TURN, SqlServerNames, check_name, literal, quoted
+from postdate.backends.sqlserver.schema import (
+    ACQUIRE_LOCK,
+    DEFAULT_SCHEMA,
+    SqlServerNames,
+    check_name,
+    literal,
+    quote_name,
+)
 from postdate.errors import StoreUnavailable
 
 _LOCK_MILLISECONDS: Final = 3_000
@@ -48,9 +55,9 @@ class SqlServerDialect(Dialect):
     text = "nvarchar(200)"
     long_text = "nvarchar(max)"
     instant = "datetime2"
-    locking_hint = " WITH (UPDLOCK, ROWLOCK)"
+    lock_hint = " WITH (UPDLOCK, ROWLOCK)"
     names_of_tables = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
-    run = (
+    run_placeholder = (
         "CAST(%(run)s AS char(32))"  # as it comes, it would have the column converted, and every batch read and locked
     )
 
@@ -74,68 +81,69 @@ class SqlServerDialect(Dialect):
             "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID(%(table)s, 'U') AND is_computed = 0 "
             "AND system_type_id <> 189 ORDER BY column_id"  # 189: a row version
         )
-        return [name for (name,) in session.rows(sql, {"table": f"{quoted(self.schema)}.{quoted(table)}"})]
+        return [name for (name,) in session.rows(sql, {"table": f"{quote_name(self.schema)}.{quote_name(table)}"})]
 
     @override
-    def limit(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: Session, margin: timedelta) -> None:
         """Limits waits for locks; the server has no limit for statements. The clock is checked before the commit."""
         session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
 
     @override
-    def unlimit(self, session: Session) -> None:
+    def reset_limits(self, session: Session) -> None:
         session.change(f"SET LOCK_TIMEOUT {_LOCK_MILLISECONDS}", {})
 
     @override
-    def take_turn(self, session: Session) -> None:
+    def acquire_turn(self, session: Session) -> None:
         """The lock is held until the end of the transaction."""
-        values = {"name": SqlServerNames(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
-        ((granted,),) = session.rows(TAKE_TURN, values)
+        values = {"name": SqlServerNames(self.schema, "any").lock_name("migration"), "wait": TURN_SECONDS * 1_000}
+        ((granted,),) = session.rows(ACQUIRE_LOCK, values)
         if granted < 0:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
 
     @override
     def size_of(self, column: str) -> str:
-        return f"DATALENGTH({self.quoted(column)})"
+        return f"DATALENGTH({self.quote_name(column)})"
 
     @override
-    def quoted(self, name: str) -> str:
-        return quoted(name).replace("%", "%%")
+    def quote_name(self, name: str) -> str:
+        return quote_name(name).replace("%", "%%")
 
-    def _if_missing(self, name: str, table: str) -> str:
-        there = literal(f"{quoted(self.schema)}.{quoted(name)}").replace("%", "%%")
-        return f"IF OBJECT_ID({there}, N'U') IS NULL CREATE TABLE {table}"
+    def _create_if_missing(self, name: str, table: str) -> str:
+        table_literal = literal(f"{quote_name(self.schema)}.{quote_name(name)}").replace("%", "%%")
+        return f"IF OBJECT_ID({table_literal}, N'U') IS NULL CREATE TABLE {table}"
 
-    def _unique(self) -> str:
+    def _unique_constraint(self) -> str:
         return ""  # to this server, two NULLs are equal
 
-    def _after_state(self) -> Sequence[str]:
-        index, ongoing, state = f"{STATE_TABLE}_Ongoing", self.quoted(ONGOING), self.table(STATE_TABLE)
-        there = literal(f"{quoted(self.schema)}.{quoted(STATE_TABLE)}").replace("%", "%%")
+    def _statements_after_state(self) -> Sequence[str]:
+        index, ongoing, state = f"{STATE_TABLE}_Ongoing", self.quote_name(ONGOING), self.qualified_table(STATE_TABLE)
+        table_literal = literal(f"{quote_name(self.schema)}.{quote_name(STATE_TABLE)}").replace("%", "%%")
         return (
             (
-                f"IF NOT EXISTS (SELECT 1 FROM sys.indexes WHERE object_id = OBJECT_ID({there}, N'U') "
+                f"IF NOT EXISTS (SELECT 1 FROM sys.indexes WHERE object_id = OBJECT_ID({table_literal}, N'U') "
                 f"AND name = {literal(index)}) "
-                f"CREATE UNIQUE INDEX {quoted(index)} ON {state} ({ongoing}) WHERE {ongoing} IS NOT NULL"
+                f"CREATE UNIQUE INDEX {quote_name(index)} ON {state} ({ongoing}) WHERE {ongoing} IS NOT NULL"
             ),
         )
 
     @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        number, hidden = self.quoted(NUMBER), self.table(staging)
+    def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        number, hidden = self.quote_name(NUMBER), self.qualified_table(staging)
         key = self.list_of((NUMBER, ID))
         return (
             (
-                f"SELECT {self.list_of(columns)}, CAST(0 AS int) AS {number} INTO {hidden} FROM {self.table(live)} "
+                f"SELECT {self.list_of(columns)}, CAST(0 AS int) AS {number} INTO {hidden} FROM "
+                f"{self.qualified_table(live)} "
                 f"WHERE 1 = 0"
             ),
-            f"CREATE UNIQUE CLUSTERED INDEX {quoted(f'{staging}_key')} ON {hidden} ({key})",
+            f"CREATE UNIQUE CLUSTERED INDEX {quote_name(f'{staging}_key')} ON {hidden} ({key})",
         )
 
-    def _earliest(self, hiding: Hiding, selected: str) -> str:
+    def _earliest_query(self, request: HideRequest, columns: str) -> str:
         # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
         # UPDLOCK keeps what was read until it is taken out.
         return (
-            f"SELECT TOP ({hiding.limit}) {selected} FROM {self.table(hiding.live)} "
+            f"SELECT TOP ({request.limit}) {columns} FROM {self.qualified_table(request.live)} "
             f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
-            f"WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
+            f"WHERE {self.due_from_condition()} ORDER BY {self.quote_name(TIME)}"
         )

@@ -25,23 +25,23 @@ from postdate.cli.bench.messages import (
     BATCH,
     Deliveries,
     id_of,
+    instrument_adapters,
     lateness_of,
     messages_of,
-    paced,
     percentiles,
-    received_ids,
-    watch,
+    receive_ids,
+    store_paced,
 )
-from postdate.cli.bench.places import Common, Trial, opened, queue_names, trial
-from postdate.cli.command import Exit, add_command, group, option, options_of
+from postdate.cli.bench.places import Common, Trial, create_trial, open_trial, queue_names
+from postdate.cli.command import Exit, add_command, create_group, option, options_of
 from postdate.cli.output import print_pairs
 from postdate.clock import SystemClock, steady_seconds
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.ports import AdministrableStore, ClaimingStore
-from postdate.runtime.process import freeze_what_is_loaded
+from postdate.runtime.process import freeze_loaded_objects
 
-app = group(
+app = create_group(
     "bench",
     "Measure your own store and queues, in a place that is made for the run. Physical limits, several services, a "
     "writer beside them, herds, backlogs and handling: python -m benchmarks in the repository.",
@@ -51,11 +51,11 @@ Number = Annotated[int, option("--n", "Messages.", min=1)]
 
 
 @asynccontextmanager
-async def service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, Deliveries]]:
+async def run_service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, Deliveries]]:
     """Run a service with its default settings that delivers ``n`` messages from the store."""
     queues, deliveries = queue_names(trial.run), Deliveries(n)
-    async with opened(trial) as (store, transport):
-        watch(store, transport, deliveries)
+    async with open_trial(trial) as (store, transport):
+        instrument_adapters(store, transport, deliveries)
         endpoint = Endpoint(
             queues.endpoint,
             transport=transport,
@@ -64,7 +64,7 @@ async def service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, D
             send_only=True,
         )
         async with endpoint:
-            freeze_what_is_loaded()  # The command ``postdate run`` does the same.
+            freeze_loaded_objects()  # The command ``postdate run`` does the same.
             yield store, deliveries
 
 
@@ -77,7 +77,7 @@ Figures = dict[str, object]
 Benchmark = Callable[..., Awaitable[Figures]]
 
 
-def _command(benchmark: Benchmark) -> Benchmark:
+def _register_benchmark(benchmark: Benchmark) -> Benchmark:
     """Register a benchmark as a command with its own options and the common options.
 
     Its first argument is the trial.
@@ -86,13 +86,13 @@ def _command(benchmark: Benchmark) -> Benchmark:
     def run(context: typer.Context, **values: Any) -> None:
         del context
         common = Common(**{each.name: values.pop(each.name) for each in fields(Common)})
-        _run(benchmark, common, values)
+        _run_benchmark(benchmark, common, values)
 
     add_command(app, benchmark.__name__, benchmark, run, options_of(Common))
     return benchmark
 
 
-@_command
+@_register_benchmark
 async def schedule(
     trial: Trial,
     n: Number = 200_000,
@@ -102,7 +102,7 @@ async def schedule(
     clock, seconds, cpu_s, stored = SystemClock(), 0.0, 0.0, 0
     due = clock.now() + timedelta(hours=1)
     trial.report(f"storing {n:,} messages, {batch:,} at a time")
-    async with opened(trial) as (store, _):
+    async with open_trial(trial) as (store, _):
         for messages in messages_of(trial, n, due, timedelta(milliseconds=1), batch):
             started, cpu_before = time.perf_counter(), time.process_time()
             stored += (await store.store_many(messages, clock.now())).stored
@@ -110,30 +110,30 @@ async def schedule(
             cpu_s += time.process_time() - cpu_before
         if isinstance(store, AdministrableStore):
             stored = (await store.statistics(clock.now())).pending
-    return {"n": n, "rate": n / seconds, "lost": n - stored, "duplicated": 0, **_cpu(cpu_s, n)}
+    return {"n": n, "rate": n / seconds, "lost": n - stored, "duplicated": 0, **_cpu_figures(cpu_s, n)}
 
 
-@_command
+@_register_benchmark
 async def drain(trial: Trial, n: Number = 200_000) -> Figures:
     """Deliver messages that are due. The rate is from the first look to the last delivery."""
-    clock, began = SystemClock(), steady_seconds()
+    clock, fill_started = SystemClock(), steady_seconds()
     due = clock.now() - timedelta(days=1)
     trial.report(f"storing {n:,} messages")
-    async with opened(trial) as (store, _):
+    async with open_trial(trial) as (store, _):
         for messages in messages_of(trial, n, due, timedelta(microseconds=100), BATCH):
             await store.store_many(messages, clock.now())
-    fill_s = steady_seconds() - began
+    fill_s = steady_seconds() - fill_started
     trial.report(f"delivering {n:,} messages")
-    async with service(trial, n) as (_, deliveries):
+    async with run_service(trial, n) as (_, deliveries):
         started, cpu_before = time.time(), time.process_time()
         deliveries.gate.set()
-        await deliveries.complete()
+        await deliveries.wait_until_complete()
         cpu_s = time.process_time() - cpu_before
     seconds = deliveries.marks[-1][0] - started
-    return {"n": n, "rate": n / seconds, **await _promise(trial, n), **_cpu(cpu_s, n), "fill_s": fill_s}
+    return {"n": n, "rate": n / seconds, **await _count_losses(trial, n), **_cpu_figures(cpu_s, n), "fill_s": fill_s}
 
 
-@_command
+@_register_benchmark
 async def lateness(
     trial: Trial,
     rate: Annotated[int, option("--rate", "Messages a second.", min=1)] = 200,
@@ -144,50 +144,58 @@ async def lateness(
     # The fraction keeps each store call from coinciding with a delivery.
     lead_seconds = _LEAD_SECONDS + 0.37 / rate
     trial.report(f"delivering {rate:,} messages a second")
-    async with service(trial, n) as (store, deliveries):
+    async with run_service(trial, n) as (store, deliveries):
         first_due = SystemClock().now() + timedelta(seconds=lead_seconds + _AHEAD_SECONDS)
         messages = chain.from_iterable(messages_of(trial, n, first_due, spacing, batch=1))
         cpu_before = time.process_time()
         deliveries.gate.set()
-        stored_when_due = await paced(store, messages, lead_seconds)
-        await deliveries.complete()
+        stored_when_due = await store_paced(store, messages, lead_seconds)
+        await deliveries.wait_until_complete()
         cpu_s = time.process_time() - cpu_before
-    late = lateness_of([(first_due + number * spacing).timestamp() for number in range(n)], deliveries.marks)
-    promise = await _promise(trial, n, early=sum(value < 0 for value in late))
-    return {"n": n, **promise, **_cpu(cpu_s, n), **percentiles(late), "stored_when_due": stored_when_due}
+    lateness_seconds = lateness_of(
+        [(first_due + number * spacing).timestamp() for number in range(n)], deliveries.marks
+    )
+    losses = await _count_losses(trial, n, early=sum(value < 0 for value in lateness_seconds))
+    return {
+        "n": n,
+        **losses,
+        **_cpu_figures(cpu_s, n),
+        **percentiles(lateness_seconds),
+        "stored_when_due": stored_when_due,
+    }
 
 
-def _cpu(cpu_s: float, n: int) -> Figures:
+def _cpu_figures(cpu_s: float, n: int) -> Figures:
     """Return the processor time of this process, which runs the service: the total, and the time a message."""
     return {"cpu_s": cpu_s, "cpu_us_per_message": cpu_s / n * 1_000_000}
 
 
-async def _promise(trial: Trial, n: int, early: int = 0) -> Figures:
+async def _count_losses(trial: Trial, n: int, early: int = 0) -> Figures:
     """Receive all messages of their queue. Return how many are lost, duplicated, and early or unexpected."""
     trial.report(f"counting {n:,} messages")
-    async with opened(trial) as (_, transport):
-        times = Counter(await received_ids(transport, queue_names(trial.run).arrived, n))
-    expected = {id_of(number, trial.run) for number in range(n)}
+    async with open_trial(trial) as (_, transport):
+        receive_counts = Counter(await receive_ids(transport, queue_names(trial.run).arrived, n))
+    expected_ids = {id_of(number, trial.run) for number in range(n)}
     return {
-        "lost": len(expected - times.keys()),
-        "duplicated": sum(count > 1 for count in times.values()),
-        "early": early + len(times.keys() - expected),
+        "lost": len(expected_ids - receive_counts.keys()),
+        "duplicated": sum(count > 1 for count in receive_counts.values()),
+        "early": early + len(receive_counts.keys() - expected_ids),
     }
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> None:
+def _run_benchmark(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> None:
     results = list[Figures]()
 
     async def measure(run: Trial) -> None:
         servers = await run.set_up()
         figures = await benchmark(run, **values)
-        rounded = {name: _rounded(name, value) for name, value in figures.items()}
-        results.append({"benchmark": benchmark.__name__, **rounded, "servers": servers})
+        rounded_figures = {name: _round_figure(name, value) for name, value in figures.items()}
+        results.append({"benchmark": benchmark.__name__, **rounded_figures, "servers": servers})
 
-    async def interruptible(run: Trial) -> None:
+    async def measure_interruptibly(run: Trial) -> None:
         # SIGINT cancels the first task by means of asyncio, which do not wait for a thread. A thread that was creating
         # tables
         # continued, and created the schema of the run again after it had been dropped. A cancel scope waits for the
@@ -199,8 +207,8 @@ def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> Non
         if not common.as_json or sys.stderr.isatty():
             typer.echo(f"{text} …", err=True)
 
-    with common.working_folder() as folder, trial(common, folder, queue_names, report) as made:
-        anyio.run(interruptible, made)
+    with common.working_folder() as folder, create_trial(common, folder, queue_names, report) as created_trial:
+        anyio.run(measure_interruptibly, created_trial)
     (figures,) = results
     if common.as_json:
         typer.echo(json.dumps(figures))
@@ -212,5 +220,5 @@ def _run(benchmark: Benchmark, common: Common, values: Mapping[str, Any]) -> Non
         raise typer.Exit(Exit.NOT_KEPT)
 
 
-def _rounded(name: str, value: object) -> object:
+def _round_figure(name: str, value: object) -> object:
     return round(value, 1 if name == "rate" else 3) if isinstance(value, float) else value

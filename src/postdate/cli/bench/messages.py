@@ -17,7 +17,7 @@ from postdate.cli.bench.places import Trial, queue_names
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage, Envelope, Headers
-from postdate.ports import Claim, ClaimingStore, End, Ending, MoveReport, MovingStore, Transport, Work
+from postdate.ports import Claim, ClaimingStore, Completion, MoveReport, MovingStore, Settlement, Transport, Work
 
 BODY: Final = b"x" * 300
 BATCH: Final = 5_000
@@ -52,21 +52,23 @@ def messages_of(
 
 _QUIET_SECONDS: Final = 0.3
 _PATIENCE_SECONDS: Final = 10.0
-_RECEIVED_AT_ONCE: Final = 1_000
+_RECEIVE_BATCH: Final = 1_000
 
 
-async def received_ids(transport: Transport, queue: str, n: int) -> list[str]:
+async def receive_ids(transport: Transport, queue: str, n: int) -> list[str]:
     """Receive all messages of a queue, of which ``n`` are expected, and return their ids."""
     clock, receiver, message_ids = SystemClock(), transport.receiver(queue), list[str]()
     try:
         while True:
             batch = None
             with anyio.move_on_after(_QUIET_SECONDS if len(message_ids) >= n else _PATIENCE_SECONDS):
-                batch = await receiver.receive(_RECEIVED_AT_ONCE)
+                batch = await receiver.receive(_RECEIVE_BATCH)
             if batch is None:
                 return message_ids
             message_ids += [each.envelope.message_id for each in batch]
-            for error in await receiver.settle([Ending(each, clock.now(), End(record=None)) for each in batch]):
+            for error in await receiver.settle(
+                [Settlement(each, clock.now(), Completion(record=None)) for each in batch]
+            ):
                 if error is not None:
                     raise error
     finally:
@@ -74,7 +76,7 @@ async def received_ids(transport: Transport, queue: str, n: int) -> list[str]:
 
 
 STUCK_SECONDS: Final = 120.0
-_AT_ONCE: Final = 16
+_MOST_STORING: Final = 16
 
 
 class Deliveries:
@@ -89,65 +91,65 @@ class Deliveries:
         self.marks: list[tuple[float, int]] = []
         self.gate = anyio.Event()
         self._expected = expected
-        self._count = 0
-        self._complete = anyio.Event()
+        self._delivered_count = 0
+        self._all_delivered = anyio.Event()
 
-    def delivered(self, count: int) -> None:
+    def add_deliveries(self, count: int) -> None:
         """Note that ``count`` messages are durably in their queue now."""
         if count:
             self.marks.append((time.time(), count))
-            self._count += count
-            if self._count >= self._expected:
-                self._complete.set()
+            self._delivered_count += count
+            if self._delivered_count >= self._expected:
+                self._all_delivered.set()
 
-    async def complete(self) -> None:
+    async def wait_until_complete(self) -> None:
         """Wait until all messages are delivered. Raise PostdateError if nothing is delivered for two minutes."""
-        while not self._complete.is_set():
-            before = self._count
+        while not self._all_delivered.is_set():
+            count_before = self._delivered_count
             with anyio.move_on_after(STUCK_SECONDS):
-                await self._complete.wait()
-            if not self._complete.is_set() and self._count == before:
-                raise PostdateError(f"nothing was delivered for {STUCK_SECONDS:.0f} s after {before:,} messages")
+                await self._all_delivered.wait()
+            if not self._all_delivered.is_set() and self._delivered_count == count_before:
+                raise PostdateError(f"nothing was delivered for {STUCK_SECONDS:.0f} s after {count_before:,} messages")
 
 
-def watch(store: ClaimingStore, transport: Transport, deliveries: Deliveries) -> None:
+def instrument_adapters(store: ClaimingStore, transport: Transport, deliveries: Deliveries) -> None:
     """Hold back claims until the gate opens, and note deliveries.
 
     This patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
     """
     claim_due, send = store.claim_due, transport.send
 
-    async def gated_claim_due(now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_when_open(now: datetime, limit: int) -> Sequence[Claim]:
         await deliveries.gate.wait()
         return await claim_due(now, limit)
 
-    async def noted_send(
+    async def send_and_count(
         envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
         errors = await send(envelopes, now, work=work)
-        deliveries.delivered(sum(error is None for error in errors))
+        deliveries.add_deliveries(sum(error is None for error in errors))
         return errors
 
-    vars(store)["claim_due"] = gated_claim_due
-    vars(transport)["send"] = noted_send
+    vars(store)["claim_due"] = claim_when_open
+    vars(transport)["send"] = send_and_count
     if isinstance(store, MovingStore):
         move_due = store.move_due
 
-        async def noted_move_due(now: datetime, limit: int, **options: Any) -> MoveReport:
+        async def move_and_count(now: datetime, limit: int, **options: Any) -> MoveReport:
             await deliveries.gate.wait()
             report = await move_due(now, limit, **options)
-            deliveries.delivered(report.delivered)
+            deliveries.add_deliveries(report.delivered)
             return report
 
-        vars(store)["move_due"] = noted_move_due
+        vars(store)["move_due"] = move_and_count
 
 
-async def paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
+async def store_paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
     """Store each message ``lead_seconds`` before it is due, one commit each, several at the same time.
 
     Returns how many messages were already due when they were stored: their lateness is unknown.
     """
-    clock, stored_when_due, limiter = SystemClock(), 0, anyio.CapacityLimiter(_AT_ONCE)
+    clock, stored_when_due, limiter = SystemClock(), 0, anyio.CapacityLimiter(_MOST_STORING)
 
     async def store_one(message: DelayedMessage) -> None:
         nonlocal stored_when_due
@@ -172,7 +174,12 @@ def percentiles(seconds: Iterable[float]) -> dict[str, float]:
     """Return percentiles of lateness given in seconds, in milliseconds; all are 0 without values."""
     ordered = sorted(seconds) or [0.0]
 
-    def at(share: float) -> float:
+    def percentile(share: float) -> float:
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1_000
 
-    return {"p50_ms": at(0.5), "p95_ms": at(0.95), "p99_ms": at(0.99), "max_ms": ordered[-1] * 1_000}
+    return {
+        "p50_ms": percentile(0.5),
+        "p95_ms": percentile(0.95),
+        "p99_ms": percentile(0.99),
+        "max_ms": ordered[-1] * 1_000,
+    }

@@ -19,13 +19,21 @@ from typing import Annotated, Final, Literal, NamedTuple, cast
 import anyio
 import typer
 
-from postdate.cli.command import option, signals_handled
-from postdate.config import Address, resolved
+from postdate.cli.command import handle_signals, option
+from postdate.config import Address, resolve_address
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import ConfigurationError
 from postdate.ports import AdministrableStore, ClaimingStore, TransactionMode, Transport
 from postdate.ports.backends import Place, Scratch
-from postdate.wiring.adapters import AdapterRole, file_of, kind_of, kinds, loaded, open_store, open_transport
+from postdate.wiring.adapters import (
+    AdapterRole,
+    adapters_of,
+    file_of,
+    find_adapter,
+    load_factory,
+    open_store,
+    open_transport,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Common:
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(f"there is no folder {folder}")
         with (
-            signals_handled(lambda _number, _frame: signal.raise_signal(signal.SIGINT), signal.SIGTERM),
+            handle_signals(lambda _number, _frame: signal.raise_signal(signal.SIGINT), signal.SIGTERM),
             tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
         ):
             yield Path(temporary).absolute()
@@ -95,11 +103,11 @@ class Subject:
     kind: AdapterRole
     address: Address | None
 
-    def opening(self, scratch: Scratch, settings: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    def opening_arguments(self, scratch: Scratch, settings: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         """Return the address and settings with which the adapter opens a place."""
-        chosen = {**settings, **scratch.settings}
+        setting_values = {**settings, **scratch.settings}
         address = f"{self.kind.scheme}:{scratch.address.partition(':')[2]}"
-        return address, {name: value for name, value in chosen.items() if name in self.kind.takes}
+        return address, {name: value for name, value in setting_values.items() if name in self.kind.argument_names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +124,32 @@ class Trial:
     settings: Mapping[str, str]
     store: Subject
     queues: Subject
-    at_store: Scratch
-    at_queues: Scratch
+    store_scratch: Scratch
+    queues_scratch: Scratch
     report: Callable[[str], None] = lambda _text: None
 
     def open_store(self) -> ClaimingStore:
         """Open the store of the run."""
-        address, settings = self.store.opening(self.at_store, self.settings)
+        address, settings = self.store.opening_arguments(self.store_scratch, self.settings)
         return open_store(address, **settings)
 
     def open_transport(self) -> Transport:
         """Open the queues of the run."""
-        address, settings = self.queues.opening(self.at_queues, self.settings)
+        address, settings = self.queues.opening_arguments(self.queues_scratch, self.settings)
         return open_transport(address, **settings)
 
     async def set_up(self) -> dict[str, dict[str, str]]:
         """Create tables and queues. Return version and settings of each server, by its name on the command line."""
         queues, facts = queue_names(self.run), dict[str, dict[str, str]]()
-        async with opened(self) as (store, transport):
+        async with open_trial(self) as (store, transport):
             await store.setup()
             await transport.create_queues([queues.arrived, queues.error])
             for subject, scratch, adapter in (
-                (self.queues, self.at_queues, transport),
-                (self.store, self.at_store, store),
+                (self.queues, self.queues_scratch, transport),
+                (self.store, self.store_scratch, store),
             ):
                 server = await adapter.server_facts() if isinstance(adapter, AdministrableStore | Transport) else None
-                settings = subject.opening(scratch, self.settings)[1]
+                settings = subject.opening_arguments(scratch, self.settings)[1]
                 facts[subject.name] = {
                     **facts.get(subject.name, {}),
                     **({} if server is None else {"version": server.version, **server.settings}),
@@ -169,7 +177,7 @@ def queue_names(run: str) -> QueueNames:
 
 
 @asynccontextmanager
-async def opened(trial: Trial) -> AsyncGenerator[tuple[ClaimingStore, Transport]]:
+async def open_trial(trial: Trial) -> AsyncGenerator[tuple[ClaimingStore, Transport]]:
     """Open store and queues of a run. The store is initialized."""
     store, transport = trial.open_store(), trial.open_transport()
     try:
@@ -183,7 +191,7 @@ async def opened(trial: Trial) -> AsyncGenerator[tuple[ClaimingStore, Transport]
 
 
 @contextmanager
-def trial(
+def create_trial(
     common: Common,
     folder: Path,
     queues: Callable[[str], Sequence[str]],
@@ -193,46 +201,50 @@ def trial(
 
     ``queues`` returns the names of all its queues.
     """
-    store = subject("store", common.store)
-    transport = queues_of(store) if common.transport is None else subject("transport", common.transport)
+    store = find_subject("store", common.store)
+    transport = queues_of(store) if common.transport is None else find_subject("transport", common.transport)
     run = secrets.token_hex(6)
     with ExitStack() as stack:
-        at_store = stack.enter_context(_place(store, "store", run, folder / run, queues(run)))
+        store_scratch = stack.enter_context(_create_place(store, "store", run, folder / run, queues(run)))
         is_shared = transport.kind.backend is store.kind.backend and (
-            store.address is None or common.transport is None or _rest(store.address) == _rest(transport.address)
+            store.address is None
+            or common.transport is None
+            or _location_of(store.address) == _location_of(transport.address)
         )
-        at_queues = at_store
+        queues_scratch = store_scratch
         if not is_shared:
-            at_queues = stack.enter_context(_place(transport, "transport", run, folder / f"{run}-queues", queues(run)))
-        yield Trial(run, common.settings, store, transport, at_store, at_queues, report)
+            queues_scratch = stack.enter_context(
+                _create_place(transport, "transport", run, folder / f"{run}-queues", queues(run))
+            )
+        yield Trial(run, common.settings, store, transport, store_scratch, queues_scratch, report)
 
 
-def _rest(address: Address | None) -> str:
+def _location_of(address: Address | None) -> str:
     return "" if address is None else address.partition(":")[2]
 
 
-def subject(role: Literal["store", "transport"], text: str) -> Subject:
+def find_subject(role: Literal["store", "transport"], text: str) -> Subject:
     """Return the store or queues of a kind or an address. Raise ConfigurationError if unknown or without a server."""
     if ":" in text:
-        address = resolved(text, os.environ)
-        kind = kind_of(address, role, role)
+        address = resolve_address(text, os.environ)
+        kind = find_adapter(address, role, role)
         if kind.backend.place is Place.MEMORY:
             raise ConfigurationError(f"--{role} {address.scheme}: keeps nothing from one step of a run to the next")
         return Subject(address.scheme, kind, None if kind.backend.place is Place.FILE else address)
-    by_scheme = {name: kind for name, kind in kinds(role).items() if kind.backend.place is not Place.MEMORY}
-    own = {name: kind for name, kind in by_scheme.items() if name == kind.addresses.schemes[0]}
-    by_product = {kind.backend.product.lower(): kind for kind in own.values()}
+    by_scheme = {name: kind for name, kind in adapters_of(role).items() if kind.backend.place is not Place.MEMORY}
+    main_schemes = {name: kind for name, kind in by_scheme.items() if name == kind.addresses.schemes[0]}
+    by_product = {kind.backend.product.lower(): kind for kind in main_schemes.values()}
     kind = {**by_product, **by_scheme}.get(text)
     if kind is None:
-        raise ConfigurationError(f"--{role} must be one of {', '.join(own)}, or an address, not {text!r}")
+        raise ConfigurationError(f"--{role} must be one of {', '.join(main_schemes)}, or an address, not {text!r}")
     if kind.backend.place is not Place.SERVER:
         return Subject(text, kind, None if kind.backend.place is Place.FILE else Address(kind.example))
-    reference = kind.addresses.found_by
+    reference = kind.addresses.bench_address
     variable = reference.rpartition("env:")[2]
     if not os.environ.get(variable):
         hint = f"set {variable}, or " if variable else ""
         raise ConfigurationError(f"no {text} server to measure: {hint}name one with --{role} {kind.example}")
-    return Subject(text, kind, resolved(reference, os.environ))
+    return Subject(text, kind, resolve_address(reference, os.environ))
 
 
 def queues_of(store: Subject) -> Subject:
@@ -242,32 +254,36 @@ def queues_of(store: Subject) -> Subject:
     """
     backend = store.kind.backend
     if backend.transport is not None:
-        written = backend.queue_addresses or backend.addresses
-        return Subject(store.name, AdapterRole(backend, backend.transport, written, written.schemes[0]), store.address)
-    alone = (each for each in kinds("transport").values() if each.backend.store is None and each.is_server)
-    return subject("transport", next(alone).backend.product.lower())
+        addresses = backend.queue_addresses or backend.addresses
+        return Subject(
+            store.name, AdapterRole(backend, backend.transport, addresses, addresses.schemes[0]), store.address
+        )
+    queue_adapters = (
+        each for each in adapters_of("transport").values() if each.backend.store is None and each.is_server
+    )
+    return find_subject("transport", next(queue_adapters).backend.product.lower())
 
 
-def _place(
-    what: Subject, role: Literal["store", "transport"], run: str, folder: Path, queues: Sequence[str]
+def _create_place(
+    subject: Subject, role: Literal["store", "transport"], run: str, folder: Path, queues: Sequence[str]
 ) -> AbstractContextManager[Scratch]:
-    kind = what.kind
-    if what.address is None:
+    kind = subject.kind
+    if subject.address is None:
         folder.mkdir()
-        return _lasting(Scratch(f"{kind.scheme}:///{folder / 'bench.db'}"))
+        return _yield_unremoved(Scratch(f"{kind.scheme}:///{folder / 'bench.db'}"))
     if kind.backend.scratch is not None:
-        make = loaded(replace(kind, adapter=kind.backend.scratch))
-        return cast("AbstractContextManager[Scratch]", make(str(what.address), run, queues))
+        create = load_factory(replace(kind, adapter=kind.backend.scratch))
+        return cast("AbstractContextManager[Scratch]", create(str(subject.address), run, queues))
     if role == "store":
         raise ConfigurationError(
             f"{kind.product} cannot be measured: its backend makes no place for a run (Backend.scratch), and a run "
             f"would deliver the messages that wait there"
         )
-    return _lasting(Scratch(str(what.address)), queues)
+    return _yield_unremoved(Scratch(str(subject.address)), queues)
 
 
 @contextmanager
-def _lasting(scratch: Scratch, queues: Sequence[str] = ()) -> Generator[Scratch]:
+def _yield_unremoved(scratch: Scratch, queues: Sequence[str] = ()) -> Generator[Scratch]:
     """Yield a place that is not removed here: a file goes with its folder, and some backends cannot remove queues."""
     try:
         yield scratch

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import Use, command, duration, instant, option, wrong_usage
+from postdate.cli.command import Use, command, duration_option, instant_option, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.archive import ArchiveResult, RestoreResult
@@ -23,8 +23,10 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The archive: a fold
 def archive(
     use: Use,
     folder: Folder,
-    before: Annotated[datetime | None, instant("--before", "Messages that ended before; ISO 8601.")] = None,
-    older_than: Annotated[timedelta | None, duration("--older-than", "Messages that ended so long ago: 30d.")] = None,
+    before: Annotated[datetime | None, instant_option("--before", "Messages that ended before; ISO 8601.")] = None,
+    older_than: Annotated[
+        timedelta | None, duration_option("--older-than", "Messages that ended so long ago: 30d.")
+    ] = None,
     forget_ids: Annotated[bool, option("--forget-ids", "Remove the ids as well: they may be used again then.")] = False,
     *,
     cluster: SparkOptions,
@@ -34,7 +36,7 @@ def archive(
     What was written is read back and compared before anything is taken out. Run it again after a failure of any kind.
     """
     if (before is None) == (older_than is None):
-        raise wrong_usage("say what goes: either --before TIME or --older-than DURATION")
+        raise usage_error("say what goes: either --before TIME or --older-than DURATION")
     store = store_of(use)
 
     def job(spark: SparkSession) -> ArchiveResult:
@@ -46,7 +48,7 @@ def archive(
         assert limit is not None
         return run(spark, store, folder, limit, now, keep_ids=not forget_ids)
 
-    result = on_spark(job, cluster)
+    result = run_on_spark(job, cluster)
     use.report(result.to_json(), lambda: _print_archived(result))
 
 
@@ -73,8 +75,8 @@ def restore(
     use: Use,
     folder: Folder,
     ids: Annotated[list[str] | None, option("--id", "This message; repeatable. Default: all.", metavar="ID")] = None,
-    ended_from: Annotated[datetime | None, instant("--ended-from", "Messages that ended then or later.")] = None,
-    ended_to: Annotated[datetime | None, instant("--ended-to", "Messages that ended before then.")] = None,
+    ended_from: Annotated[datetime | None, instant_option("--ended-from", "Messages that ended then or later.")] = None,
+    ended_to: Annotated[datetime | None, instant_option("--ended-to", "Messages that ended before then.")] = None,
     *,
     cluster: SparkOptions,
 ) -> None:
@@ -86,7 +88,7 @@ def restore(
 
         return run(spark, store, folder, ids=ids, ended_from=ended_from, ended_to=ended_to)
 
-    result = on_spark(job, cluster)
+    result = run_on_spark(job, cluster)
     use.report(
         result.to_json(),
         lambda: print_pairs(

@@ -6,9 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from postdate.cli.command import Use, command, duration, option, wrong_usage
-from postdate.cli.output import clean, print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
+from postdate.cli.command import Use, command, duration_option, option, usage_error
+from postdate.cli.output import escape_control_characters, print_pairs
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.audit import AuditResult
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def audit(
     use: Use,
     html: Annotated[Path | None, option("--html", "Write a report to look at.", metavar="FILE")] = None,
-    late_after: Annotated[timedelta, duration("--late-after", "Later than that is late.")] = timedelta(seconds=1),
+    late_after: Annotated[timedelta, duration_option("--late-after", "Later than that is late.")] = timedelta(
+        seconds=1
+    ),
     records: Annotated[
         list[str] | None,
         option("--records", "Archive, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),
@@ -39,7 +41,7 @@ def audit(
     Exit code 1 if any message was lost, duplicated, early or orphaned. Changes nothing; services may go on.
     """
     if html is not None and not html.absolute().parent.is_dir():
-        raise wrong_usage(f"there is no folder {html.absolute().parent} for the report")
+        raise usage_error(f"there is no folder {html.absolute().parent} for the report")
     store = store_of(use)
 
     def job(spark: SparkSession) -> AuditResult:
@@ -51,12 +53,12 @@ def audit(
             spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
         )
 
-    result = on_spark(job, cluster)
+    result = run_on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.report import write_html
 
         write_html(result, html)
-    use.report(result.to_json(), lambda: _print_audit(result, html), succeeded=result.clean)
+    use.report(result.to_json(), lambda: _print_audit(result, html), succeeded=result.is_clean)
 
 
 def _print_audit(result: AuditResult, html: Path | None) -> None:
@@ -65,15 +67,16 @@ def _print_audit(result: AuditResult, html: Path | None) -> None:
         for row in result.by_endpoint:
             counts = row.counts
             print(
-                f"endpoint {clean(row.key)}: {counts.scheduled:,} scheduled, {counts.delivered:,} delivered, "
+                f"endpoint {escape_control_characters(row.key)}: {counts.scheduled:,} scheduled, {counts.delivered:,} "
+                f"delivered, "
                 f"{counts.pending:,} pending, {counts.lost:,} lost"
             )
     if result.counts.undelayed:
         print(f"{result.counts.undelayed:,} of the discarded were never delayed: they are in no other line")
     for finding in result.findings:
-        ids = ", ".join(clean(each) for each in finding.sample[:5])
+        ids = ", ".join(escape_control_characters(each) for each in finding.sample[:5])
         print(f"{finding.name}: {finding.count:,}, such as {ids}")
-    print("clean: nothing lost, duplicated, early or orphaned" if result.clean else "NOT CLEAN")
+    print("clean: nothing lost, duplicated, early or orphaned" if result.is_clean else "NOT CLEAN")
     if result.findings_to is not None:
         print(f"findings: {result.findings_to}")
     if html is not None:

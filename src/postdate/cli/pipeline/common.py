@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from postdate.cli.command import Use, group, option, signals_handled
+from postdate.cli.command import Use, create_group, handle_signals, option
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("postdate.pipeline")
 
-app = group("pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
+app = create_group("pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def store_of(use: Use) -> StoreSpec:
     return StoreSpec.of(use.settings())
 
 
-def on_spark(
+def run_on_spark(
     job: Callable[[SparkSession], T],
     cluster: SparkOptions,
     conf: Mapping[str, str] | None = None,
@@ -47,13 +47,13 @@ def on_spark(
     """Start Spark, run the job, and stop Spark. An error of Spark becomes one line."""
     from rich.console import Console
 
-    from postdate.pipeline.failures import one_line_errors
+    from postdate.pipeline.failures import shorten_errors
     from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
 
     settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {})}
     with (
         Console(stderr=True).status("Spark is working …"),
-        one_line_errors("the job has failed"),
+        shorten_errors("the job has failed"),
         spark_session(cores=cluster.cores, master=cluster.master, conf=settings) as session,
     ):
         return job(session)
@@ -63,5 +63,5 @@ def on_spark(
 def stop_on_signal() -> Generator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set, so that a query can end in order."""
     stop = threading.Event()
-    with signals_handled(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):
+    with handle_signals(lambda _number, _frame: stop.set(), signal.SIGINT, signal.SIGTERM):
         yield stop

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
-from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, stop_on_signal
+from postdate.cli.command import LogLevel, Use, command, duration_option, log_to_stderr, option, usage_error
+from postdate.cli.pipeline.common import SparkOptions, app, log, run_on_spark, stop_on_signal
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -30,14 +30,14 @@ def delay(
         str | None, option("--cancels", "Folder of JSON files with ids to be cancelled.", metavar="DIR")
     ] = None,
     null_due: Annotated[str, option("--null-due", "Rows without a due time: fail, now or drop.")] = "fail",
-    resolution: Annotated[timedelta, duration("--resolution", "Rows go at multiples of it.")] = timedelta(
+    resolution: Annotated[timedelta, duration_option("--resolution", "Rows go at multiples of it.")] = timedelta(
         milliseconds=250
     ),
     slots: Annotated[int | None, option("--slots", "Over how many keys rows are spread.", min=1)] = None,
-    keep_cancels: Annotated[timedelta, duration("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
+    keep_cancels: Annotated[timedelta, duration_option("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
         hours=1
     ),
-    trigger: Annotated[timedelta, duration("--trigger", "How often a micro-batch begins.")] = timedelta(
+    trigger: Annotated[timedelta, duration_option("--trigger", "How often a micro-batch begins.")] = timedelta(
         milliseconds=500
     ),
     log_level: LogLevel = "INFO",
@@ -50,24 +50,24 @@ def delay(
     was stopped or killed.
     """
     if cancels is not None and id_column is None:
-        raise wrong_usage("--cancels needs --id COLUMN, which it refers to")
+        raise usage_error("--cancels needs --id COLUMN, which it refers to")
     from postdate.pipeline.delay import DelayOptions, DelayTarget, delay_conf, read_directory, run_delay
 
     options = DelayOptions(resolution, slots, null_due, keep_cancels)
-    where = DelayTarget(target, checkpoint, target_format, trigger)
+    delay_target = DelayTarget(target, checkpoint, target_format, trigger)
 
-    def go_on(spark: SparkSession) -> None:
-        from postdate.pipeline.failures import watched
+    def run_query(spark: SparkSession) -> None:
+        from postdate.pipeline.failures import wait_and_stop
 
         rows = read_directory(spark, source, schema, source_format, encoding=encoding)
         ids = None
         if cancels is not None:
             assert id_column is not None
             ids = read_directory(spark, cancels, rows.select(id_column).schema.simpleString()[7:-1].replace(":", " "))
-        query = run_delay(rows, where, due, id_column, ids, options)
+        query = run_delay(rows, delay_target, due, id_column, ids, options)
         log.info("delaying rows of %s into %s; checkpoint %s", source, target, checkpoint)
-        watched(query, "the query", stop)
+        wait_and_stop(query, "the query", stop)
         log.info("stopped")
 
-    with logging_to_stderr(log_level), stop_on_signal() as stop:
-        on_spark(go_on, cluster, delay_conf(), long=True)
+    with log_to_stderr(log_level), stop_on_signal() as stop:
+        run_on_spark(run_query, cluster, delay_conf(), long=True)

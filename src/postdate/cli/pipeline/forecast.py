@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from postdate.cli.command import Use, command, duration, option, wrong_usage
-from postdate.cli.output import clean, print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
+from postdate.cli.command import Use, command, duration_option, option, usage_error
+from postdate.cli.output import escape_control_characters, print_pairs
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.forecast_result import ForecastResult
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @command(app, "forecast")
 def forecast(
     use: Use,
-    tolerance: Annotated[timedelta, duration("--tolerance", "How late a message may be.")] = timedelta(seconds=1),
+    tolerance: Annotated[timedelta, duration_option("--tolerance", "How late a message may be.")] = timedelta(
+        seconds=1
+    ),
     width: Annotated[Literal["auto", "minute", "hour", "day"], option("--width", "Intervals of the table.")] = "auto",
     herd_factor: Annotated[
         float, option("--herd-factor", "How many times the usual load makes a herd.", metavar="N")
@@ -40,11 +42,11 @@ def forecast(
     Changes nothing; services may go on.
     """
     if rate is not None:
-        raise wrong_usage("leave out --rate, and compare yours with those that are needed, one of them for --tolerance")
+        raise usage_error("leave out --rate, and compare yours with those that are needed, one of them for --tolerance")
     if html is not None and not html.absolute().parent.is_dir():
-        raise wrong_usage(f"there is no folder {html.absolute().parent} for the page")
+        raise usage_error(f"there is no folder {html.absolute().parent} for the page")
     if load is not None and load.exists():
-        raise wrong_usage(f"{load} is there already; name a new folder for the table")
+        raise usage_error(f"{load} is there already; name a new folder for the table")
     store = store_of(use)
     from postdate.pipeline.forecast_result import ForecastOptions
 
@@ -59,7 +61,7 @@ def forecast(
             result.write_load(load, load_format)
         return result
 
-    result = on_spark(job, cluster)
+    result = run_on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.forecast_report import write_forecast
 
@@ -73,7 +75,7 @@ def _print_forecast(result: ForecastResult, html: Path | None, load: Path | None
     print_pairs({"source": result.source, **dict(result.table())})
     print()
     for sentence in headlines(result):
-        print(clean(sentence))
+        print(escape_control_characters(sentence))
     for name, path in (("report", html), ("table", load)):
         if path is not None:
             print(f"{name}: {path}")

@@ -12,30 +12,31 @@ from postdate.cli.command import (
     LogLevel,
     Use,
     command,
-    duration,
-    group,
-    instant,
-    logging_to_stderr,
+    create_group,
+    duration_option,
+    instant_option,
+    log_to_stderr,
     option,
     pairs_of,
-    wrong_usage,
+    usage_error,
 )
 from postdate.cli.output import print_pairs, print_table, time_or_dash
-from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
 
-migrations = group("migrate", "Move delayed messages here from a timeout manager.")
+migrations = create_group("migrate", "Move delayed messages here from a timeout manager.")
 app.add_typer(migrations)
 
 Endpoints = Annotated[
     list[str] | None, option("--endpoint", "Whose messages, in upper or lower case; repeatable.", metavar="NAME")
 ]
 Cutoff = Annotated[
-    datetime | None, instant("--cutoff", "Leave what is due earlier; ISO 8601 with offset. Default: everything moves.")
+    datetime | None,
+    instant_option("--cutoff", "Leave what is due earlier; ISO 8601 with offset. Default: everything moves."),
 ]
-Margin = Annotated[timedelta | None, duration("--margin", "Leave what is due sooner than that; default: 60s.")]
+Margin = Annotated[timedelta | None, duration_option("--margin", "Leave what is due sooner than that; default: 60s.")]
 
 
 def _refuse_store(text: str | None) -> None:
@@ -63,23 +64,23 @@ class OriginOptions:
     def spec(self) -> OriginSpec:
         """Return the storage of the timeout manager that ``--from`` names."""
         if self.source is None:
-            raise wrong_usage("say from where: --from ADDRESS, a timeout manager's database")
-        named = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
+            raise usage_error("say from where: --from ADDRESS, a timeout manager's database")
+        prefixes = pairs_of(self.prefixes, "--prefix", "ENDPOINT=PREFIX")
         from postdate.pipeline.migrate import OriginSpec
 
-        return OriginSpec(self.source, self.schema, named or None)
+        return OriginSpec(self.source, self.schema, prefixes or None)
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
+class EndpointSelection:
     """The endpoints whose messages move: options of commands that begin a run."""
 
     endpoints: Endpoints = None
     all_endpoints: Annotated[bool, option("--all-endpoints", "The messages of every endpoint there.")] = False
 
-    def chosen(self) -> list[str] | None:
+    def selected_endpoints(self) -> list[str] | None:
         if bool(self.endpoints) == self.all_endpoints:
-            raise wrong_usage("say whose messages: either --endpoint NAME or --all-endpoints")
+            raise usage_error("say whose messages: either --endpoint NAME or --all-endpoints")
         return self.endpoints
 
 
@@ -94,25 +95,27 @@ class MoveOptions:
 
 
 @command(migrations, "preview")
-def preview(use: Use, origin: OriginOptions, whose: Whose, cutoff: Cutoff = None, margin: Margin = None) -> None:
+def preview(
+    use: Use, origin: OriginOptions, whose: EndpointSelection, cutoff: Cutoff = None, margin: Margin = None
+) -> None:
     """Say what would move and what is in the way; change nothing.
 
     Exit code 1 if something is in the way.
     """
-    job = _job(use, origin, whose.chosen(), cutoff, MoveOptions(margin=margin))
+    job = _create_job(use, origin, whose.selected_endpoints(), cutoff, MoveOptions(margin=margin))
 
     from postdate.clock import SystemClock
     from postdate.pipeline import migrate
 
     result = migrate.preview(job, SystemClock().now())
-    use.report(result.to_json(), lambda: _print_preview(result), succeeded=result.possible)
+    use.report(result.to_json(), lambda: _print_preview(result), succeeded=result.is_possible)
 
 
 @command(migrations, "run")
 def run(
     use: Use,
     origin: OriginOptions,
-    whose: Whose,
+    whose: EndpointSelection,
     pace: MoveOptions,
     cutoff: Cutoff = None,
     log_level: LogLevel = "INFO",
@@ -124,7 +127,7 @@ def run(
     Begun with the same options before, it goes on. What fires them there may run meanwhile, and so may services on
     the store. Exit code 1 if anything is not as it was.
     """
-    _move(use, _job(use, origin, whose.chosen(), cutoff, pace), cluster, log_level, goes_on=False)
+    _move(use, _create_job(use, origin, whose.selected_endpoints(), cutoff, pace), cluster, log_level, is_resumed=False)
 
 
 @command(migrations, "resume")
@@ -141,16 +144,16 @@ def resume(
 
     Or with those of the endpoints named. Exit code 1 if anything is not as it was.
     """
-    _move(use, _job(use, origin, endpoints, None, pace), cluster, log_level, goes_on=True)
+    _move(use, _create_job(use, origin, endpoints, None, pace), cluster, log_level, is_resumed=True)
 
 
-def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, goes_on: bool) -> None:
+def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, is_resumed: bool) -> None:
     from postdate.pipeline import migrate
 
-    with logging_to_stderr(log_level):
-        move = migrate.resume if goes_on else migrate.migrate
-        result = on_spark(lambda session: move(session, job), cluster, long=True)
-    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.complete)
+    with log_to_stderr(log_level):
+        move = migrate.resume if is_resumed else migrate.migrate
+        result = run_on_spark(lambda session: move(session, job), cluster, long=True)
+    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.is_complete)
 
 
 @command(migrations, "abort")
@@ -160,12 +163,12 @@ def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
     What it has stays there. Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store
     has is not as it was.
     """
-    job = _job(use, origin, endpoints, None, MoveOptions())
+    job = _create_job(use, origin, endpoints, None, MoveOptions())
 
     from postdate.pipeline import migrate
 
     result = migrate.abort(job)
-    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.exact)
+    use.report(result.to_json(), lambda: _print_result(result), succeeded=result.is_exact)
 
 
 @command(migrations, "status")
@@ -182,20 +185,20 @@ def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _job(
+def _create_job(
     use: Use,
     origin: OriginOptions,
     endpoints: list[str] | None,
     cutoff: datetime | None,
-    pace: MoveOptions,
+    move_options: MoveOptions,
 ) -> MigrateJob:
     spec = origin.spec()
 
     from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob
 
-    whose, size = tuple(endpoints) if endpoints else None, pace.batch_size or BATCH_SIZE
-    margin = MARGIN if pace.margin is None else pace.margin
-    return MigrateJob(spec, store_of(use), whose, cutoff or EVERYTHING, size, margin)
+    endpoint_names, batch_size = tuple(endpoints) if endpoints else None, move_options.batch_size or BATCH_SIZE
+    margin = MARGIN if move_options.margin is None else move_options.margin
+    return MigrateJob(spec, store_of(use), endpoint_names, cutoff or EVERYTHING, batch_size, margin)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

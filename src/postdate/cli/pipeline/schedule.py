@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from postdate.cli.command import Use, command, option, wrong_usage
+from postdate.cli.command import Use, command, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, run_on_spark, store_of
 from postdate.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def schedule(
     --rejected. Exit code 1 if there are any.
     """
     if destination is not None and destination_value is not None:
-        raise wrong_usage("--destination and --destination-value exclude each other")
+        raise usage_error("--destination and --destination-value exclude each other")
     if "://" not in source and not Path(source).exists():
         raise PipelineError(f"there is no file or folder {source!r} to read")
     columns_of_options = {
@@ -86,20 +86,22 @@ def schedule(
         from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 
         messages = read_input(spark, source, input_format, encoding)
-        named = {name: column for name, column in columns_of_options.items() if column is not None}
-        sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-        columns = scheduling.ColumnMapping.found_in(messages.columns, unused or (), case_sensitive=sensitive, **named)
+        given_columns = {name: column for name, column in columns_of_options.items() if column is not None}
+        is_case_sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
+        columns = scheduling.ColumnMapping.match_columns(
+            messages.columns, unused or (), case_sensitive=is_case_sensitive, **given_columns
+        )
         rejects = None if rejected is None else scheduling.Rejects(rejected)
         times = None if zone is None else LocalTimes(zone, Ambiguous(ambiguous), Nonexistent(nonexistent))
         return scheduling.schedule(
             messages, scheduling.ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report)
         )
 
-    result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
+    result = run_on_spark(job, cluster, long=_size_in_bytes(source) >= _LARGE_BYTES)
     use.report(result.to_json(), lambda: _print_scheduled(result, store), succeeded=not result.set_aside)
 
 
-def _size(source: str) -> int:
+def _size_in_bytes(source: str) -> int:
     """Return the number of bytes of a file, or of a folder's files. Input that is not local counts as large."""
     if "://" in source:
         return _LARGE_BYTES
@@ -111,7 +113,7 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
     set_aside = sum(result.set_aside.values())
     print_pairs(
         {
-            "store": store.shown,
+            "store": store.redacted_address,
             "rows read": result.read,
             "stored": result.accepted,
             "already there": result.already_there,

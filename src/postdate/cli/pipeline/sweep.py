@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.command import LogLevel, Use, command, duration, logging_to_stderr, option, wrong_usage
+from postdate.cli.command import LogLevel, Use, command, duration_option, log_to_stderr, option, usage_error
 from postdate.cli.output import print_pairs
-from postdate.cli.pipeline.common import SparkOptions, app, log, on_spark, stop_on_signal
+from postdate.cli.pipeline.common import SparkOptions, app, log, run_on_spark, stop_on_signal
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -30,7 +30,7 @@ def sweep(
         int | None, option("--slots", "Dispatchers at once; default: as many as Spark has cores.", min=1)
     ] = None,
     residency: Annotated[
-        timedelta | None, duration("--residency", "With --continuous: a task lasts; default: 30s.")
+        timedelta | None, duration_option("--residency", "With --continuous: a task lasts; default: 30s.")
     ] = None,
     discard_lapsed: Annotated[bool, typer.Option("--discard-lapsed", hidden=True)] = False,
     allowance: Annotated[str | None, typer.Option("--allowance", hidden=True)] = None,
@@ -44,44 +44,44 @@ def sweep(
     code 1 if some of it went to the error queue, or is due still.
     """
     if continuous and checkpoint is None:
-        raise wrong_usage("--continuous needs --checkpoint DIR")
+        raise usage_error("--continuous needs --checkpoint DIR")
     if not continuous and (checkpoint is not None or residency is not None):
-        raise wrong_usage("--checkpoint and --residency are for --continuous")
+        raise usage_error("--checkpoint and --residency are for --continuous")
     if discard_lapsed or allowance is not None:
-        raise wrong_usage("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
+        raise usage_error("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
     from postdate.pipeline.dispatching import SweepSpec
 
     spec = SweepSpec.of(use.settings())
     if continuous:
 
-        def go_on(spark: SparkSession) -> None:
+        def run_query(spark: SparkSession) -> None:
             from postdate.pipeline.sweep import RESIDENCY, sweep_continuously
 
             assert checkpoint is not None
             with sweep_continuously(
                 spark, spec, checkpoint=checkpoint, slots=slots, ledger=ledger, residency=residency or RESIDENCY
             ) as query:
-                log.info("delivering from %s; checkpoint %s", spec.store.shown, checkpoint)
+                log.info("delivering from %s; checkpoint %s", spec.store.redacted_address, checkpoint)
                 while not stop.is_set() and not query.wait(0.2):
                     pass
                 log.info("stopping: finishing what is in hand")
             log.info("stopped")
 
-        with logging_to_stderr(log_level), stop_on_signal() as stop:
-            on_spark(go_on, cluster, long=True)
+        with log_to_stderr(log_level), stop_on_signal() as stop:
+            run_on_spark(run_query, cluster, long=True)
         return
 
-    def once(spark: SparkSession) -> SweepResult:
+    def run_once(spark: SparkSession) -> SweepResult:
         from postdate.pipeline.sweep import sweep as run
 
         return run(spark, spec, slots=slots, ledger=ledger)
 
-    result = on_spark(once, cluster)
+    result = run_on_spark(run_once, cluster)
     use.report(
         result.to_json(),
         lambda: print_pairs(
             {
-                "store": spec.store.shown,
+                "store": spec.store.redacted_address,
                 "delivered": result.delivered,
                 "expired": result.expired,
                 "retried": result.retried,
@@ -91,5 +91,5 @@ def sweep(
                 "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
             }
         ),
-        succeeded=result.complete,
+        succeeded=result.is_complete,
     )

@@ -25,13 +25,13 @@ from postdate.core.health.deadlines import Deadlines
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Moved, Outcome, RecordKind
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovedMessages, Outcome, RecordKind
 from postdate.runtime.resource import resource_of
 
 _FAILURES_AT_ONCE: Final = 16
 """The number of failures that are written to the store concurrently."""
 
-_TRIED_ALONE: Final = 3
+_MOST_SINGLE_REMOVALS: Final = 3
 """The number of messages removed one by one after a call for many has failed.
 
 If all of these fail in a row, the store itself is considered to fail.
@@ -45,7 +45,7 @@ _LONGEST_PROBE_PAUSE: Final = timedelta(seconds=2)
 _CLAIMED_AGAIN_WITHIN_SECONDS: Final = 600.0
 """How long the outcome of a lost claim is remembered: if the message is claimed again, that happens by then."""
 
-_COUNTED_APART_SECONDS: Final = 1.0
+_SAME_FAILURE_SECONDS: Final = 1.0
 """Failures within this time count as one failure in the failure rate."""
 
 log = logging.getLogger("postdate.dispatcher")
@@ -58,10 +58,12 @@ class Journal(Protocol):
     call, only the store has the event.
     """
 
-    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
+    def record_events(
+        self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = ""
+    ) -> None:
         """Note messages that were delivered, expired, failed or retried. They have the content that was claimed."""
 
-    def moved(self, moved: Moved, at: datetime) -> None:
+    def record_move(self, moved: MovedMessages, at: datetime) -> None:
         """Note messages that were moved inside the database, or had expired there."""
 
 
@@ -116,7 +118,7 @@ class Finisher:
         self._outage = resource_of(store).calls("cannot finish or give back due messages", log)
 
     @property
-    def unwritten(self) -> Mapping[str, UnwrittenOutcome]:
+    def unwritten_outcomes(self) -> Mapping[str, UnwrittenOutcome]:
         """Outcomes to be written, by message id. This process has their claims."""
         return self._attempts.outcomes_with_claim
 
@@ -131,7 +133,7 @@ class Finisher:
             limit = min(limit, _PROBE_MESSAGES)
             self._probe_at = seconds + self._shorten_in_outage(retry_delay(self._probes))
             self._probes += 1
-        return max(min(limit, MOST_ATTEMPTS - len(self.unwritten)), 0)
+        return max(min(limit, MOST_ATTEMPTS - len(self.unwritten_outcomes)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
         """Return when to write outcomes again, or ``earliest`` if that is before.
@@ -140,15 +142,15 @@ class Finisher:
             earliest: next attempt of a message in the store; ``None`` if there is none.
             claims_from: monotonic seconds before which nothing is claimed.
         """
-        times = [unwritten.retry_at for unwritten in self.unwritten.values()]
+        times = [unwritten.retry_at for unwritten in self.unwritten_outcomes.values()]
         if self._probes and self._attempts.has_unwritten:
             times.append(max(self._probe_at, claims_from))  # only a claim and its outcome show if the store is back
         if not times:
             return earliest
-        again = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
-        return again if earliest is None else min(earliest, again)
+        next_write = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
+        return next_write if earliest is None else min(earliest, next_write)
 
-    def skip_known(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+    def select_unsent(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Return the claims whose messages are to be sent.
 
         If the outcome of a message is known and not yet written, its claim is kept until the outcome is written.
@@ -159,11 +161,11 @@ class Finisher:
         ids = {claim.message.message_id for claim in claims}
         is_being_removed = any(not removal.claims.keys().isdisjoint(ids) for removal in self._removals)
         # The usual case: one check of the whole batch is quicker than a check of each claim.
-        if not is_being_removed and not self._attempts.knows_any(ids):
+        if not is_being_removed and not self._attempts.has_any(ids):
             return claims
-        return [claim for claim in claims if not self._has_ended(claim)]
+        return [claim for claim in claims if not self._has_outcome(claim)]
 
-    def _has_ended(self, claim: Claim) -> bool:
+    def _has_outcome(self, claim: Claim) -> bool:
         """Return whether a claimed message has an outcome already; if so, that is written later under this claim."""
         message_id = claim.message.message_id
         unwritten = self._attempts.unwritten_of(message_id)
@@ -185,11 +187,15 @@ class Finisher:
         return True
 
     def _is_being_removed(self, claim: Claim) -> bool:
-        message_id, mark = claim.message.message_id, fingerprint(claim.message)
+        message_id, claimed_fingerprint = claim.message.message_id, fingerprint(claim.message)
         for removal in self._removals:
-            removed = removal.claims.get(message_id)
+            removed_claim = removal.claims.get(message_id)
             has_failed = removal.outcome is Outcome.FAILED  # it may have been returned from the error queue, as above
-            if removed is not None and not has_failed and fingerprint(removed.message) == mark:
+            if (
+                removed_claim is not None
+                and not has_failed
+                and fingerprint(removed_claim.message) == claimed_fingerprint
+            ):
                 unwritten = _unwritten(claim, removal.outcome, removal.detail)
                 unwritten.retry_at = self._clock.monotonic() + retry_delay(0).total_seconds()
                 self._attempts.remember_unwritten(unwritten)
@@ -212,17 +218,17 @@ class Finisher:
         if not self._probes and self._failed_at <= before:
             self._attempts.forget_claims_lost_before(before)
 
-    def remember_sent(self, claims: Sequence[Claim], *, are_held: bool = False) -> None:
+    def remember_sent(self, claims: Sequence[Claim], *, are_claimed: bool = False) -> None:
         """Remember messages that were sent: if they are claimed again, they are only removed.
 
-        With ``are_held`` this process still has the claims; without, they are lost.
+        With ``are_claimed`` this process still has the claims; without, they are lost.
         """
         self._forget_old_claims()
         for claim in claims:
             if self._resolve_release(claim, Outcome.DELIVERED):
                 continue
             unwritten = _unwritten(claim, Outcome.DELIVERED)
-            if are_held:
+            if are_claimed:
                 self._attempts.remember_unwritten(unwritten)
             else:
                 self._remember_lost_claim(unwritten)
@@ -250,27 +256,27 @@ class Finisher:
         removal = _Removal({claim.message.message_id: claim for claim in claims}, outcome, detail)
         self._removals.append(removal)
         try:
-            finished = await self._finish(claims, outcome, at, detail)
+            finished = await self._finish_in_store(claims, outcome, at, detail)
         except PostdateError as error:
-            self._note_failure(error)
+            self._report_failure(error)
             new = [claim for claim in claims if not self._resolve_release(claim, outcome, detail)]
             self._write_later([_unwritten(claim, outcome, detail) for claim in new], error)
             return
         finally:
             self._removals.remove(removal)
-        self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
+        self._journal.record_events(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         if finished < len(claims) and outcome is Outcome.DELIVERED:
             # Another process removed a message while this one sent it (row 53), or a claim was lost and the message may
             # be claimed again.
             log.warning("%d messages may have been delivered more than once", len(claims) - finished)
             self.remember_sent(claims)
 
-    async def _finish(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
-        finished = await self._deadlines.call_apart(lambda: self._store.finish(claims, outcome, at, detail))
-        self._note_success()  # also if it removed nothing: the store answers
+    async def _finish_in_store(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
+        finished = await self._deadlines.call_in_task(lambda: self._store.finish(claims, outcome, at, detail))
+        self._report_success()  # also if it removed nothing: the store answers
         return finished
 
-    async def give_back(self, releases: Sequence[Release]) -> None:
+    async def release_claims(self, releases: Sequence[Release]) -> None:
         """Release claims.
 
         Claims without a failure are released in one call for each attempt time. Each failure is written by a call of
@@ -298,32 +304,32 @@ class Finisher:
         by_time: defaultdict[datetime | None, list[Release]] = defaultdict(list)
         for each in releases:
             by_time[each.attempt_at].append(each)
-        for attempt_at, some in by_time.items():
-            release = partial(self._store.release, [each.claim for each in some], attempt_at)
+        for attempt_at, same_time_releases in by_time.items():
+            release = partial(self._store.release, [each.claim for each in same_time_releases], attempt_at)
             try:
-                await self._deadlines.call_apart(release)
+                await self._deadlines.call_in_task(release)
             except PostdateError as error:
-                self._note_failure(error)
-                self.release_later(some, error)
+                self._report_failure(error)
+                self.release_later(same_time_releases, error)
             else:
-                self._note_success()
+                self._report_success()
 
     async def _retry_later(self, release: Release) -> PostdateError | None:
         """Record a failure and release its claim; return the error if the store did not do so."""
         claim, now, reason = release.claim, self._clock.now(), release.reason or ""
         attempt_at = release.attempt_at or now
         try:
-            is_stored = await self._deadlines.call_apart(
+            is_stored = await self._deadlines.call_in_task(
                 lambda: self._store.retry_later(claim, attempt_at, now, reason)
             )
         except PostdateError as error:
-            self._note_failure(error)
+            self._report_failure(error)
             return error
-        self._note_success()
+        self._report_success()
         message_id = claim.message.message_id
         unwritten = self._attempts.unwritten_of(message_id)
         if is_stored:
-            self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
+            self._journal.record_events(RecordKind.RETRIED, [claim.message], now, reason)
         elif unwritten is None:
             log.warning("message %s was removed by another while it was being sent", message_id)
         elif unwritten.claim is claim:  # not a later claim of this process, which is still in force
@@ -334,12 +340,12 @@ class Finisher:
         """Mark a message as unreadable because no queue takes it; return whether the store did so."""
         now = self._clock.now()
         try:
-            if not await self._deadlines.call_apart(lambda: self._store.mark_unreadable(claim, reason, now)):
+            if not await self._deadlines.call_in_task(lambda: self._store.mark_unreadable(claim, reason, now)):
                 return False
         except PostdateError as refused:
             log.error("message %s cannot be marked as unreadable: %s", claim.message.message_id, refused)
             return False
-        self._journal.ended(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
+        self._journal.record_events(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
         text = "message %s is marked as unreadable (`postdate messages list --unreadable` lists it): %s"
         log.error(text, claim.message.message_id, reason)
         return True
@@ -378,12 +384,12 @@ class Finisher:
         """Return a pause in seconds. It is shortened while the store takes no outcomes, to notice soon that it does."""
         return (min(pause, _LONGEST_PROBE_PAUSE) if self._probes else pause).total_seconds()
 
-    async def write_remembered(self, *, at_once: bool = False) -> None:
+    async def write_outcomes(self, *, at_once: bool = False) -> None:
         """Write remembered outcomes whose retry time has come, or all of them if ``at_once``."""
-        if not self.unwritten:
+        if not self.unwritten_outcomes:
             return
         seconds = self._clock.monotonic()
-        due = [unwritten for unwritten in self.unwritten.values() if at_once or unwritten.retry_at <= seconds]
+        due = [unwritten for unwritten in self.unwritten_outcomes.values() if at_once or unwritten.retry_at <= seconds]
         releases = [unwritten.release for unwritten in due if unwritten.release is not None]
         removals: defaultdict[tuple[Outcome, str], list[UnwrittenOutcome]] = defaultdict(list)
         for unwritten in due:
@@ -397,29 +403,33 @@ class Finisher:
     async def _release_again(self, releases: Sequence[Release]) -> None:
         """Release remembered claims. They stay remembered until that is done, so a cancellation loses none."""
         # The removals were written first. Meanwhile a message may have been sent, or claimed again: read them anew.
-        due = {id(release) for release in releases}
-        before = {
-            message_id: unwritten for message_id, unwritten in self.unwritten.items() if id(unwritten.release) in due
+        release_ids = {id(release) for release in releases}
+        remembered_outcomes = {
+            message_id: unwritten
+            for message_id, unwritten in self.unwritten_outcomes.items()
+            if id(unwritten.release) in release_ids
         }
-        await self.give_back([unwritten.release for unwritten in before.values() if unwritten.release is not None])
-        for message_id, unwritten in before.items():
-            if self.unwritten.get(message_id) is unwritten:
+        await self.release_claims(
+            [unwritten.release for unwritten in remembered_outcomes.values() if unwritten.release is not None]
+        )
+        for message_id, unwritten in remembered_outcomes.items():
+            if self.unwritten_outcomes.get(message_id) is unwritten:
                 self._attempts.forget_unwritten(message_id)
 
-    async def _finish_again(self, some: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
+    async def _finish_again(self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
         """Remove messages in one call. If that fails, remove some one by one, as a single message may be the cause."""
         is_store_well = not self._probes
-        error = await self._try_to_finish(some, outcome, detail)
+        error = await self._finish_once(outcomes, outcome, detail)
         if error is None:
             return
-        if len(some) == 1 or isinstance(error, StoreUnreachable):
-            self._write_again_later(some, error, is_store_well=is_store_well)
+        if len(outcomes) == 1 or isinstance(error, StoreUnreachable):
+            self._write_again_later(outcomes, error, is_store_well=is_store_well)
             return
         failures_in_a_row = 0
-        remaining = deque(sorted(some, key=lambda unwritten: unwritten.failed_writes))
-        while remaining and failures_in_a_row < _TRIED_ALONE:
+        remaining = deque(sorted(outcomes, key=lambda unwritten: unwritten.failed_writes))
+        while remaining and failures_in_a_row < _MOST_SINGLE_REMOVALS:
             unwritten, is_store_well = remaining.popleft(), not self._probes
-            error = await self._try_to_finish([unwritten], outcome, detail)
+            error = await self._finish_once([unwritten], outcome, detail)
             failures_in_a_row = failures_in_a_row + 1 if error else 0
             if error is not None:
                 self._write_again_later([unwritten], error, is_store_well=is_store_well)
@@ -427,29 +437,29 @@ class Finisher:
             unwritten.retry_at = self._clock.monotonic() + _LONGEST_PROBE_PAUSE.total_seconds()
 
     def _write_again_later(
-        self, some: Sequence[UnwrittenOutcome], error: PostdateError, *, is_store_well: bool
+        self, outcomes: Sequence[UnwrittenOutcome], error: PostdateError, *, is_store_well: bool
     ) -> None:
         """Remember outcomes for a later write.
 
         If the store took other outcomes meanwhile, the cause is this outcome: then each pause is longer than the last.
         """
-        for unwritten in some:
+        for unwritten in outcomes:
             unwritten.failed_writes += is_store_well
-        self._write_later(some, error, timedelta(0) if is_store_well else _LONGEST_PROBE_PAUSE)
+        self._write_later(outcomes, error, timedelta(0) if is_store_well else _LONGEST_PROBE_PAUSE)
 
-    async def _try_to_finish(
-        self, some: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str
+    async def _finish_once(
+        self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str
     ) -> PostdateError | None:
-        claims = [unwritten.claim for unwritten in some if unwritten.claim is not None]
+        claims = [unwritten.claim for unwritten in outcomes if unwritten.claim is not None]
         at = self._clock.now()
         try:
-            finished = await self._finish(claims, outcome, at, detail)
+            finished = await self._finish_in_store(claims, outcome, at, detail)
         except PostdateError as error:
-            self._note_failure(error, fails_alone=len(some) == 1 and some[0].failed_writes > 1)
+            self._report_failure(error, fails_alone=len(outcomes) == 1 and outcomes[0].failed_writes > 1)
             return error
         if finished:
-            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
-        for unwritten in some:
+            self._journal.record_events(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
+        for unwritten in outcomes:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
                 # A message may be returned from the error queue, with the same id and content. If it were mistaken for
                 # the message to remove, it would be lost. A second error copy is only a duplicate.
@@ -460,22 +470,22 @@ class Finisher:
 
     # --- how the store is -------------------------------------------------------------------------------------------
 
-    def _note_failure(self, error: PostdateError, *, fails_alone: bool = False) -> None:
+    def _report_failure(self, error: PostdateError, *, fails_alone: bool = False) -> None:
         """Note a failed write. A write that ``fails_alone`` does not count as an outage of the store."""
         seconds = self._clock.monotonic()
-        self._outage.failed(error, seconds)
+        self._outage.report_failure(error, seconds)
         self._failed_at = seconds
-        if seconds - self._counted_at >= _COUNTED_APART_SECONDS:
+        if seconds - self._counted_at >= _SAME_FAILURE_SECONDS:
             self._counted_at = seconds
-            self._failure_rate.failure(error, seconds)
+            self._failure_rate.report_failure(error, seconds)
         if not self._probes and not fails_alone:
             self._probes, self._probe_at = 1, seconds + retry_delay(0).total_seconds()
 
-    def _note_success(self) -> None:
+    def _report_success(self) -> None:
         self._probes = 0
         if self._outage.is_failing:
-            self._failure_rate.success()
-            self._outage.succeeded(self._clock.monotonic())
+            self._failure_rate.report_success()
+            self._outage.report_success(self._clock.monotonic())
 
 
 def _unwritten(

@@ -12,7 +12,7 @@ from typing import TypeVar
 import anyio
 
 from postdate.clock import Clock, time_until
-from postdate.core.health.circuit_breaker import nobody
+from postdate.core.health.circuit_breaker import do_nothing
 from postdate.core.recoverability import BYTES_IN_FLIGHT
 from postdate.errors import PostdateError
 from postdate.ports import Claim, ClaimingStore
@@ -43,23 +43,24 @@ T = TypeVar("T")
 class Group:
     """Messages that are sent in one call, in the order of their due times.
 
-    ``destination`` is empty if one call sends to all destinations. The deadline counts from ``since``, in monotonic
+    ``destination`` is empty if one call sends to all destinations. The deadline counts from ``started_at``, in
+    monotonic
     seconds: first the begin of the batch, later the begin of the group's turn.
     """
 
     destination: str
     claims: Sequence[Claim]
-    since: float
+    started_at: float
     errors: Sequence[PostdateError | None] | None = None
     attempted: bool = False
     """Whether the group had a turn. A group that only waited for a turn has not failed."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    def begin_turn(self, seconds: float) -> None:
+    def start_deadline(self, seconds: float) -> None:
         """Start the deadline now: the wait for a turn does not count against the destination."""
-        self.attempted, self.since = True, seconds
+        self.attempted, self.started_at = True, seconds
 
-    def is_hanging_on(self) -> bool:
+    def is_unanswered(self) -> bool:
         """Return whether the group is neither answered nor cancelled."""
         return self.errors is None and not self.scope.cancel_called
 
@@ -67,74 +68,78 @@ class Group:
 class Batch:
     """Messages claimed in one call.
 
-    A batch that ``is_probe`` has one message: the transport was out of reach before. ``began`` is in monotonic seconds.
+    A batch that ``is_probe`` has one message: the transport was out of reach before. ``claimed_at`` is in monotonic
+    seconds.
     """
 
-    def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
-        self.now, self.began, self.is_probe = now, began, is_probe
-        self.count, self.bytes = len(claims), sum(len(claim.message.body) for claim in claims)
-        """``count`` is the number of all its messages; ``bytes`` the size of the bodies of messages in ``held``."""
-        self.held = {claim.message.message_id: claim for claim in claims}
+    def __init__(self, claims: Sequence[Claim], now: datetime, claimed_at: float, *, is_probe: bool = False) -> None:
+        self.now, self.claimed_at, self.is_probe = now, claimed_at, is_probe
+        self.claim_count, self.body_bytes = len(claims), sum(len(claim.message.body) for claim in claims)
+        """``claim_count`` is the number of all its messages.
+
+        ``body_bytes`` the size of the bodies of messages in ``open_claims``.
+        """
+        self.open_claims = {claim.message.message_id: claim for claim in claims}
         """Claims that are neither finished nor released, by message id."""
         self.groups: list[Group] = []
         self.first_answer, self.all_answered = anyio.Event(), anyio.Event()
         self.is_late = False
         """Set when the answered groups are settled without the others. Each of the others then settles by itself."""
-        self.takes_a_place = True
+        self.counts_against_limit = True
         """Whether it counts as one of the :data:`BATCHES_AT_ONCE`."""
-        self.error_queue_is_down = False
+        self.is_error_queue_down = False
         """Set when the error queue has refused an error copy with a transient error: it is not tried again here."""
-        self.gave_back = False
+        self.has_released = False
         """Whether a claim was released. A sleeping poller does not know the next attempt of that message."""
-        self.counted: set[str] = set()
+        self.recorded_failures: set[str] = set()
         """Ids of messages whose failure is recorded already; the store records no second failure for them."""
-        self.lost: set[str] = set()
+        self.lost_ids: set[str] = set()
         """Ids of messages that another process may have by now."""
-        self.holds_less: Callable[[], None] = nobody
+        self.on_release: Callable[[], None] = do_nothing
         """Called whenever claims are finished or released."""
 
-    def answered(self) -> None:
+    def signal_answer(self) -> None:
         self.first_answer.set()
         if all(group.errors is not None for group in self.groups):
             self.all_answered.set()
 
-    def settled(self, claims: Iterable[Claim]) -> None:
+    def forget_claims(self, claims: Iterable[Claim]) -> None:
         """Remove claims that are finished or released."""
         for claim in claims:
-            if self.held.pop(claim.message.message_id, None) is not None:
-                self.bytes -= len(claim.message.body)
-        self.holds_less()
+            if self.open_claims.pop(claim.message.message_id, None) is not None:
+                self.body_bytes -= len(claim.message.body)
+        self.on_release()
 
-    def lose(self, message_ids: Collection[str]) -> None:
+    def remember_lost(self, message_ids: Collection[str]) -> None:
         """Note lost claims, and cancel the sends of groups in which all claims are lost."""
-        self.lost |= self.held.keys() & message_ids
+        self.lost_ids |= self.open_claims.keys() & message_ids
         for group in self.groups:
-            if group.is_hanging_on() and all(claim.message.message_id in self.lost for claim in group.claims):
+            if group.is_unanswered() and all(claim.message.message_id in self.lost_ids for claim in group.claims):
                 group.scope.cancel()
 
-    def is_ours(self, claim: Claim, store: ClaimingStore) -> bool:
+    def is_in_force(self, claim: Claim, store: ClaimingStore) -> bool:
         """Return whether a claim is in force; note it if it is lost. Call this right before a send under the claim."""
-        if not store.still_holds(claim):
-            self.lost.add(claim.message.message_id)
-        return claim.message.message_id not in self.lost
+        if not store.is_in_force(claim):
+            self.lost_ids.add(claim.message.message_id)
+        return claim.message.message_id not in self.lost_ids
 
-    def sent(self) -> list[Claim]:
+    def sent_claims(self) -> list[Claim]:
         """Return the claims whose messages were sent and are not removed yet."""
         return [
             claim
             for group in self.groups
             for claim, error in zip(group.claims, group.errors or (), strict=False)
-            if error is None and claim.message.message_id in self.held
+            if error is None and claim.message.message_id in self.open_claims
         ]
 
-    async def cut_off(self, clock: Clock, longest: timedelta) -> None:
+    async def cancel_late_groups(self, clock: Clock, longest: timedelta) -> None:
         """Wait for all answers, and cancel each group that is not answered ``longest`` after its begin."""
         seconds = longest.total_seconds()
-        while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
+        while waiting := [group.started_at for group in self.groups if group.is_unanswered()]:
             await clock.wait_for(self.all_answered, time_until(min(waiting) + seconds, clock.monotonic()))
             now = clock.monotonic()
             for group in self.groups:
-                if group.is_hanging_on() and group.since + seconds <= now:
+                if group.is_unanswered() and group.started_at + seconds <= now:
                     group.scope.cancel()
 
 
@@ -146,7 +151,7 @@ class SendsToDestination:
     current send began, the oldest first.
     """
 
-    turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
+    slots: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
     sending_since: list[float] = field(default_factory=list[float])
     groups: int = 0
 
@@ -156,67 +161,69 @@ class InFlight:
 
     def __init__(self, hangs_after: timedelta = HANGS_AFTER, bytes_at_most: int = BYTES_IN_FLIGHT) -> None:
         self._hangs_after, self._bytes_at_most = hangs_after, bytes_at_most
-        self._body_bytes: float | None = None
+        self._expected_body_bytes: float | None = None
         """Expected size of a message. It rises at once with larger messages, and falls by at most half with a batch."""
         self._sends: defaultdict[str, SendsToDestination] = defaultdict(SendsToDestination)
         self._batches: set[Batch] = set()
         self._capacity_freed = anyio.Event()
 
     @property
-    def batches(self) -> int:
+    def batch_count(self) -> int:
         """The number of batches that count against :data:`BATCHES_AT_ONCE`."""
-        return sum(batch.takes_a_place for batch in self._batches)
+        return sum(batch.counts_against_limit for batch in self._batches)
 
     @property
-    def held(self) -> int:
+    def claim_count(self) -> int:
         """The number of messages that are neither finished nor released. Read in any thread."""
-        return sum(len(batch.held) for batch in list(self._batches))
+        return sum(len(batch.open_claims) for batch in list(self._batches))
 
     @property
-    def bytes(self) -> int:
-        return sum(batch.bytes for batch in self._batches)
+    def body_bytes(self) -> int:
+        return sum(batch.body_bytes for batch in self._batches)
 
-    def among(self, message_ids: Collection[str]) -> set[str]:
+    def claimed_ids(self, message_ids: Collection[str]) -> set[str]:
         """Return the ids of messages that an earlier claim of this process has already."""
-        return {each for batch in self._batches for each in message_ids if each in batch.held}
+        return {each for batch in self._batches for each in message_ids if each in batch.open_claims}
 
     def expect_message_size(self, body_bytes: float) -> None:
         """Set the expected size of the next messages. Until this is called, a batch has only a few messages."""
-        self._body_bytes = body_bytes
+        self._expected_body_bytes = body_bytes
 
-    def affordable(self, limit: int) -> int:
+    def affordable_count(self, limit: int) -> int:
         """Return how many of ``limit`` messages may be claimed now, if they are as large as the previous ones."""
-        if self._body_bytes is None:
+        if self._expected_body_bytes is None:
             return min(limit, _FIRST)
-        return max(1, min(limit, int(self._bytes_at_most / BATCHES_AT_ONCE / max(self._body_bytes, 1.0))))
+        return max(1, min(limit, int(self._bytes_at_most / BATCHES_AT_ONCE / max(self._expected_body_bytes, 1.0))))
 
-    async def wait_for_room(self, limit: int) -> bool:
+    async def wait_for_capacity(self, limit: int) -> bool:
         """Wait until a further batch of ``limit`` messages may be claimed; return whether there was a wait."""
-        waited = False
+        has_waited = False
         while self._batches and (
-            self.batches >= BATCHES_AT_ONCE or self.held + limit > MOST_CLAIMS or self.bytes >= self._bytes_at_most
+            self.batch_count >= BATCHES_AT_ONCE
+            or self.claim_count + limit > MOST_CLAIMS
+            or self.body_bytes >= self._bytes_at_most
         ):
-            waited = True
+            has_waited = True
             self._capacity_freed = anyio.Event()
             await self._capacity_freed.wait()
-        return waited
+        return has_waited
 
-    def begin(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> None:
         self._batches.add(batch)
-        if batch.count:
-            self.expect_message_size(max(batch.bytes / batch.count, (self._body_bytes or 0.0) / 2))
-        batch.holds_less = self._signal_capacity
+        if batch.claim_count:
+            self.expect_message_size(max(batch.body_bytes / batch.claim_count, (self._expected_body_bytes or 0.0) / 2))
+        batch.on_release = self._signal_capacity
 
-    def give_up_place(self, batch: Batch) -> None:
+    def stop_counting(self, batch: Batch) -> None:
         """Stop counting a batch against :data:`BATCHES_AT_ONCE`, as its last groups may take long."""
-        batch.takes_a_place = False
+        batch.counts_against_limit = False
         self._signal_capacity()
 
-    def lose(self, message_ids: Collection[str]) -> None:
+    def remember_lost(self, message_ids: Collection[str]) -> None:
         for batch in self._batches:
-            batch.lose(message_ids)
+            batch.remember_lost(message_ids)
 
-    def end(self, batch: Batch) -> None:
+    def forget_batch(self, batch: Batch) -> None:
         self._batches.discard(batch)
         self._signal_capacity()
 
@@ -224,12 +231,12 @@ class InFlight:
         self._capacity_freed.set()
 
     @asynccontextmanager
-    async def turn(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
+    async def acquire_slot(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
         """Wait for a turn to send a group to a destination; leaving the context ends the turn."""
         sends = self._sends[destination]
         sends.groups += 1
         try:
-            async with sends.turns:
+            async with sends.slots:
                 since = clock.monotonic()
                 sends.sending_since.append(since)
                 try:
@@ -249,19 +256,19 @@ class InFlight:
         return seconds - sends.sending_since[0] >= self._hangs_after.total_seconds()
 
 
-async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
+async def run_within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
     """Return the result of ``call``, which must not raise; ``None`` if it was cancelled after ``longest``."""
-    done, scope, result = anyio.Event(), anyio.CancelScope(), None
+    is_done, scope, result = anyio.Event(), anyio.CancelScope(), None
 
-    async def end_it() -> None:
-        await clock.wait_for(done, longest)
+    async def cancel_at_deadline() -> None:
+        await clock.wait_for(is_done, longest)
         scope.cancel()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(end_it)
+        tasks.start_soon(cancel_at_deadline)
         try:
             with scope:
                 result = await call()
         finally:
-            done.set()
+            is_done.set()
     return result

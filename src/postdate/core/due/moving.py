@@ -13,7 +13,7 @@ from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.finishing import NO_JOURNAL, Journal
 from postdate.core.due.poller import DueWork, PollResult
 from postdate.core.due.rate_limits import LimitedWork
-from postdate.core.simple_store import enlisting
+from postdate.core.simple_store import enlisting_store
 from postdate.ports import ClaimingStore, MoveReport, MovingStore, Transport, Wake
 from postdate.ports.limits import LimitingStore
 from postdate.runtime.reporting import NO_METRICS, Metrics
@@ -36,8 +36,8 @@ def due_work(
 
     It is a mover if store and queues share a database, else the dispatcher. Limits are applied if the store has them.
     """
-    moving = enlisting(store, transport)
-    work: DueWork = dispatcher if moving is None else Mover(moving, dispatcher, clock, metrics, journal)
+    moving_store = enlisting_store(store, transport)
+    work: DueWork = dispatcher if moving_store is None else Mover(moving_store, dispatcher, clock, metrics, journal)
     return LimitedWork(work, dispatcher, store, clock) if isinstance(store, LimitingStore) else work
 
 
@@ -58,45 +58,47 @@ class Mover:
         )  # shared with the dispatcher: if the store is silent, stopping waits for it only once
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._dispatcher.running()
+    def overlap_batches(self) -> AbstractAsyncContextManager[None]:
+        return self._dispatcher.overlap_batches()
 
-    async def take(self, now: datetime) -> PollResult:
-        began = self._clock.monotonic()
-        report = await self._deadlines.call_apart(
+    async def deliver_due(self, now: datetime) -> PollResult:
+        started_at = self._clock.monotonic()
+        report = await self._deadlines.call_in_task(
             lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing)
         )
-        if report.moved is not None:
-            self._journal.moved(report.moved, now)
-        self._count(report, now, timedelta(seconds=self._clock.monotonic() - began))
-        moved = report.delivered + report.expired
-        needed = report.left_behind or self._dispatcher.finisher.unwritten
+        if report.messages is not None:
+            self._journal.record_move(report.messages, now)
+        self._report_move(report, now, timedelta(seconds=self._clock.monotonic() - started_at))
+        moved_count = report.delivered + report.expired
+        needs_dispatch = report.needs_claim or self._dispatcher.finisher.unwritten_outcomes
         limits = self._dispatcher.limits
-        if report.left_behind:  # the limits that hold these messages may be newer than the cached ones
+        if report.needs_claim:  # the limits that hold these messages may be newer than the cached ones
             limits.forget()
         # Only a few at each poll: messages whose destination has no queue must not delay the others.
-        unmoved = (
-            await self._dispatcher.take(now, _MOVED_AT_ONCE if limits.any else _UNMOVED_AT_ONCE)
-            if needed
+        dispatch_result = (
+            await self._dispatcher.deliver_due(now, _MOVED_AT_ONCE if limits.has_limits else _UNMOVED_AT_ONCE)
+            if needs_dispatch
             else PollResult(0, False, report.next_attempt)
         )
-        if moved < _MOVED_AT_ONCE:
+        if moved_count < _MOVED_AT_ONCE:
             # Messages that the mover left belong to the dispatcher now, and its attempt times count.
-            own = None if report.left_behind else report.next_attempt
-            attempts = [each for each in (own, unmoved.next_attempt) if each is not None]
-            return PollResult(moved + unmoved.count, unmoved.more, min(attempts, default=None))
-        await self._deadlines.call_apart(self._store.pause)
-        return PollResult(moved + unmoved.count, more=True)
+            own_attempt = None if report.needs_claim else report.next_attempt
+            attempts = [each for each in (own_attempt, dispatch_result.next_attempt) if each is not None]
+            return PollResult(
+                moved_count + dispatch_result.count, dispatch_result.has_more, min(attempts, default=None)
+            )
+        await self._deadlines.call_in_task(self._store.yield_to_writers)
+        return PollResult(moved_count + dispatch_result.count, has_more=True)
 
-    def _count(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
+    def _report_move(self, report: MoveReport, now: datetime, duration: timedelta) -> None:
         if report.delivered and log.isEnabledFor(logging.DEBUG):
             log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
         if self._metrics is NO_METRICS:
             return
-        self._metrics.fetched(report.delivered + report.expired, duration)
+        self._metrics.report_poll(report.delivered + report.expired, duration)
         if report.delivered:
             first = [] if report.first_due is None else [(now - report.first_due + duration).total_seconds()]
-            self._metrics.delivered(report.to, first)
+            self._metrics.report_deliveries(report.by_destination, first)
         if report.expired:
             self._metrics.count("expired", report.expired)
 

@@ -21,15 +21,15 @@ from postdate.core.health.attempts import Release
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
 from postdate.errors import InvalidTimestamp
 from postdate.ports import Claim, Wake
-from postdate.ports.limits import LANES, KeptLimits, LimitingStore
+from postdate.ports.limits import LANES, LimitingStore, StoredLimits
 
-_EMPTY_APART: Final = 10.0
+_EMPTY_POLL_INTERVAL: Final = 10.0
 """Seconds between polls of an empty lane. Another service may have put messages there and ended."""
 
-_LOOKS_LAST: Final = 0.05
+_LONGEST_LANE_POLLS: Final = 0.05
 """Seconds for which lanes are polled, one after the other, before other due messages are polled again."""
 
-_LOST_TURN: Final = 0.02
+_LOST_SLOT_PAUSE: Final = 0.02
 """Seconds until the next poll of a lane after another service took the turns."""
 
 _AFTER_LANES: Final = datetime(9999, 12, 31, tzinfo=UTC)
@@ -44,24 +44,24 @@ class _Lane:
 
     Args:
         limits: of the destination, as text.
-        look_at: when to poll it again (monotonic seconds).
+        poll_at: when to poll it again (monotonic seconds).
         expired: how many messages of the last claim had expired; the next claim is larger by twice as many.
     """
 
     limits: str
-    look_at: float = -math.inf
+    poll_at: float = -math.inf
     expired: int = 0
 
 
 @dataclass(slots=True)
-class _Look:
+class _LanePoll:
     """One poll of a lane: how many messages may be sent, and the result of the claim."""
 
-    stored: KeptLimits
+    stored: StoredLimits
     limits: Limits
     now: datetime
     allowed: int
-    lost_turns: bool = False
+    has_lost_slots: bool = False
     """Whether another service took the turns first."""
     expired: int = 0
     sent: int = 0
@@ -80,159 +80,165 @@ class LimitedWork(DueWork):
         self._lanes = dict[str, _Lane]()
         self._version = -1
         """The version of the limits that ``_lanes`` was made from."""
-        self._look_at = -math.inf
+        self._poll_at = -math.inf
         """When the first lane is to be polled (monotonic seconds)."""
-        self._without_zone = set[str]()
+        self._destinations_without_zone = set[str]()
         """Destinations with a window in a zone that the zone files lack. This was logged once for each."""
 
-    def running(self) -> AbstractAsyncContextManager[None]:
-        return self._work.running()
+    def overlap_batches(self) -> AbstractAsyncContextManager[None]:
+        return self._work.overlap_batches()
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         return await self._work.listen(wake)
 
-    async def take(self, now: datetime) -> PollResult:
-        result = await self._work.take(now)
+    async def deliver_due(self, now: datetime) -> PollResult:
+        result = await self._work.deliver_due(now)
         cache = self._dispatcher.limits
         await cache.refresh()
         count = 0
         if cache.version != self._version:
             self._update_lanes()
-        if self._look_at <= self._clock.monotonic():
-            count = await self._look_into_lanes()
-        pause = max(self._look_at - self._clock.monotonic(), 0.0)
-        if cache.any or cache.lanes:
+        if self._poll_at <= self._clock.monotonic():
+            count = await self._poll_lanes()
+        pause = max(self._poll_at - self._clock.monotonic(), 0.0)
+        if cache.has_limits or cache.lanes:
             pause = min(pause, SAME_FOR)
         attempts = [] if result.next_attempt is None else [result.next_attempt]
         if pause < math.inf:
             attempts.append(later(self._clock.now(), timedelta(seconds=pause)))
-        more = result.more or pause == 0
-        return PollResult(result.count + count, more, min(attempts, default=None), has_asked=result.has_asked)
+        more = result.has_more or pause == 0
+        return PollResult(result.count + count, more, min(attempts, default=None), has_polled=result.has_polled)
 
     def _update_lanes(self) -> None:
         """Forget lanes that are empty. Lanes with new messages or changed limits are polled at once."""
         cache, lanes = self._dispatcher.limits, dict[str, _Lane]()
         for destination, (stored, _) in cache.lanes.items():
             lane = self._lanes.get(destination)
-            is_new = lane is None or lane.limits != stored.limits or destination in cache.new
+            is_new = lane is None or lane.limits != stored.limits or destination in cache.new_lanes
             lanes[destination] = _Lane(stored.limits) if lane is None or is_new else lane
-        cache.new.clear()
+        cache.new_lanes.clear()
         self._lanes, self._version = lanes, cache.version
-        self._without_zone &= lanes.keys()
-        self._look_at = min((each.look_at for each in lanes.values()), default=math.inf)
+        self._destinations_without_zone &= lanes.keys()
+        self._poll_at = min((each.poll_at for each in lanes.values()), default=math.inf)
 
-    async def _look_into_lanes(self) -> int:
+    async def _poll_lanes(self) -> int:
         """Poll the lanes whose time has come, the longest overdue first; return how many messages left them.
 
-        It ends after :data:`_LOOKS_LAST`, so that many lanes do not delay the messages of other destinations. A lane is
-        polled at least once in the poller's longest sleep. The reason: a window opens by the machine's wall clock, and
-        monotonic seconds do not advance while the machine is suspended or when its clock is set.
+        It ends after :data:`_LONGEST_LANE_POLLS`, so that many lanes do not delay the messages of other destinations. A
+        lane is polled at least once in the poller's longest sleep. The reason: a window opens by the machine's wall
+        clock, and monotonic seconds do not advance while the machine is suspended or when its clock is set.
         """
-        cache, count, began = self._dispatcher.limits, 0, self._clock.monotonic()
+        cache, count, started_at = self._dispatcher.limits, 0, self._clock.monotonic()
         overdue = sorted(
-            (each.look_at, destination) for destination, each in self._lanes.items() if each.look_at <= began
+            (each.poll_at, destination) for destination, each in self._lanes.items() if each.poll_at <= started_at
         )
         for _, destination in overdue:
             lane, (stored, limits) = self._lanes[destination], cache.lanes[destination]
-            number, pause = await self._look_into(lane, stored, limits)
+            number, pause = await self._poll_lane(lane, stored, limits)
             pause = min(pause, LONGEST_SLEEP.total_seconds())
-            count, lane.look_at = count + number, self._clock.monotonic() + pause
-            if self._clock.monotonic() - began > _LOOKS_LAST:
+            count, lane.poll_at = count + number, self._clock.monotonic() + pause
+            if self._clock.monotonic() - started_at > _LONGEST_LANE_POLLS:
                 break
-        self._look_at = min((each.look_at for each in self._lanes.values()), default=math.inf)
+        self._poll_at = min((each.poll_at for each in self._lanes.values()), default=math.inf)
         return count
 
-    async def _look_into(self, lane: _Lane, stored: KeptLimits, limits: Limits) -> tuple[int, float]:
+    async def _poll_lane(self, lane: _Lane, stored: StoredLimits, limits: Limits) -> tuple[int, float]:
         """Return how many messages left the lane, and the seconds until its next poll; 0: there may be more."""
         now, destination = self._clock.now(), stored.destination
         if limits == NO_LIMITS:
-            return await self._free(stored, now)
+            return await self._release_lane(stored, now)
         try:
-            opens = limits.opens(now)
+            next_opening = limits.next_opening(now)
         except InvalidTimestamp as error:  # affects this lane only; the other lanes go on
-            if destination not in self._without_zone:
-                self._without_zone.add(destination)
+            if destination not in self._destinations_without_zone:
+                self._destinations_without_zone.add(destination)
                 log.error("nothing is delivered to %s until zone files have its zone: %s", destination, error)
             return 0, math.inf
-        self._without_zone.discard(destination)
-        allowed = limits.allowed(stored.free_at, now) if opens <= now else 0
-        if not allowed:
-            then = opens if opens > now else limits.next_turn(stored.free_at)
-            return 0, max((then - now).total_seconds(), 0.001)
-        look = _Look(stored, limits, now, allowed)
-        size = min(allowed + 2 * lane.expired, AT_ONCE)
-        result = await self._dispatcher.take(now, size, partial(self._claim, look))
-        lane.expired = look.expired
-        if result.has_asked:
-            return result.count, self._pause_after(look)
-        if result.more:
+        self._destinations_without_zone.discard(destination)
+        allowed_count = limits.allowed_count(stored.free_at, now) if next_opening <= now else 0
+        if not allowed_count:
+            next_poll = next_opening if next_opening > now else limits.next_slot(stored.free_at)
+            return 0, max((next_poll - now).total_seconds(), 0.001)
+        lane_poll = _LanePoll(stored, limits, now, allowed_count)
+        size = min(allowed_count + 2 * lane.expired, AT_ONCE)
+        result = await self._dispatcher.deliver_due(now, size, partial(self._claim_and_reserve, lane_poll))
+        lane.expired = lane_poll.expired
+        if result.has_polled:
+            return result.count, self._pause_after(lane_poll)
+        if result.has_more:
             return result.count, 0.0
         # Nothing was claimed, for example because the transport is out of reach. Another batch may be sent before
         # `next_attempt` and show that it is back, so poll soon.
-        again = result.next_attempt or later(now, timedelta(seconds=SAME_FOR))
-        return result.count, min(max((again - self._clock.now()).total_seconds(), 0.001), SAME_FOR)
+        next_attempt = result.next_attempt or later(now, timedelta(seconds=SAME_FOR))
+        return result.count, min(max((next_attempt - self._clock.now()).total_seconds(), 0.001), SAME_FOR)
 
-    def _pause_after(self, look: _Look) -> float:
-        if look.lost_turns:
-            return _LOST_TURN
-        if look.expired and look.sent < look.allowed:  # the lane may have messages behind the expired ones
+    def _pause_after(self, lane_poll: _LanePoll) -> float:
+        if lane_poll.has_lost_slots:
+            return _LOST_SLOT_PAUSE
+        if (
+            lane_poll.expired and lane_poll.sent < lane_poll.allowed
+        ):  # the lane may have messages behind the expired ones
             return 0.0
-        if not look.sent:
-            return _EMPTY_APART
-        if look.limits.per_second is None:
+        if not lane_poll.sent:
+            return _EMPTY_POLL_INTERVAL
+        if lane_poll.limits.per_second is None:
             return 0.0
-        free_at = look.limits.after(look.sent, look.stored.free_at, look.now)
-        return max((look.limits.next_turn(free_at) - look.now).total_seconds(), 0.001)
+        free_at = lane_poll.limits.free_at_after(lane_poll.sent, lane_poll.stored.free_at, lane_poll.now)
+        return max((lane_poll.limits.next_slot(free_at) - lane_poll.now).total_seconds(), 0.001)
 
-    async def _claim(self, look: _Look, limit: int) -> Sequence[Claim]:
+    async def _claim_and_reserve(self, lane_poll: _LanePoll, limit: int) -> Sequence[Claim]:
         """Claim messages of a lane, and take a turn for each message to be sent.
 
         Taking turns fails if the destination was paused meanwhile; then its messages stay. An expired message is not
         sent and takes no turn. It is claimed together with the messages behind it.
         """
-        free_at = look.stored.free_at  # changes below if a message is sent
-        claims, to_send = await self._claim_lane(look.stored, limit, look.now), list[Claim]()
-        expired = [each for each in claims if is_expired(each.message, look.now)]
+        free_at = lane_poll.stored.free_at  # changes below if a message is sent
+        claims, to_send = await self._claim_lane(lane_poll.stored, limit, lane_poll.now), list[Claim]()
+        expired = [each for each in claims if is_expired(each.message, lane_poll.now)]
         try:
-            if fresh := [each for each in claims if not is_expired(each.message, look.now)][: look.allowed]:
-                free_at = look.limits.after(len(fresh), look.stored.free_at, look.now)
-                has_turns = await self._dispatcher.store_deadlines.call_apart(
-                    lambda: self._store.take_turns(look.stored, free_at)
+            if unexpired := [each for each in claims if not is_expired(each.message, lane_poll.now)][
+                : lane_poll.allowed
+            ]:
+                free_at = lane_poll.limits.free_at_after(len(unexpired), lane_poll.stored.free_at, lane_poll.now)
+                has_slots = await self._dispatcher.store_deadlines.call_in_task(
+                    lambda: self._store.reserve_slots(lane_poll.stored, free_at)
                 )
-                if not has_turns:
-                    look.lost_turns = True
-                    fresh = []
+                if not has_slots:
+                    lane_poll.has_lost_slots = True
+                    unexpired = []
                     self._dispatcher.limits.forget()
-            to_send = [*expired, *fresh]
+            to_send = [*expired, *unexpired]
         finally:
             tokens = {id(each) for each in to_send}
             if surplus := [each for each in claims if id(each) not in tokens]:
                 if not to_send:
                     self._dispatcher.limits.forget()
-                await self._give_back([Release(each, look.stored.place(each.message.due)) for each in surplus])
-        look.expired, look.sent = len(expired), len(to_send) - len(expired)
-        if look.sent:
-            self._dispatcher.limits.note(replace(look.stored, free_at=free_at), look.limits)
+                await self._release_claims(
+                    [Release(each, lane_poll.stored.attempt_time(each.message.due)) for each in surplus]
+                )
+        lane_poll.expired, lane_poll.sent = len(expired), len(to_send) - len(expired)
+        if lane_poll.sent:
+            self._dispatcher.limits.remember(replace(lane_poll.stored, free_at=free_at), lane_poll.limits)
             self._version = self._dispatcher.limits.version
         return to_send
 
-    async def _free(self, stored: KeptLimits, now: datetime) -> tuple[int, float]:
+    async def _release_lane(self, stored: StoredLimits, now: datetime) -> tuple[int, float]:
         """Release all messages of a lane whose destination is not limited any more; they are then due as usual."""
         claims = await self._claim_lane(stored, AT_ONCE, now)
         if not claims:
-            return 0, _EMPTY_APART
-        at_once = max(claim.message.due for claim in claims)  # one time for all: then one call releases all
-        await self._give_back([Release(claim, at_once) for claim in claims])
+            return 0, _EMPTY_POLL_INTERVAL
+        latest_due = max(claim.message.due for claim in claims)  # one time for all: then one call releases all
+        await self._release_claims([Release(claim, latest_due) for claim in claims])
         return len(claims), 0.0
 
-    async def _claim_lane(self, stored: KeptLimits, limit: int, now: datetime) -> Sequence[Claim]:
+    async def _claim_lane(self, stored: StoredLimits, limit: int, now: datetime) -> Sequence[Claim]:
         """Claim messages of a lane.
 
         A message whose own due time lies in the far year of the lane does not belong to the lane. It gets another
         attempt time, or each poll would claim it before the messages behind it.
         """
-        call = partial(self._store.claim_held, stored, now, limit)
-        while claims := await self._dispatcher.store_deadlines.call_apart(call, self._dispatcher.give_back_late):
+        call = partial(self._store.claim_lane, stored, now, limit)
+        while claims := await self._dispatcher.store_deadlines.call_in_task(call, self._dispatcher.release_late_claims):
             claims_of_lane, strays = list[Claim](), list[Release]()
             for claim in claims:
                 due = claim.message.due
@@ -241,12 +247,12 @@ class LimitedWork(DueWork):
                 else:
                     strays.append(Release(claim, due if due < LANES else max(due, _AFTER_LANES)))
             if strays:
-                await self._give_back(strays)
+                await self._release_claims(strays)
             if claims_of_lane:
                 return claims_of_lane
         return []
 
-    async def _give_back(self, releases: Sequence[Release]) -> None:
+    async def _release_claims(self, releases: Sequence[Release]) -> None:
         """Release claims, also while the caller is cancelled: they are in no batch, so no other code releases them."""
         with anyio.CancelScope(shield=True):
-            await self._finisher.give_back(releases)
+            await self._finisher.release_claims(releases)

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.due.finishing import Finisher
-from postdate.core.due.in_flight import Batch, within
+from postdate.core.due.in_flight import Batch, run_within
 from postdate.core.due.sending import Sender
 from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
@@ -22,11 +22,11 @@ from postdate.core.recoverability import (
     DelayedRetry,
     DispatchSettings,
     Resolution,
-    after_copy,
-    after_dispatch_failed,
+    decide_dispatch_failure,
     is_lasting,
     is_outage,
     reason_of,
+    resolve_copy_failure,
     retry_delay,
 )
 from postdate.errors import (
@@ -40,13 +40,13 @@ from postdate.ports import Claim, ClaimingStore, Outcome, Transport
 from postdate.runtime.reporting import Metrics
 from postdate.runtime.resource import Backoff, Resource, resource_of
 
-FRESH = timedelta(seconds=10)
+FRESH_CLAIM_AGE = timedelta(seconds=10)
 """An error copy is sent only under a claim that is younger than this. Leases last longer, so the claim is in force.
 
 A message with an older claim is released, and its error copy is sent after the next claim.
 """
 
-_BORNE_AS_PROBE = 2
+_MOST_PROBE_FAILURES = 2
 """The number of times that a message may fail as the probe of a transport while other messages are sent in between.
 
 After that the failure counts as a failure of the message, and not of the transport.
@@ -82,7 +82,7 @@ class DispatchRecovery:
         self._attempts = attempts
         self._failure_rate = failure_rate
         self._metrics = metrics
-        self._fresh = in_real_time(clock, FRESH)
+        self._fresh_claim_age = in_real_time(clock, FRESH_CLAIM_AGE)
         self.probing = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS)
         """Backoff of the transport. While the transport is out of reach only one message is claimed, as a probe.
 
@@ -90,24 +90,24 @@ class DispatchRecovery:
         """
         self.destinations = Destinations()
         # Where store and queues share a database, both are out of reach and nothing can be claimed: no probe is needed.
-        backoff = None if sender.enlisting else self.probing
+        backoff = None if sender.enlisting_store else self.probing
         self._transport_calls = resource_of(transport).calls(
             "cannot send due messages", log, breaker=breaker, backoff=backoff
         )
-        self._full = Resource("every queue").calls("some queues take no messages now", log)
+        self._queue_calls = Resource("every queue").calls("some queues take no messages now", log)
         error_queue = f"error queue {settings.error_queue}"
-        self._refused = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
+        self._error_queue_calls = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
 
-    def succeeded(self, sent: Sequence[Claim]) -> bool:
+    def report_sent(self, sent: Sequence[Claim]) -> bool:
         """Note that messages were sent; return whether the transport was out of reach before."""
-        self._attempts.succeeded(*(claim.message.message_id for claim in sent))
+        self._attempts.report_success(*(claim.message.message_id for claim in sent))
         seconds = self._clock.monotonic()
-        is_back = self._transport_calls.succeeded(seconds)
+        is_back = self._transport_calls.report_success(seconds)
         if self.destinations:
             for destination in {claim.message.destination for claim in sent}:
-                self.destinations.succeeded(destination)
+                self.destinations.report_success(destination)
             if not self.destinations:
-                self._full.succeeded(seconds)
+                self._queue_calls.report_success(seconds)
         return is_back
 
     async def recover(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
@@ -118,48 +118,56 @@ class DispatchRecovery:
             failures: the claim, the error, and whether a send was attempted at all.
         """
         self._metrics.count("failed", len(failures))
-        failures = [(claim, self._blamed(batch, claim, error), attempted) for claim, error, attempted in failures]
-        await self._wait_out(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
+        failures = [
+            (claim, self._error_to_handle(batch, claim, error), attempted) for claim, error, attempted in failures
+        ]
+        await self._release_after_outage(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
         await self.retry_or_move(batch, [each for each in failures if not is_outage(each[1])])
 
-    def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
+    def _error_to_handle(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
         """Return the error to handle. An outage that occurs whenever this message is sent becomes its own failure.
 
         Otherwise the message would remain the probe for ever, and no other message would be sent.
         """
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
-        if is_suspect and self._attempts.failed(claim.message.message_id) > _BORNE_AS_PROBE:
+        if is_suspect and self._attempts.report_failure(claim.message.message_id) > _MOST_PROBE_FAILURES:
             return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
         return error
 
-    async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
+    async def _release_after_outage(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
         """Release claims after an outage. Their messages have not failed, so no failure is counted or recorded."""
-        seconds, noted, back = self._clock.monotonic(), set[str](), list[Release]()
+        seconds, reported, releases = self._clock.monotonic(), set[str](), list[Release]()
         at = self._clock.now()
         for claim, error in failed:
             destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
-            if destination not in noted:
-                noted.add(destination)
-                self._note_outage(destination, error, seconds)
-            wait = self.destinations.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
-            back.append(Release(claim, later(at, timedelta(seconds=wait)) if wait else None))
-        if back:
-            await self.give_back(batch, back)
+            if destination not in reported:
+                reported.add(destination)
+                self._report_outage(destination, error, seconds)
+            wait = (
+                self.destinations.retry_wait_seconds(destination, seconds)
+                if destination
+                else self._wait_seconds(batch, seconds)
+            )
+            releases.append(Release(claim, later(at, timedelta(seconds=wait)) if wait else None))
+        if releases:
+            await self.release_claims(batch, releases)
 
-    def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
+    def _report_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
         """Note an outage of one destination, or of the whole transport if ``destination`` is ``""``."""
         if destination:
-            self._full.failed(error, seconds)
+            self._queue_calls.report_failure(error, seconds)
             # Only a new outage counts against the transport. A destination that is known to be full would trip the
             # breaker although other destinations work.
-            if self.destinations.failed(destination, seconds):
-                self._transport_calls.refused(error, seconds)
+            if self.destinations.report_refusal(destination, seconds):
+                self._transport_calls.report_refusal(error, seconds)
         else:
-            self._transport_calls.failed(error, seconds)
+            self._transport_calls.report_failure(error, seconds)
 
-    def _wait(self, batch: Batch, seconds: float) -> float:
+    def _wait_seconds(self, batch: Batch, seconds: float) -> float:
         """Return the seconds until a message may be attempted again while the transport is out of reach; 0: at once."""
-        if self._sender.enlisting is not None:  # the store is in the same database and out of reach: polls fail, too
+        if (
+            self._sender.enlisting_store is not None
+        ):  # the store is in the same database and out of reach: polls fail, too
             return retry_delay(0).total_seconds()
         return self.probing.remaining(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
 
@@ -167,27 +175,27 @@ class DispatchRecovery:
         """Release failed messages for a retry, or move them to the error queue."""
         if not failures:
             return
-        back, moved = list[Release](), 0
+        releases, moved_count = list[Release](), 0
         _log_failures([(claim, error) for claim, error, _ in failures])
         for claim, error, attempted in failures:
-            may_go = attempted and not batch.error_queue_is_down
-            again = await self._move_or_retry(batch, claim, error, attempted=may_go)
-            if again is None:
-                batch.settled([claim])
-                moved += claim.message.message_id not in batch.lost
+            may_move = attempted and not batch.is_error_queue_down
+            release = await self._move_or_retry(batch, claim, error, attempted=may_move)
+            if release is None:
+                batch.forget_claims([claim])
+                moved_count += claim.message.message_id not in batch.lost_ids
             else:
-                back.append(again)
-        if back:
-            await self.give_back(batch, back)
-            self._metrics.count("retried", len(back))
-        if moved:
-            self._metrics.count("moved_to_error", moved)
+                releases.append(release)
+        if releases:
+            await self.release_claims(batch, releases)
+            self._metrics.count("retried", len(releases))
+        if moved_count:
+            self._metrics.count("moved_to_error", moved_count)
 
-    async def give_back(self, batch: Batch, back: Sequence[Release]) -> None:
+    async def release_claims(self, batch: Batch, releases: Sequence[Release]) -> None:
         """Release claims of a batch; the poller is woken when the batch ends."""
-        batch.gave_back = True
-        await self._finisher.give_back(back)
-        batch.settled([each.claim for each in back])
+        batch.has_released = True
+        await self._finisher.release_claims(releases)
+        batch.forget_claims([each.claim for each in releases])
 
     async def _move_or_retry(
         self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
@@ -198,30 +206,30 @@ class DispatchRecovery:
         message of the batch. Claims do not last long enough to try the error queue once for each message.
         """
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
-        decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
+        decision = decide_dispatch_failure(error, failures, retries, self._settings.error_queue)
         if error.transient:
-            self._transport_calls.refused(error, self._clock.monotonic())
-        again = self._retry(claim, error, reason_of(error))
-        is_counted = claim.message.message_id in batch.counted
+            self._transport_calls.report_refusal(error, self._clock.monotonic())
+        release = self._retry_release(claim, error, reason_of(error))
+        is_counted = claim.message.message_id in batch.recorded_failures
         if not attempted or isinstance(decision, DelayedRetry):
-            return self._still_doomed(claim, error, again) if is_counted else again
-        if not batch.is_ours(claim, self._store):
+            return self._release_doomed(claim, error, release) if is_counted else release
+        if not batch.is_in_force(claim, self._store):
             return None
-        if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
+        if self._clock.monotonic() - batch.claimed_at > self._fresh_claim_age.total_seconds():
             # The destination is slow, or this process was suspended. Another process may have claimed the message and
             # sent it. Only the next claim proves who has it; if this process makes it, the error copy is sent at once.
             if is_counted:
-                return self._still_doomed(claim, error, again)
+                return self._release_doomed(claim, error, release)
             self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())
-            return again
+            return release
         return await self._move_to_error(batch, claim, error)
 
-    def _still_doomed(self, claim: Claim, error: PostdateError, again: Release) -> Release:
+    def _release_doomed(self, claim: Claim, error: PostdateError, release: Release) -> Release:
         """Retry without another record: the failure is recorded already, only the error copy could not be sent."""
         self._attempts.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
-        return replace(again, reason=None)
+        return replace(release, reason=None)
 
-    def _retry(self, claim: Claim, error: PostdateError, reason: str) -> Release:
+    def _retry_release(self, claim: Claim, error: PostdateError, reason: str) -> Release:
         pause = retry_delay(claim.message.number_of_failures, error)
         return Release(claim, later(self._clock.now(), pause), reason)
 
@@ -234,29 +242,29 @@ class DispatchRecovery:
         """
         resolution, failure = Resolution.ERROR_COPY, error
         while resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
-            if not batch.is_ours(claim, self._store):
+            if not batch.is_in_force(claim, self._store):
                 return None
             refused = await self._send_copy(claim, error, brief=resolution is Resolution.BRIEF_ERROR_COPY)
             if refused is None:
-                self._refused.succeeded(self._clock.monotonic())
-                self._failure_rate.success()
+                self._error_queue_calls.report_success(self._clock.monotonic())
+                self._failure_rate.report_success()
                 log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
                 return None
             failure, resolution = (
                 refused,
-                after_copy(resolution, refused) if is_lasting(refused) else Resolution.REQUEUE,
+                resolve_copy_failure(resolution, refused) if is_lasting(refused) else Resolution.REQUEUE,
             )
         if resolution is Resolution.STUCK:
             why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
             if await self._finisher.mark_unreadable(claim, why):
                 return None
-        self._refused.failed(failure, self._clock.monotonic())
-        self._failure_rate.failure(failure, self._clock.monotonic())
-        batch.error_queue_is_down = failure.transient
-        again = self._retry(claim, failure, f"error queue: {reason_of(failure)}")
-        if claim.message.message_id in batch.counted and is_outage(failure):
-            return self._still_doomed(claim, error, again)
-        return again
+        self._error_queue_calls.report_failure(failure, self._clock.monotonic())
+        self._failure_rate.report_failure(failure, self._clock.monotonic())
+        batch.is_error_queue_down = failure.transient
+        release = self._retry_release(claim, failure, f"error queue: {reason_of(failure)}")
+        if claim.message.message_id in batch.recorded_failures and is_outage(failure):
+            return self._release_doomed(claim, error, release)
+        return release
 
     async def _send_copy(self, claim: Claim, error: PostdateError, *, brief: bool) -> PostdateError | None:
         detail = reason_of(error)
@@ -264,10 +272,10 @@ class DispatchRecovery:
             copy = self._settings.error_copy(claim.message, error, self._clock.now(), brief=brief)
         except MessageError as failure:  # the row holds a content that Postdate never stores
             return failure
-        if self._sender.enlisting is not None:
+        if self._sender.enlisting_store is not None:
             return await self._sender.send_enlisted([claim], [copy], Outcome.FAILED, detail)
-        (failure,) = await within(self._clock, self._sender.longest_send, lambda: self._sender.send([copy])) or [
-            self._sender.no_answer(copy.destination)
+        (failure,) = await run_within(self._clock, self._sender.longest_send, lambda: self._sender.send([copy])) or [
+            self._sender.no_answer_error(copy.destination)
         ]
         if failure is None:
             await self._finisher.finish([claim], Outcome.FAILED, detail)

@@ -14,8 +14,8 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.due.finishing import Finisher, Journal
 from postdate.core.due.in_flight import Batch, Group, InFlight
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
-from postdate.core.recoverability import checked_answers, is_outage, may_be_of_one
-from postdate.core.simple_store import enlisting
+from postdate.core.recoverability import can_concern_one_message, check_answers, is_outage
+from postdate.core.simple_store import enlisting_store
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope, to_envelope
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, Transport
@@ -53,86 +53,88 @@ class Sender:
         self._in_flight = in_flight
         self._metrics = metrics
         self._journal = journal
-        self.enlisting = enlisting(store, transport)
+        self.enlisting_store = enlisting_store(store, transport)
         """The store, if it shares a database with the queues, else ``None``."""
         # Own deadlines, which are not shortened when the dispatcher stops: it waits for sends in flight (row 55).
         self._deadlines = Deadlines.of_transport(transport, clock, call_deadline)
         self.longest_send = in_real_time(clock, LONGEST_SEND)
 
-    def groups(self, claims: Sequence[Claim], began: float) -> list[Group]:
+    def group_claims(self, claims: Sequence[Claim], claimed_at: float) -> list[Group]:
         """Return one group for each call of the transport: all messages, or the messages of one destination."""
-        if self._transport.capabilities.pipelines and self.enlisting is None:
-            return [Group("", claims, began)] if claims else []
+        if self._transport.capabilities.pipelines and self.enlisting_store is None:
+            return [Group("", claims, claimed_at)] if claims else []
         by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             by_destination[claim.message.destination].append(claim)
-        return [Group(destination, group, began) for destination, group in by_destination.items()]
+        return [Group(destination, group, claimed_at) for destination, group in by_destination.items()]
 
-    async def answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
+    async def send_group(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
         """Send a group when it has a turn at its destination; return an error or ``None`` for each message."""
-        if self.enlisting is not None:
-            group.begin_turn(self._clock.monotonic())
-            return await self._answer_enlisted(group.claims)
+        if self.enlisting_store is not None:
+            group.start_deadline(self._clock.monotonic())
+            return await self._send_enlisted_group(group.claims)
         with group.scope:
             if not group.destination:
-                return await self._attempt(batch, group)
+                return await self._send_now(batch, group)
             if not self._in_flight.is_full(group.destination, self._clock.monotonic()):
-                async with self._in_flight.turn(group.destination, self._clock):
-                    return await self._attempt(batch, group)
-        return [self.no_answer(group.destination)] * len(group.claims)
+                async with self._in_flight.acquire_slot(group.destination, self._clock):
+                    return await self._send_now(batch, group)
+        return [self.no_answer_error(group.destination)] * len(group.claims)
 
-    async def _attempt(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
-        group.begin_turn(self._clock.monotonic())
-        self._notice_losses(batch, group)
+    async def _send_now(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
+        group.start_deadline(self._clock.monotonic())
+        self._forget_lost_claims(batch, group)
         if not group.claims:
             return []
 
-        async def answered_late(errors: Sequence[PostdateError | None]) -> None:
+        async def remember_late_sends(errors: Sequence[PostdateError | None]) -> None:
             """Remember messages that were sent after all: if they are claimed again, they are only removed."""
             sent = [claim for claim, error in zip(group.claims, errors, strict=False) if error is None]
             self._finisher.remember_sent(sent)
 
-        return await self.send([to_envelope(claim.message) for claim in group.claims], answered_late)
+        return await self.send([to_envelope(claim.message) for claim in group.claims], remember_late_sends)
 
-    def _notice_losses(self, batch: Batch, group: Group) -> None:
+    def _forget_lost_claims(self, batch: Batch, group: Group) -> None:
         """Remove lost claims from a group: the process may have been suspended since it made the claims."""
-        ours = [claim for claim in group.claims if batch.is_ours(claim, self._store)]
-        if len(ours) < len(group.claims):
-            log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
-            batch.settled([claim for claim in group.claims if claim.message.message_id in batch.lost])
-            group.claims = ours
+        claims_in_force = [claim for claim in group.claims if batch.is_in_force(claim, self._store)]
+        if len(claims_in_force) < len(group.claims):
+            log.warning(
+                "%d claims were lost before their messages could be sent", len(group.claims) - len(claims_in_force)
+            )
+            batch.forget_claims([claim for claim in group.claims if claim.message.message_id in batch.lost_ids])
+            group.claims = claims_in_force
 
     async def send(
         self,
         envelopes: Sequence[Envelope],
-        late: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
+        on_late_answer: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
     ) -> Sequence[PostdateError | None]:
         """Send messages without a transaction; return an error or ``None`` for each message.
 
-        ``late`` is called with the answer if that comes after the deadline.
+        ``on_late_answer`` is called with the answer if that comes after the deadline.
         """
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         try:
-            with tracing.current.dispatching([each.headers for each in envelopes]):
-                errors = await self._deadlines.call_apart(
-                    lambda: self._transport.send(envelopes, self._clock.now()), late
+            with tracing.current.dispatch_span([each.headers for each in envelopes]):
+                errors = await self._deadlines.call_in_task(
+                    lambda: self._transport.send(envelopes, self._clock.now()), on_late_answer
                 )
         except PostdateError as error:
             return [error] * len(envelopes)
         finally:
-            self._metrics.sent(len(envelopes), timedelta(seconds=self._clock.monotonic() - began))
+            self._metrics.report_send(len(envelopes), timedelta(seconds=self._clock.monotonic() - started_at))
         try:
-            return checked_answers(self._transport, len(envelopes), errors)
+            return check_answers(self._transport, len(envelopes), errors)
         except TransportUnavailable as error:
             return [error] * len(envelopes)
 
-    async def _answer_enlisted(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
+    async def _send_enlisted_group(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
         """Send and remove all messages in one transaction.
 
         If one message fails, each message gets a transaction of its own, so that the failure does not undo the others.
         """
         error = await self.send_enlisted(claims, [to_envelope(claim.message) for claim in claims])
-        if error is None or (is_outage(error) and not may_be_of_one(error)) or len(claims) == 1:
+        if error is None or (is_outage(error) and not can_concern_one_message(error)) or len(claims) == 1:
             return [error] * len(claims)
         return [await self.send_enlisted([claim], [to_envelope(claim.message)]) for claim in claims]
 
@@ -144,20 +146,20 @@ class Sender:
         detail: str = "",
     ) -> PostdateError | None:
         """Send and remove messages in one transaction; return the error, or ``None`` if it was committed."""
-        assert self.enlisting is not None
+        assert self.enlisting_store is not None
         now = self._clock.now()
         try:
             with translate_store_errors(self._store):
-                work = self.enlisting.finishing(claims, outcome, now, detail)
-            errors = await self._deadlines.call_apart(lambda: self._transport.send(envelopes, now, work=[work]))
+                work = self.enlisting_store.finishing_work(claims, outcome, now, detail)
+            errors = await self._deadlines.call_in_task(lambda: self._transport.send(envelopes, now, work=[work]))
             error = next(filter(None, errors), None)
         except PostdateError as failure:
             error = failure
         if error is None:
-            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], now, detail)
+            self._journal.record_events(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], now, detail)
         return error
 
-    def no_answer(self, destination: str) -> PostdateError:
+    def no_answer_error(self, destination: str) -> PostdateError:
         """Return the error of a send that timed out. It is an outage, and no failure of the messages."""
         text = f"did not answer within {LONGEST_SEND.total_seconds():g} s"
         if destination:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.core.recoverability import may_be_of_one
+from postdate.core.recoverability import can_concern_one_message
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.ports import Claim, Outcome
@@ -125,9 +125,9 @@ class Attempts:
         self.successes = 0
         """Grows with each success of any message."""
         self._most = most
-        self._by_id: dict[str, Attempt] = {}
-        self._claimed: dict[str, UnwrittenOutcome] = {}
-        """Outcomes of :attr:`_by_id` whose claims are in force.
+        self._entries: dict[str, Attempt] = {}
+        self._claimed_outcomes: dict[str, UnwrittenOutcome] = {}
+        """Outcomes of :attr:`_entries` whose claims are in force.
 
         A dictionary of its own, as callers iterate over these at each poll, and must not iterate over all entries.
         """
@@ -136,22 +136,22 @@ class Attempts:
 
     def __bool__(self) -> bool:
         """Return whether there is any entry. Mostly there is none, so callers check this first."""
-        return bool(self._by_id)
+        return bool(self._entries)
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._entries)
 
     def find(self, message_id: str) -> Attempt | None:
-        return self._by_id.get(message_id)
+        return self._entries.get(message_id)
 
-    def knows_any(self, message_ids: Collection[str]) -> bool:
-        return not self._by_id.keys().isdisjoint(message_ids)
+    def has_any(self, message_ids: Collection[str]) -> bool:
+        return not self._entries.keys().isdisjoint(message_ids)
 
-    def note(self, message_id: str) -> Attempt:
+    def get_or_create(self, message_id: str) -> Attempt:
         """Return the entry of a message, or a new one. It becomes the youngest entry, which is dropped last."""
-        attempt = self._by_id.pop(message_id, None) or Attempt()
-        self._by_id[message_id] = attempt
-        if len(self._by_id) > self._next_trim:
+        attempt = self._entries.pop(message_id, None) or Attempt()
+        self._entries[message_id] = attempt
+        if len(self._entries) > self._next_trim:
             self._trim()
         return attempt
 
@@ -160,56 +160,56 @@ class Attempts:
 
         It reads all entries, so it is called only when a tenth more than the limit has been added.
         """
-        surplus = len(self._by_id) - self._most
-        free = (message_id for message_id in self._by_id if message_id not in self._claimed)
+        surplus = len(self._entries) - self._most
+        free = (message_id for message_id in self._entries if message_id not in self._claimed_outcomes)
         for message_id in [message_id for message_id, _ in zip(free, range(surplus), strict=False)]:
-            del self._by_id[message_id]
-        self._next_trim = max(len(self._by_id), self._most) + self._most // 10
+            del self._entries[message_id]
+        self._next_trim = max(len(self._entries), self._most) + self._most // 10
 
     def forget(self, *message_ids: str) -> None:
         """Forget messages completely."""
-        if self._by_id:
+        if self._entries:
             for message_id in message_ids:
-                self._by_id.pop(message_id, None)
-                self._claimed.pop(message_id, None)
+                self._entries.pop(message_id, None)
+                self._claimed_outcomes.pop(message_id, None)
 
     def _drop_if_empty(self, message_id: str, attempt: Attempt) -> None:
         if attempt.is_empty:
-            self._by_id.pop(message_id, None)
+            self._entries.pop(message_id, None)
 
     # --- failures in a row, others having succeeded in between ------------------------------------------------------
 
-    def other_messages_succeeded(self, message_id: str) -> bool:
+    def has_success_since_failure(self, message_id: str) -> bool:
         """Return whether any message has succeeded since this one failed last; also ``True`` if it never failed."""
-        attempt = self._by_id.get(message_id)
+        attempt = self._entries.get(message_id)
         return attempt is None or attempt.successes_before != self.successes
 
-    def failed(self, message_id: str) -> int:
+    def report_failure(self, message_id: str) -> int:
         """Note a failure; return how often this message failed. Failures without a success between them count once."""
-        attempt = self.note(message_id)
+        attempt = self.get_or_create(message_id)
         attempt.failures += attempt.successes_before != self.successes
         attempt.successes_before = self.successes
         return attempt.failures
 
-    def failed_alone(self, message_id: str, error: BaseException) -> int:
+    def report_own_failure(self, message_id: str, error: BaseException) -> int:
         """Note a failure that may or may not be the fault of this message; return how often it occurred.
 
         Return 0, and note nothing, for an outage of a whole store or of queues, and for a lasting error: that is
         decided at its first occurrence.
         """
-        may_pass = isinstance(error, PostdateError) and error.transient and not error.outage
-        return self.failed(message_id) if may_pass or may_be_of_one(error) else 0
+        is_passing = isinstance(error, PostdateError) and error.transient and not error.outage
+        return self.report_failure(message_id) if is_passing or can_concern_one_message(error) else 0
 
-    def succeeded(self, *message_ids: str) -> None:
+    def report_success(self, *message_ids: str) -> None:
         """Note that these messages have succeeded; without arguments, that some other message has."""
         self.successes += 1
-        if not self._by_id:
+        if not self._entries:
             return
         for message_id in message_ids:
-            if (attempt := self._by_id.get(message_id)) is not None:
+            if (attempt := self._entries.get(message_id)) is not None:
                 attempt.failures, attempt.successes_before, attempt.may_be_stored = 0, -1, False
                 self._drop_if_empty(message_id, attempt)
-        oldest = next(iter(self._by_id.items()), None)
+        oldest = next(iter(self._entries.items()), None)
         if oldest is None:
             return
         message_id, attempt = oldest
@@ -222,14 +222,14 @@ class Attempts:
     def doom(self, message: DelayedMessage, error: PostdateError, failures: int, seconds: float) -> None:
         """Have a message moved to the error queue when it is claimed again, unchanged and with so many ``failures``."""
         doom = Doom(error, fingerprint(message), failures, seconds + _DOOMED_FOR_SECONDS)
-        self.note(message.message_id).doom = doom
+        self.get_or_create(message.message_id).doom = doom
 
-    def take_doom(self, message: DelayedMessage, seconds: float) -> PostdateError | None:
+    def pop_doom(self, message: DelayedMessage, seconds: float) -> PostdateError | None:
         """Return the reason to move a message to the error queue now, and forget it; ``None``: the message is sent.
 
         A message that was returned from the error queue meanwhile has no failures any more, so it is sent.
         """
-        attempt = self._by_id.get(message.message_id)
+        attempt = self._entries.get(message.message_id)
         if attempt is None or attempt.doom is None:
             return None
         doom, attempt.doom = attempt.doom, None
@@ -242,29 +242,29 @@ class Attempts:
     @property
     def outcomes_with_claim(self) -> Mapping[str, UnwrittenOutcome]:
         """Outcomes whose claims are in force, by message id. No other process can have these messages."""
-        return self._claimed
+        return self._claimed_outcomes
 
     @property
     def has_unwritten(self) -> bool:
         """Whether there is any unwritten outcome, also of a lost claim."""
-        return bool(self._claimed) or any(attempt.unwritten is not None for attempt in self._by_id.values())
+        return bool(self._claimed_outcomes) or any(attempt.unwritten is not None for attempt in self._entries.values())
 
     def unwritten_of(self, message_id: str) -> UnwrittenOutcome | None:
-        attempt = self._by_id.get(message_id)
+        attempt = self._entries.get(message_id)
         return None if attempt is None else attempt.unwritten
 
     def remember_unwritten(self, unwritten: UnwrittenOutcome) -> None:
         """Remember an outcome; it replaces an earlier one of the message and becomes the youngest entry."""
         message_id = unwritten.message_id
-        self._claimed.pop(message_id, None)
+        self._claimed_outcomes.pop(message_id, None)
         if unwritten.claim is not None:
-            self._claimed[message_id] = unwritten
-        self.note(message_id).unwritten = unwritten
+            self._claimed_outcomes[message_id] = unwritten
+        self.get_or_create(message_id).unwritten = unwritten
 
     def forget_unwritten(self, message_id: str) -> None:
         """Forget the outcome of a message, as it is written or does not matter any more."""
-        self._claimed.pop(message_id, None)
-        attempt = self._by_id.get(message_id)
+        self._claimed_outcomes.pop(message_id, None)
+        attempt = self._entries.get(message_id)
         if attempt is not None:
             attempt.unwritten = None
             self._drop_if_empty(message_id, attempt)
@@ -272,7 +272,7 @@ class Attempts:
     def forget_claims_lost_before(self, seconds: float) -> None:
         """Forget the outcomes of claims that were lost before ``seconds``. It stops early, as the oldest are first."""
         expired = list[str]()
-        for message_id, attempt in self._by_id.items():
+        for message_id, attempt in self._entries.items():
             if attempt.unwritten is None or attempt.unwritten.claim is not None:
                 continue
             if attempt.unwritten.lost_at > seconds:

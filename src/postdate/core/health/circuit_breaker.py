@@ -33,7 +33,8 @@ class RepeatedFailures:
     """A breaker that trips if calls fail for ``time_to_trigger`` without a success, or at once if retries are useless.
 
     When it trips, it calls ``trigger`` once, with the text ``critical`` and the last error. The loop that runs the
-    breaker calls :meth:`check` at :attr:`deadline`, so that it trips also if no call is made any more. The log has its
+    breaker calls :meth:`update_state` at :attr:`deadline`, so that it trips also if no call is made any more. The log
+    has its
     states at level *debug* only: :class:`postdate.runtime.resource.Resource` logs the outage itself.
 
     With ``forgets_after`` it trips only at a failure, and a failure this long after the last one starts a new series.
@@ -51,17 +52,17 @@ class RepeatedFailures:
         forgets_after: timedelta | None = None,
     ) -> None:
         self.name, self.state = name, BreakerState.DISARMED
-        self.on_armed: Callable[[], None] = nobody
+        self.on_armed: Callable[[], None] = do_nothing
         """Called when it is armed; from then on it has a :attr:`deadline`."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics, self._forgets_after = metrics, forgets_after
         self._armed_at: float | None = None
         self._failed_at = 0.0
-        self._last: BaseException | None = None
+        self._last_error: BaseException | None = None
 
-    def of_repeated_calls(self, what: str, forgets_after: timedelta) -> RepeatedFailures:
+    def create_for_calls(self, call_name: str, forgets_after: timedelta) -> RepeatedFailures:
         """Return a breaker for other calls of the same loop, with the same critical error; see ``forgets_after``."""
-        name = f"{self.name} {what}"
+        name = f"{self.name} {call_name}"
         span, trigger = self._time_to_trigger, self._trigger
         return RepeatedFailures(name, self._critical, span, trigger, self._metrics, forgets_after=forgets_after)
 
@@ -76,41 +77,41 @@ class RepeatedFailures:
             return None
         return self._armed_at + self._time_to_trigger.total_seconds()
 
-    def failure(self, error: BaseException, seconds: float) -> timedelta:
+    def report_failure(self, error: BaseException, seconds: float) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""
         if self._forgets_after is not None and seconds - self._failed_at >= self._forgets_after.total_seconds():
-            self.success()
-        self._last, self._failed_at = error, seconds
+            self.report_success()
+        self._last_error, self._failed_at = error, seconds
         if self.state is BreakerState.DISARMED:
             self._armed_at = seconds
             log.debug("circuit breaker %s armed: %s", self.name, error)
-            self._change(BreakerState.ARMED)
+            self._set_state(BreakerState.ARMED)
             self.on_armed()
         if isinstance(error, StoreReplaced) and self.state is BreakerState.ARMED:
             self._trip("at once", error)
-        self.check(seconds)
+        self.update_state(seconds)
         return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
-    def check(self, seconds: float) -> None:
-        trips_at, last = self._trips_at, self._last
-        if trips_at is None or last is None or seconds < trips_at:
+    def update_state(self, seconds: float) -> None:
+        trips_at, last_error = self._trips_at, self._last_error
+        if trips_at is None or last_error is None or seconds < trips_at:
             return
-        self._trip(f"after {self._time_to_trigger}", last)
+        self._trip(f"after {self._time_to_trigger}", last_error)
 
     def _trip(self, when: str, error: BaseException) -> None:
         log.debug("circuit breaker %s triggered %s: %s", self.name, when, error)
-        self._change(BreakerState.TRIGGERED)
-        _call(self._trigger, self._critical, error)
+        self._set_state(BreakerState.TRIGGERED)
+        _call_trigger(self._trigger, self._critical, error)
 
-    def success(self) -> None:
+    def report_success(self) -> None:
         if self.state is not BreakerState.DISARMED:
             log.debug("circuit breaker %s disarmed", self.name)
-            self._armed_at, self._last = None, None
-            self._change(BreakerState.DISARMED)
+            self._armed_at, self._last_error = None, None
+            self._set_state(BreakerState.DISARMED)
 
-    def _change(self, state: BreakerState) -> None:
+    def _set_state(self, state: BreakerState) -> None:
         self.state = state
-        self._metrics.breaker_changed(self.name, state.value)
+        self._metrics.report_breaker_state(self.name, state.value)
 
 
 class FailureRate:
@@ -127,19 +128,19 @@ class FailureRate:
         self.name, self.state = name, BreakerState.DISARMED
         self._critical, self._limit, self._trigger = critical, per_second * RATE_WINDOW.seconds, trigger
         self._metrics = metrics
-        self.on_armed: Callable[[], None] = nobody
+        self.on_armed: Callable[[], None] = do_nothing
         """Called when a window begins; its end is the :attr:`deadline`."""
         self.deadline: float | None = None
         self._failures = 0
         self._failing_since: float | None = None
         self._is_reported = False
 
-    def failure(self, error: BaseException, seconds: float) -> None:
-        self.check(seconds)
+    def report_failure(self, error: BaseException, seconds: float) -> None:
+        self.update_state(seconds)
         if self.deadline is None:
             self.deadline, self._failures = seconds + RATE_WINDOW.total_seconds(), 0
             log.debug("circuit breaker %s armed: %s", self.name, error)
-            self._change(BreakerState.ARMED)
+            self._set_state(BreakerState.ARMED)
             self.on_armed()
         self._failures += 1
         if self._failing_since is None:
@@ -152,35 +153,35 @@ class FailureRate:
             log.debug("circuit breaker %s triggered after %s: %s", self.name, NOTHING_HANDLED, error)
             self._trip(error)
 
-    def success(self) -> None:
+    def report_success(self) -> None:
         """Note that a failure, or the message that failed, was handled."""
         self._failing_since, self._is_reported = None, False
 
     def _trip(self, error: BaseException) -> None:
         if self.state is not BreakerState.TRIGGERED:
-            self._change(BreakerState.TRIGGERED)
-        _call(self._trigger, self._critical, error)
+            self._set_state(BreakerState.TRIGGERED)
+        _call_trigger(self._trigger, self._critical, error)
 
-    def check(self, seconds: float) -> None:
+    def update_state(self, seconds: float) -> None:
         """End the window if ``seconds`` is at or after its end."""
         if self.deadline is not None and seconds >= self.deadline:
             log.debug("circuit breaker %s disarmed after %d failures", self.name, self._failures)
             self.deadline = None
-            self._change(BreakerState.DISARMED)
+            self._set_state(BreakerState.DISARMED)
 
-    def _change(self, state: BreakerState) -> None:
+    def _set_state(self, state: BreakerState) -> None:
         self.state = state
-        self._metrics.breaker_changed(self.name, state.value)
+        self._metrics.report_breaker_state(self.name, state.value)
 
 
 Breaker = RepeatedFailures | FailureRate
 
 
-def nobody() -> None:
+def do_nothing() -> None:
     """Do nothing: the callback until another one is registered."""
 
 
-def _call(trigger: CriticalError, critical: str, error: BaseException) -> None:
+def _call_trigger(trigger: CriticalError, critical: str, error: BaseException) -> None:
     try:
         trigger(critical, error)
     except Exception:

@@ -5,7 +5,7 @@ by the circuit breaker, and retried. They neither end the service nor block it. 
 
 A loop has one :class:`Deadlines` for each adapter that it calls. There are two ways to make a call:
 
-- :meth:`Deadlines.call_apart` makes the call in a task of its own. A call that does not end after its cancellation is
+- :meth:`Deadlines.call_in_task` makes the call in a task of its own. A call that does not end after its cancellation is
   *abandoned*: its task goes on alone, and its late result goes to a callback. Used for stores and for sends of due
   messages.
 - :meth:`Deadlines.call` makes the call in the task of the caller. It costs a thirtieth, but a call that does not end
@@ -147,12 +147,12 @@ class SeparateCall(Generic[T]):
     itself, or by :meth:`cancel`.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+    def __init__(self, start_call: Callable[[], Awaitable[T]]) -> None:
         self.ended = anyio.Event()
         """Set when the call has a result or an error."""
         self.attention = anyio.Event()
         """Set when the call has ended, and when the deadline has changed, so that the caller reads it again."""
-        self._make = make
+        self._start_call = start_call
         # A scope and not Task.cancel(): that would also interrupt calls that an adapter shields, such as its threads.
         self._scope = anyio.CancelScope()
         self._results: list[T] = []  # empty or one element: a list, as the result may be None
@@ -160,13 +160,13 @@ class SeparateCall(Generic[T]):
         """The error of the call; ``None``: it has a result, has not ended, or was cancelled by this object."""
         self._is_abandoned = False
         # Called with the result of an abandoned call.
-        self._late: Callable[[T], Awaitable[None]] | None = None
+        self._on_late_result: Callable[[T], Awaitable[None]] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         try:
             with self._scope:
-                self._results.append(await self._make())
+                self._results.append(await self._start_call())
         except BaseException as error:
             self.error = error  # for the caller
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -175,7 +175,7 @@ class SeparateCall(Generic[T]):
             self.ended.set()
             self.attention.set()
         if self._is_abandoned:
-            await self._finish_late()
+            await self._handle_late_result()
 
     @property
     def has_result(self) -> bool:
@@ -188,19 +188,19 @@ class SeparateCall(Generic[T]):
     def cancel(self) -> None:
         self._scope.cancel()
 
-    def abandon(self, late: Callable[[T], Awaitable[None]] | None = None) -> None:
-        """Let the call go on alone. ``late`` is called with its result; a failure is logged."""
-        self._is_abandoned, self._late = True, late
+    def abandon(self, on_late_result: Callable[[T], Awaitable[None]] | None = None) -> None:
+        """Let the call go on alone. ``on_late_result`` is called with its result; a failure is logged."""
+        self._is_abandoned, self._on_late_result = True, on_late_result
         task = self._task
         if self.ended.is_set():  # `_run` is over, so a new task must pass on the result
-            task = asyncio.get_running_loop().create_task(self._finish_late())
+            task = asyncio.get_running_loop().create_task(self._handle_late_result())
         _abandoned.add(task)
         task.add_done_callback(_abandoned.discard)
 
-    async def _finish_late(self) -> None:
+    async def _handle_late_result(self) -> None:
         try:
-            if self._results and self._late is not None:
-                await self._late(self._results[0])
+            if self._results and self._on_late_result is not None:
+                await self._on_late_result(self._results[0])
         except Exception as error:  # noqa: BLE001 - no caller waits for this task
             log.warning("the late result of an abandoned call could not be dealt with: %s", text_of(error))
         if isinstance(self.error, Exception):
@@ -233,16 +233,16 @@ class Deadlines:
         # Monotonic seconds at which a call last showed that the adapter is silent: the call was not answered within a
         # short deadline, or did not end when it was cancelled.
         self._silent_at = -math.inf
-        # Calls by `call_apart` whose caller still waits.
-        self._separate = set[SeparateCall[Any]]()
+        # Calls by `call_in_task` whose caller still waits.
+        self._separate_calls = set[SeparateCall[Any]]()
         # Calls by `call`: the task of each, and the monotonic seconds at which it began. The oldest is the first, as a
         # task makes one call at a time.
-        self._begin_times: dict[asyncio.Task[Any], float] = {}
-        # Tasks whose call was cancelled by `watch`, until that call ends.
+        self._start_times: dict[asyncio.Task[Any], float] = {}
+        # Tasks whose call was cancelled by `cancel_overdue_calls`, until that call ends.
         self._overdue_tasks = set[asyncio.Task[Any]]()
-        # Whether `watch` waits for the next call, without a timer.
+        # Whether `cancel_overdue_calls` waits for the next call, without a timer.
         self._is_idle = True
-        # Wakes `watch`.
+        # Wakes `cancel_overdue_calls`.
         self._attention = anyio.Event()
 
     @classmethod
@@ -263,7 +263,7 @@ class Deadlines:
         self._is_short, self._short_since = True, self._monotonic()
         self._limit = min(self._deadline, STOP_DEADLINE)
         self._attention.set()
-        for call in self._separate:
+        for call in self._separate_calls:
             call.attention.set()
 
     def restore(self) -> None:
@@ -277,8 +277,8 @@ class Deadlines:
 
     # --- calls in a task of their own -------------------------------------------------------------------------------
 
-    async def call_apart(
-        self, make: Callable[[], Awaitable[T]], late: Callable[[T], Awaitable[None]] | None = None
+    async def call_in_task(
+        self, start_call: Callable[[], Awaitable[T]], on_late_result: Callable[[T], Awaitable[None]] | None = None
     ) -> T:
         """Make a call and return its result.
 
@@ -288,35 +288,35 @@ class Deadlines:
         for example, which claims it has.
 
         Args:
-            make: makes the call.
-            late: called with a result that the caller cannot get any more. An error that it raises is logged.
+            start_call: makes the call.
+            on_late_result: called with a result that the caller cannot get any more. An error that it raises is logged.
 
         Raises:
             StoreUnreachable, TransportUnreachable: no answer in time.
             StoreUnavailable, TransportUnavailable: the call failed with an error that is no ``PostdateError``.
         """
         if self._is_silent():
-            raise self._no_answer(self._adapter)
-        call = SeparateCall(make)
-        self._separate.add(call)
+            raise self._no_answer_error(self._adapter)
+        call = SeparateCall(start_call)
+        self._separate_calls.add(call)
         try:
             await self._wait_until_deadline(call)
         except BaseException:  # the caller is cancelled
-            await self._end(call, STOP_DEADLINE, late)
+            await self._cancel_call(call, STOP_DEADLINE, on_late_result)
             if call.has_result and is_scope_cancelled():
                 return call.result()
-            if call.has_result and late is not None:
+            if call.has_result and on_late_result is not None:
                 # asyncio's own cancellation is not raised a second time, so the caller cannot get the result.
-                call.abandon(late)
+                call.abandon(on_late_result)
             raise
         finally:
-            self._separate.discard(call)
+            self._separate_calls.discard(call)
         if not call.ended.is_set():
-            await self._end(call, GRACE, late)
+            await self._cancel_call(call, GRACE, on_late_result)
             if not call.has_result:
                 if self._is_short:
                     self._silent_at = self._monotonic()
-                raise self._no_answer(self._adapter)
+                raise self._no_answer_error(self._adapter)
         if isinstance(call.error, asyncio.CancelledError):  # the adapter cancelled it: no other code knows this task
             raise _translate(self._adapter, call.error, self._errors) from call.error
         if call.error is not None:
@@ -329,7 +329,9 @@ class Deadlines:
         if self._limit < limit and not call.ended.is_set():  # deadlines were shortened meanwhile
             await self._clock.wait_for(call.ended, in_real_time(self._clock, self._limit))
 
-    async def _end(self, call: SeparateCall[T], grace: timedelta, late: Callable[[T], Awaitable[None]] | None) -> None:
+    async def _cancel_call(
+        self, call: SeparateCall[T], grace: timedelta, on_late_result: Callable[[T], Awaitable[None]] | None
+    ) -> None:
         """Cancel a call and wait for its end; abandon it if that does not come within ``grace``."""
         call.cancel()
         try:
@@ -337,7 +339,7 @@ class Deadlines:
                 await self._clock.wait_for(call.ended, in_real_time(self._clock, grace))
         finally:
             if not call.ended.is_set():
-                call.abandon(late)
+                call.abandon(on_late_result)
                 self._silent_at = self._monotonic()
 
     # --- calls in the task of their caller --------------------------------------------------------------------------
@@ -346,8 +348,8 @@ class Deadlines:
         """Await a call and return its result. A task makes one such call at a time.
 
         A cancel scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 49). So this
-        only notes the begin of the call, and :meth:`watch`, which must be running, cancels the task of the caller at
-        the deadline.
+        only notes the begin of the call, and :meth:`cancel_overdue_calls`, which must be running, cancels the task of
+        the caller at the deadline.
 
         Args:
             awaitable: the call.
@@ -361,10 +363,10 @@ class Deadlines:
         if self._is_short and self._is_silent():
             if isinstance(awaitable, Coroutine):
                 awaitable.close()  # or Python would warn that it was never awaited
-            raise self._no_answer(self._adapter if adapter is None else adapter)
+            raise self._no_answer_error(self._adapter if adapter is None else adapter)
         task = asyncio.current_task()
         assert task is not None
-        self._begin_times[task] = self._monotonic()
+        self._start_times[task] = self._monotonic()
         if self._is_idle:
             self._is_idle = False
             self._attention.set()
@@ -375,28 +377,31 @@ class Deadlines:
             if task in self._overdue_tasks and _is_cancelled_once(task, error):
                 if self._is_short:
                     self._silent_at = self._monotonic()
-                raise self._no_answer(adapter) from None
+                raise self._no_answer_error(adapter) from None
             _raise_translated(adapter, error, self._errors)
         finally:
-            del self._begin_times[task]
+            del self._start_times[task]
             if task in self._overdue_tasks:
-                # Undo the cancellation by `watch`, however the call ended: it must not hit the next step of this task.
+                # Undo the cancellation by `cancel_overdue_calls`, however the call ended: it must not hit the next step
+                # of this task.
                 self._overdue_tasks.discard(task)
                 task.uncancel()
 
-    async def watch(self) -> None:
+    async def cancel_overdue_calls(self) -> None:
         """Cancel calls by :meth:`call` at their deadlines, until this method itself is cancelled."""
         while True:
             self._attention = anyio.Event()
-            oldest = next((begin for task, begin in self._begin_times.items() if task not in self._overdue_tasks), None)
-            if oldest is None:
+            oldest_start = next(
+                (started_at for task, started_at in self._start_times.items() if task not in self._overdue_tasks), None
+            )
+            if oldest_start is None:
                 self._is_idle = True
                 await self._attention.wait()
                 continue
-            await self._clock.wait_for(self._attention, time_until(self._end_of(oldest), self._monotonic()))
+            await self._clock.wait_for(self._attention, time_until(self._deadline_of(oldest_start), self._monotonic()))
             now = self._monotonic()
-            for task, begin in list(self._begin_times.items()):
-                if self._end_of(begin) > now:
+            for task, begin in list(self._start_times.items()):
+                if self._deadline_of(begin) > now:
                     break
                 if task not in self._overdue_tasks:
                     self._overdue_tasks.add(task)
@@ -405,15 +410,15 @@ class Deadlines:
     def count_overdue_calls(self) -> int:
         """Return how many calls by :meth:`call` have not ended although their deadline is over.
 
-        It compares times, and does not count the tasks that :meth:`watch` has cancelled: `watch` ends with the loop,
-        and these calls may outlive it.
+        It compares times, and does not count the tasks that :meth:`cancel_overdue_calls` has cancelled:
+        `cancel_overdue_calls` ends with the loop, and these calls may outlive it.
         """
         now = self._monotonic()
-        return sum(self._end_of(begin) <= now for begin in self._begin_times.values())
+        return sum(self._deadline_of(begin) <= now for begin in self._start_times.values())
 
-    def _end_of(self, begin: float) -> float:
-        """Return the deadline, in monotonic seconds, of a call that began at ``begin``."""
-        return max(begin, self._short_since) + self._seconds(self._limit)
+    def _deadline_of(self, started_at: float) -> float:
+        """Return the deadline, in monotonic seconds, of a call that began at ``started_at``."""
+        return max(started_at, self._short_since) + self._seconds(self._limit)
 
     def _seconds(self, duration: timedelta) -> float:
         """Return the seconds of the clock that pass in a ``duration`` of real time."""
@@ -421,7 +426,7 @@ class Deadlines:
 
     # --- errors -----------------------------------------------------------------------------------------------------
 
-    def translate(self, error: Exception) -> PostdateError:
+    def translate_error(self, error: Exception) -> PostdateError:
         """Return an error of the adapter, translated if it is foreign."""
         return error if isinstance(error, PostdateError) else _translate(self._adapter, error, self._errors)
 
@@ -429,11 +434,11 @@ class Deadlines:
         """Raise an error of the adapter, translated if it is foreign or a stray cancellation."""
         _raise_translated(self._adapter, error, self._errors)
 
-    def _no_answer(self, adapter: object) -> PostdateError:
+    def _no_answer_error(self, adapter: object) -> PostdateError:
         text = f"{type(adapter).__name__} did not answer within {self._limit.total_seconds():g} s"
         return self._errors.unreachable(text)
 
 
 def _is_cancelled_once(task: asyncio.Task[Any], error: BaseException) -> bool:
-    """Return whether an error is a single cancellation, as by :meth:`Deadlines.watch`, and not one by a scope."""
+    """Return whether an error is a single cancellation of the task, as by `Deadlines`, and not one by a scope."""
     return isinstance(error, asyncio.CancelledError) and task.cancelling() <= 1 and not is_scope_cancelled()

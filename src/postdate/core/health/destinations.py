@@ -22,13 +22,13 @@ ANOTHER_SECONDS: Final = 0.1
 """A message that failed as a probe is attempted this long after the next probe, so that another message is the probe.
 """
 
-AT_A_TURN: Final = 1_000
+MESSAGES_PER_PROBE: Final = 1_000
 """The number of messages of a full destination that are claimed and released between two probes.
 
-Further messages wait for later turns, at most :data:`LATEST_TURN_SECONDS` away.
+Further messages wait for later turns, at most :data:`LATEST_ATTEMPT_SECONDS` away.
 """
 
-LATEST_TURN_SECONDS: Final = 10.0
+LATEST_ATTEMPT_SECONDS: Final = 10.0
 
 _NEARLY_SECONDS: Final = 0.1
 _MOST_DESTINATIONS: Final = 10_000
@@ -40,28 +40,31 @@ class Destination(Backoff):
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
         self._probed_at = -FOLLOW_SECONDS
-        self._turn = 0.0
+        self._attempt_at = 0.0
         """Monotonic seconds at which the messages that were released last may be attempted."""
         self._waiting = 0
-        """The number of messages that were released until :attr:`_turn`."""
+        """The number of messages that were released until :attr:`_attempt_at`."""
 
     def wait_seconds(self, seconds: float) -> float:
         """Return the seconds that a message just claimed must wait; 0: it is sent, as a probe."""
         if self.retry_at - seconds <= _NEARLY_SECONDS:
-            self.failed(max(self.retry_at, seconds))
+            self.report_failure(max(self.retry_at, seconds))
             self._probed_at = seconds
             return 0.0
-        follows = self._probed_at + FOLLOW_SECONDS - seconds
-        return follows if follows > 0 else self.next_turn(seconds)
+        follow_wait = self._probed_at + FOLLOW_SECONDS - seconds
+        return follow_wait if follow_wait > 0 else self.retry_wait_seconds(seconds)
 
-    def next_turn(self, seconds: float) -> float:
+    def retry_wait_seconds(self, seconds: float) -> float:
         """Return in how many seconds one more message may be attempted."""
-        if self._turn < self.retry_at:
-            self._turn, self._waiting = self.retry_at, 0
-        elif self._waiting >= AT_A_TURN and self._turn + LONGEST_SECONDS <= seconds + LATEST_TURN_SECONDS:
-            self._turn, self._waiting = self._turn + LONGEST_SECONDS, 0
+        if self._attempt_at < self.retry_at:
+            self._attempt_at, self._waiting = self.retry_at, 0
+        elif (
+            self._waiting >= MESSAGES_PER_PROBE
+            and self._attempt_at + LONGEST_SECONDS <= seconds + LATEST_ATTEMPT_SECONDS
+        ):
+            self._attempt_at, self._waiting = self._attempt_at + LONGEST_SECONDS, 0
         self._waiting += 1
-        return self._turn - seconds + (FOLLOW_SECONDS if self._waiting > 1 else 0.0)
+        return self._attempt_at - seconds + (FOLLOW_SECONDS if self._waiting > 1 else 0.0)
 
 
 class Destinations:
@@ -81,25 +84,25 @@ class Destinations:
         full = self._full.get(destination)
         return 0.0 if full is None else full.wait_seconds(seconds)
 
-    def failed(self, destination: str, seconds: float) -> bool:
+    def report_refusal(self, destination: str, seconds: float) -> bool:
         """Note that a queue takes no messages; return whether that is new. It is not if it recovered just before."""
         full = self._full.get(destination)
         if full is not None:
-            full.failed(seconds)
+            full.report_failure(seconds)
             return False
         recovered = self._recovered.pop(destination, None)
-        is_new = recovered is None or seconds - recovered.retry_at > LATEST_TURN_SECONDS
+        is_new = recovered is None or seconds - recovered.retry_at > LATEST_ATTEMPT_SECONDS
         full = Destination() if recovered is None or is_new else recovered
-        full.failed(seconds, is_longer=False)
+        full.report_failure(seconds, is_longer=False)
         self._full[destination] = full
         return is_new
 
-    def next_turn(self, destination: str, seconds: float) -> float:
+    def retry_wait_seconds(self, destination: str, seconds: float) -> float:
         """Return in how many seconds a message that this destination refused may be attempted again."""
         full = self._full.get(destination)
-        return SHORTEST_SECONDS if full is None else full.next_turn(seconds)
+        return SHORTEST_SECONDS if full is None else full.retry_wait_seconds(seconds)
 
-    def succeeded(self, destination: str) -> None:
+    def report_success(self, destination: str) -> None:
         full = self._full.pop(destination, None)
         if full is not None:
             self._recovered[destination] = full

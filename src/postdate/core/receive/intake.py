@@ -14,12 +14,12 @@ from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.limits import LimitsCache
-from postdate.core.receive.outcomes import AttemptsRecovery, Failed, StepOutcome, StoreWaits, immediate_attempts
-from postdate.core.receive.settling import RepeatableStoring, is_stored, to_be_stored
+from postdate.core.receive.outcomes import AttemptsRecovery, StepFailure, StepOutcome, StoreWaits, immediate_attempts
+from postdate.core.receive.settling import RepeatableStoring, is_stored, strip_repeat_header
 from postdate.core.recoverability import DispatchSettings, RecoveryRules
-from postdate.core.simple_store import enlisting
+from postdate.core.simple_store import enlisting_store
 from postdate.core.timeout_manager.steps import destination_of
-from postdate.core.upkeep.wall_times import KeptZones, WallTime
+from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -31,19 +31,19 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, rescheduled, to_envelope
-from postdate.ports import AdministrableStore, ClaimingStore, End, Read, Received, Transport
+from postdate.messages import DelayedMessage, Envelope, Headers, copy_with_due, from_delay_headers, to_envelope
+from postdate.ports import AdministrableStore, ClaimingStore, Completion, Read, Received, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.intake")
 
-STORED_AGAIN_AFTER: Final = timedelta(seconds=1)
+STORE_AGAIN_AFTER: Final = timedelta(seconds=1)
 """How long a message stays in hand before it is stored again, while its row is claimed."""
 
 # A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
 # delayed message itself.
-_REMOVED_UNRECORDED: Final = End(record=None)
+_REMOVED_UNRECORDED: Final = Completion(record=None)
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
@@ -62,9 +62,10 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
         return _from_timeout_manager_headers(envelope)
     if not is_from_endpoint and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
         timeout_id = headers.get(Headers.TIMEOUT_ID)
-        what = "to forget some" if timeout_id is None else f"to send its timeout {timeout_id!r}"
+        order_text = "to forget some" if timeout_id is None else f"to send its timeout {timeout_id!r}"
         raise NotADelayedMessage(
-            f"message {envelope.message_id!r} asks a timeout manager {what}, of those in its own storage, which is not "
+            f"message {envelope.message_id!r} asks a timeout manager {order_text}, of those in its own storage, which "
+            f"is not "
             f"read here; let one that has this storage run to its end, and return the message to it"
         )
     return from_delay_headers(envelope.message_id, headers, envelope.body)
@@ -81,8 +82,8 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
     headers.pop(Headers.ROUTE_EXPIRED_TIMEOUT_TO, None)
     headers.setdefault(Headers.MESSAGE_ID, envelope.message_id)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{envelope.message_id}\n{due}\n{destination}"))
-    steered = {**headers, Headers.TIMEOUT_DESTINATION: destination, Headers.TIMEOUT_EXPIRE: due}
-    return from_delay_headers(own_id, steered, envelope.body)
+    timeout_headers = {**headers, Headers.TIMEOUT_DESTINATION: destination, Headers.TIMEOUT_EXPIRE: due}
+    return from_delay_headers(own_id, timeout_headers, envelope.body)
 
 
 class Intake:
@@ -105,7 +106,7 @@ class Intake:
         failure_rate: FailureRate | None = None,
     ) -> None:
         self._read, self._store, self._clock, self._metrics = read, store, clock, metrics
-        self._enlisting, self._zones = enlisting(store, transport), KeptZones(store)
+        self._enlisting, self._zones = enlisting_store(store, transport), ZoneMarkers(store)
         self.deadlines = Deadlines.of_store(store, clock)
         """Of all calls of the store; to be shortened when its pump stops."""
         self._limits = LimitsCache(store, self.deadlines, clock)
@@ -113,7 +114,7 @@ class Intake:
         failure = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreWaits(clock, resource_of(store).calls(failure, log, breaker=breaker))
         self._attempts = Attempts()
-        self._storing = AttemptsRecovery(
+        self._store_recovery = AttemptsRecovery(
             rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
             attempts=self._attempts,
             outage=self.outage,
@@ -123,10 +124,10 @@ class Intake:
             policy=immediate_attempts(max(1, settings.number_of_retries), *unrecoverable),
             metrics=metrics,
         )
-        self._sending = replace(
-            self._storing,
+        self._send_recovery = replace(
+            self._store_recovery,
             rules=RecoveryRules(
-                asked_again_after=(DestinationUnavailable,), counts_transient=True
+                retry_now_errors=(DestinationUnavailable,), counts_transient=True
             ),  # the store keeps it until its queue has room
             attempts=Attempts(),
             outage=None,
@@ -146,37 +147,39 @@ class Intake:
         now, id_ = self._clock.now(), received.envelope.message_id
         try:
             message = self._read(received.envelope, now)
-            if (wall := WallTime.of(message.headers)) is not None:
-                message = await self._by_clocks(message, wall, now)
+            if (wall_time := WallTime.of(message.headers)) is not None:
+                message = await self._follow_zone(message, wall_time, now)
             attempt = self._attempts.find(id_)
-            is_first_try = received.failures == received.tries == 0 and not (attempt and attempt.may_be_stored)
-            if is_first_try and message.due < now and not await self._limits.apply_to(message.destination):
-                sent = [to_envelope(to_be_stored(message))]
-                done = [partial(self._ended, self._sending, id_, message)]
-                return StepOutcome(End(record=None, outgoing=sent), self._sending, done)
-            stored = partial(self._ended, self._storing, id_, message)
+            is_first_try = received.failures == received.attempts == 0 and not (attempt and attempt.may_be_stored)
+            if is_first_try and message.due < now and not await self._limits.has_limits_for(message.destination):
+                envelopes = [to_envelope(strip_repeat_header(message))]
+                on_completed = [partial(self._report_outcome, self._send_recovery, id_, message)]
+                return StepOutcome(Completion(record=None, outgoing=envelopes), self._send_recovery, on_completed)
+            report_stored = partial(self._report_outcome, self._store_recovery, id_, message)
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
-                return StepOutcome(End(record=None, work=work), self._storing, [stored])
-            self._attempts.note(id_).may_be_stored = True  # though there may be no answer
-            if not await self._store_apart(message, now):
-                return StepOutcome(None, wait=STORED_AGAIN_AFTER)
+                return StepOutcome(Completion(record=None, work=work), self._store_recovery, [report_stored])
+            self._attempts.get_or_create(id_).may_be_stored = True  # though there may be no answer
+            if not await self._store_before_completion(message, now):
+                return StepOutcome(None, wait=STORE_AGAIN_AFTER)
         except PostdateError as error:
-            return StepOutcome(None, self._storing, failed=Failed(error))
+            return StepOutcome(None, self._store_recovery, failure=StepFailure(error))
         return StepOutcome(
-            _REMOVED_UNRECORDED, None, [stored]
+            _REMOVED_UNRECORDED, None, [report_stored]
         )  # should that fail, it is found stored when it comes again
 
-    async def _by_clocks(self, message: DelayedMessage, wall: WallTime, now: datetime) -> DelayedMessage:
+    async def _follow_zone(self, message: DelayedMessage, wall_time: WallTime, now: datetime) -> DelayedMessage:
         """Return the message, due by the newest rules of its zone; if it cannot follow the zone, with its own time."""
         try:
-            due = wall.instant(await self.deadlines.call_apart(lambda: self._zones.keep(wall.zone, now)))
-            return message if message.due == due else rescheduled(message, due, str(wall))
+            due = wall_time.instant(
+                await self.deadlines.call_in_task(lambda: self._zones.ensure_marker(wall_time.zone, now))
+            )
+            return message if message.due == due else copy_with_due(message, due, str(wall_time))
         except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
-            log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall, message.due, error)
+            log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall_time, message.due, error)
             return message
 
-    async def _store_apart(self, message: DelayedMessage, now: datetime) -> bool:
+    async def _store_before_completion(self, message: DelayedMessage, now: datetime) -> bool:
         """Store a message before it is taken off its queue; a repetition is no error.
 
         Returns:
@@ -184,30 +187,30 @@ class Intake:
         """
         for is_last in (False, True):  # the row that was in the way may have been removed just then
             try:
-                await self.deadlines.call_apart(lambda: self._store.store(to_be_stored(message), now))
+                await self.deadlines.call_in_task(lambda: self._store.store(strip_repeat_header(message), now))
             except DuplicateMessage:
-                if await self.deadlines.call_apart(lambda: is_stored(self._store, message)):
-                    return await self.deadlines.call_apart(lambda: _take_place_of_row(self._store, message, now))
+                if await self.deadlines.call_in_task(lambda: is_stored(self._store, message)):
+                    return await self.deadlines.call_in_task(lambda: _reuse_row(self._store, message, now))
                 if is_last:
                     raise
             else:
                 break
         return True
 
-    async def _ended(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:
+    async def _report_outcome(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:
         """Note what became of a message; what is delayed may have another id than what was received."""
-        await recovery.ended_well(received_id)
-        if recovery is self._storing:
+        await recovery.report_success(received_id)
+        if recovery is self._store_recovery:
             self._metrics.count("stored", 1)
         else:
             late = (self._clock.now() - message.due).total_seconds()
-            self._metrics.delivered({message.destination: 1}, [late])
+            self._metrics.report_deliveries({message.destination: 1}, [late])
         if log.isEnabledFor(logging.DEBUG):
-            done = "stored, for" if recovery is self._storing else "was due already and is sent to"
-            log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)
+            outcome_text = "stored, for" if recovery is self._store_recovery else "was due already and is sent to"
+            log.debug("message %s %s %s, due %s", message.message_id, outcome_text, message.destination, message.due)
 
 
-async def _take_place_of_row(store: ClaimingStore, message: DelayedMessage, now: datetime) -> bool:
+async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetime) -> bool:
     """Have a message go on as the row that is stored under its id; return whether it does.
 
     The row may be one that has failed: its error copy is this message, returned before the row was removed. Who claimed

@@ -25,22 +25,22 @@ from postdate.core.recoverability import (
     Recoverability,
     RecoveryRules,
     Resolution,
-    after_handling_failed,
+    decide_handling_failure,
     resolve_failure,
 )
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
-from postdate.ports import End, Received, RecordKind
+from postdate.ports import Completion, Received, RecordKind
 from postdate.runtime.reporting import Counted, Metrics
 from postdate.runtime.resource import CallHealth, Resource
 
 log = logging.getLogger("postdate.recoverability")
 
-Afterwards: TypeAlias = Callable[[], Awaitable[None]]
+OnCompleted: TypeAlias = Callable[[], Awaitable[None]]
 """Called when a message has left its queue; must not raise."""
 
 
-class Failed(NamedTuple):
+class StepFailure(NamedTuple):
     """A failure, and its resolution, if there is one.
 
     The error copy is made from ``original``, or without one from the message itself.
@@ -55,26 +55,27 @@ class StepOutcome(NamedTuple):
     """The decision of a step about a received message.
 
     Args:
-        end: with which the message leaves its queue; ``None``: it does not leave.
-        recovery: decides if the queue refuses ``end``, or if the step ``failed``; ``None``: the message returns to its
-            queue after a pause.
-        afterwards: called when the message has left its queue.
-        failed: the failure that led to ``end``; without an ``end``, the reason why the step could not be done.
+        completion: with which the message leaves its queue; ``None``: it does not leave.
+        recovery: decides if the queue refuses ``completion``, or if the step ``failure``; ``None``: the message returns
+            to its queue after a pause.
+        on_completed: called when the message has left its queue.
+        failure: the failure that led to ``completion``; without an ``completion``, the reason why the step could not be
+            done.
         wait: how long the message is kept before its step is called again.
 
-    Without ``end``, ``failed`` and ``wait`` the message returns to its queue: :data:`REQUEUE`,
+    Without ``completion``, ``failure`` and ``wait`` the message returns to its queue: :data:`REQUEUE`,
     :data:`REQUEUE_UNCOUNTED`.
     """
 
-    end: End | None
+    completion: Completion | None
     recovery: Recovery | None = None
-    afterwards: Sequence[Afterwards] = ()
-    failed: Failed | None = None
+    on_completed: Sequence[OnCompleted] = ()
+    failure: StepFailure | None = None
     wait: timedelta | None = None
 
     def resolve(self, received: Received, error: PostdateError) -> Resolution:
         """Note that this outcome cannot be carried out; return the resolution for its message."""
-        return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failed, error)
+        return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failure, error)
 
 
 COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
@@ -91,9 +92,9 @@ Steps whose ends have no record count their messages themselves, in ``afterwards
 _record_of = attrgetter("record")
 
 
-def count_ends(metrics: Metrics, ends: Iterable[End]) -> None:
+def report_completions(metrics: Metrics, completions: Iterable[Completion]) -> None:
     """Count messages by their ends. Call this when the ends are carried out: a refused end must not be counted."""
-    for record, messages in Counter(map(_record_of, ends)).items():
+    for record, messages in Counter(map(_record_of, completions)).items():
         if record in COUNTED_AS:
             metrics.count(COUNTED_AS[record], messages)
 
@@ -124,34 +125,34 @@ class Recovery(ABC):
     outage: StoreWaits | None = None
     failure_rate: FailureRate | None = None
 
-    def resolve(self, received: Received, failed: Failed | None, error: PostdateError) -> Resolution:
+    def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
         """Note a failure and return its resolution; see :func:`postdate.core.recoverability.resolve_failure`."""
-        refused = None if failed is None else failed.resolution
-        message_id, failed_alone, other_messages_succeeded = received.envelope.message_id, 0, False
-        if self.attempts is not None and not isinstance(error, self.rules.asked_again_after):
-            other_messages_succeeded = self.attempts.other_messages_succeeded(message_id)
-            failed_alone = self.attempts.failed_alone(message_id, error)
+        refused = None if failure is None else failure.resolution
+        message_id, own_failures, other_messages_succeeded = received.envelope.message_id, 0, False
+        if self.attempts is not None and not isinstance(error, self.rules.retry_now_errors):
+            other_messages_succeeded = self.attempts.has_success_since_failure(message_id)
+            own_failures = self.attempts.report_own_failure(message_id, error)
         return resolve_failure(
-            refused, error, received, failed_alone, self.rules, other_messages_succeeded=other_messages_succeeded
+            refused, error, received, own_failures, self.rules, other_messages_succeeded=other_messages_succeeded
         )
 
-    def pauses_after(self, error: PostdateError) -> bool:
+    def is_pause_needed(self, error: PostdateError) -> bool:
         """Return whether to pause before the policy decides, as it may decide to retry at once."""
         return self.rules.counts_transient and error.transient
 
     @abstractmethod
-    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+    def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         """Return the outcome that the policy decides for a message whose step or end failed."""
 
     @abstractmethod
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
+    def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
         """Return the outcome that moves a message to the error queue."""
 
-    async def ended_well(self, message_id: str) -> None:
+    async def report_success(self, message_id: str) -> None:
         if self.attempts is not None:
-            self.attempts.succeeded(message_id)
+            self.attempts.report_success(message_id)
         if self.outage is not None:
-            self.outage.succeeded()
+            self.outage.report_success()
 
     def forget(self, message_id: str) -> None:
         """Forget the failures of a message that is in the error queue. If it is returned, its count begins at 0."""
@@ -163,18 +164,18 @@ class Recovery(ABC):
 class AttemptsRecovery(Recovery):
     """The recovery of steps that are not handlers: some attempts by ``policy``, then the error queue ``errors``.
 
-    ``on_give_up`` is called with a message that was moved there. With ``returns_outgoing`` the error copy of a message
-    that was to be sent on is made from the outgoing message, so that it can be returned to its destination.
+    ``on_moved_to_error`` is called with a message that was moved there. With ``returns_outgoing`` the error copy of a
+    message that was to be sent on is made from the outgoing message, so that it can be returned to its destination.
     """
 
     errors: ErrorQueue
     clock: Clock
     policy: Recoverability
-    on_give_up: Callable[[Received], None] | None = None
+    on_moved_to_error: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
 
     @override
-    def pauses_after(self, error: PostdateError) -> bool:
+    def is_pause_needed(self, error: PostdateError) -> bool:
         """See :class:`Recovery`. Pause also after a lasting error of a store, as it may concern all messages.
 
         The pause reports the error to the circuit breaker of the store.
@@ -183,37 +184,37 @@ class AttemptsRecovery(Recovery):
         return self.rules.counts_transient and (error.transient or is_of_store)
 
     @override
-    def decided(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+    def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
         failures, id_ = received.failures + 1, received.envelope.message_id
         log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
         self.metrics.count("failed", 1)
-        decision = after_handling_failed(error, failures, received.envelope.headers, self.policy, self.clock.now())
+        decision = decide_handling_failure(error, failures, received.envelope.headers, self.policy, self.clock.now())
         if isinstance(decision, ImmediateRetry) and not received.is_last:
             self.metrics.count("retried", 1)
             return REQUEUE
-        end = outcome.end if outcome is not None and self.returns_outgoing else None
-        sent = () if end is None else end.outgoing
-        return self.copied(received, Failed(error, original=sent[0] if sent else None), brief=False)
+        completion = outcome.completion if outcome is not None and self.returns_outgoing else None
+        sent = () if completion is None else completion.outgoing
+        return self.move_to_error(received, StepFailure(error, original=sent[0] if sent else None), brief=False)
 
     @override
-    def copied(self, received: Received, failed: Failed, *, brief: bool) -> StepOutcome:
-        original, now = failed.original or received.envelope, self.clock.now()
-        errors = self.errors if failed.original is None else replace(self.errors, failed_queue=original.destination)
-        copy = errors.copy(original, failed.error, now, brief=brief)
-        failed, moved = (
-            failed._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
-            partial(self._moved, received),
+    def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
+        original, now = failure.original or received.envelope, self.clock.now()
+        errors = self.errors if failure.original is None else replace(self.errors, failed_queue=original.destination)
+        copy = errors.copy(original, failure.error, now, brief=brief)
+        failure, report_moved = (
+            failure._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
+            partial(self._report_moved, received),
         )
-        return StepOutcome(End(record=None, outgoing=[copy]), self, [moved], failed)
+        return StepOutcome(Completion(record=None, outgoing=[copy]), self, [report_moved], failure)
 
-    async def _moved(self, received: Received) -> None:
+    async def _report_moved(self, received: Received) -> None:
         id_ = received.envelope.message_id
         self.forget(id_)
         if self.failure_rate is not None:
-            self.failure_rate.success()
+            self.failure_rate.report_success()
         self.metrics.count("moved_to_error", 1)
-        if self.on_give_up is not None:
-            self.on_give_up(received)
+        if self.on_moved_to_error is not None:
+            self.on_moved_to_error(received)
         log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)
 
 
@@ -227,25 +228,27 @@ class StoreWaits:
 
     def __init__(self, clock: Clock, calls: CallHealth) -> None:
         self._clock, self._calls = clock, calls
-        self._of_some = Resource("that store").calls("cannot store some messages, only others", log, logging.WARNING)
-        self._stop, self._is_over, self._over_at = anyio.Event(), anyio.Event(), -math.inf
+        self._message_calls = Resource("that store").calls(
+            "cannot store some messages, only others", log, logging.WARNING
+        )
+        self._stop, self._resume_event, self._resumed_at = anyio.Event(), anyio.Event(), -math.inf
 
     def stop(self) -> None:
         """End all pauses; later ones end at once, too."""
         self._stop.set()
-        self._is_over.set()
+        self._resume_event.set()
 
-    def over(self) -> None:
+    def resume(self) -> None:
         """End the pauses of waiting messages, as the store answers again."""
         # A call that hung during the outage fails a little later, and must not cause a long pause then.
-        self._calls.resource_answers()
-        self._is_over.set()
-        self._is_over, self._over_at = anyio.Event(), self._clock.monotonic()
+        self._calls.report_recovery()
+        self._resume_event.set()
+        self._resume_event, self._resumed_at = anyio.Event(), self._clock.monotonic()
 
-    def succeeded(self) -> None:
+    def report_success(self) -> None:
         """Note that the store took a message."""
-        if self._calls.succeeded(self._clock.monotonic()):
-            self.over()
+        if self._calls.report_success(self._clock.monotonic()):
+            self.resume()
 
     async def wait(self, error: PostdateError, resolution: Resolution) -> None:
         """Wait before a message is tried again.
@@ -257,13 +260,13 @@ class StoreWaits:
         """
         seconds, until = self._clock.monotonic(), self._stop
         if resolution is Resolution.WAIT_ALONE:
-            pause = self._of_some.failed(error, seconds)
+            pause = self._message_calls.report_failure(error, seconds)
         elif resolution is Resolution.WAIT_FOR_STORE:
-            pause = self._calls.failed(error, seconds)
-            if seconds - self._over_at < PAUSE_ARMED.total_seconds():
+            pause = self._calls.report_failure(error, seconds)
+            if seconds - self._resumed_at < PAUSE_ARMED.total_seconds():
                 pause = min(pause, PAUSE_ARMED)
             elif not until.is_set():
-                until = self._is_over
+                until = self._resume_event
         else:
-            pause = self._calls.refused(error, seconds)
+            pause = self._calls.report_refusal(error, seconds)
         await self._clock.wait_for(until, pause)

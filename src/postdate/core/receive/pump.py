@@ -20,8 +20,8 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
-from postdate.core.receive.outcomes import REQUEUE, REQUEUE_UNCOUNTED, Failed, Recovery, Step, StepOutcome
-from postdate.core.receive.settling import Ended, Report, Settler, WatchedReceiver
+from postdate.core.receive.outcomes import REQUEUE, REQUEUE_UNCOUNTED, Recovery, Step, StepFailure, StepOutcome
+from postdate.core.receive.settling import Report, SettledMessage, Settler, WatchedReceiver
 from postdate.core.recoverability import Resolution, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.ports import Received, Receiver
@@ -44,7 +44,7 @@ _Failure: TypeAlias = tuple[Received, StepOutcome, PostdateError, Resolution]
 _MOST_UNSETTLED: Final = 2_000
 """No messages are received while this many handled messages wait to be acknowledged."""
 
-_ENDS_FORGOTTEN_AFTER: Final = timedelta(seconds=15)
+_SETTLE_FAILURES_FORGOTTEN_AFTER: Final = timedelta(seconds=15)
 """Failures to end messages are forgotten after this time without another one.
 
 A message that cannot end is rejected and received again at once. If it did not come again for so long, another process
@@ -75,13 +75,13 @@ class MessagePump:
         queue: str,
         *,
         prefetches: bool = False,
-        expect: Callable[[Sequence[Received]], Awaitable[None]] | None = None,
+        preload: Callable[[Sequence[Received]], Awaitable[None]] | None = None,
         report: Report | None = None,
         resource: Resource | None = None,
     ) -> None:
-        self._reading = Prefetch(concurrency) if prefetches else None
+        self._prefetch = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
-        self._step, self._concurrency, self._expect, self._report = step, concurrency, expect, report
+        self._step, self._concurrency, self._preload, self._report = step, concurrency, preload, report
         self._attempts = Attempts()
         self._clock, self._queue = clock, queue
         # Set when the pump is to end, or has ended by itself.
@@ -89,21 +89,24 @@ class MessagePump:
         self.listening = anyio.Event()
         """Set when the first call to receive waits for its answer, or has ended, also if it ended with an error."""
         self._ready: deque[Received] = deque()
-        self._to_give_back: deque[Received] = deque()
-        self._unended: deque[Callable[[], Awaitable[None]]] = deque()
+        self._to_reject: deque[Received] = deque()
+        self._pending_completions: deque[Callable[[], Awaitable[None]]] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
-        self._is_waking = self._is_full = self._is_over = False
+        self._is_waking = self._has_waiter = self._is_over = False
         self._capacity_freed = anyio.Event()
-        in_batches = prefetches and self._receiver.ends_in_batches
-        self._settler = Settler(self._receiver, clock, report) if in_batches else None
+        settles_in_batches = prefetches and self._receiver.settles_in_batches
+        self._settler = Settler(self._receiver, clock, report) if settles_in_batches else None
         resource = resource or Resource(queue)
-        self._receiving = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
+        self._receive_calls = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
         # A queue may deliver messages and take rejected ones back, but acknowledge none: a broker does so that has no
         # space to publish. Receiving succeeds then, so the failures to end need a breaker of their own.
-        ends = breaker.of_repeated_calls("ends", _ENDS_FORGOTTEN_AFTER)
-        self._ending = resource.calls(
-            f"cannot end messages of {queue}", log, breaker=ends, forgotten_after=_ENDS_FORGOTTEN_AFTER
+        settle_breaker = breaker.create_for_calls("ends", _SETTLE_FAILURES_FORGOTTEN_AFTER)
+        self._settle_calls = resource.calls(
+            f"cannot end messages of {queue}",
+            log,
+            breaker=settle_breaker,
+            forgotten_after=_SETTLE_FAILURES_FORGOTTEN_AFTER,
         )
 
     async def run(self) -> None:
@@ -113,88 +116,90 @@ class MessagePump:
         """
         # Calls of the receiver are made in the tasks of workers. A call that does not end would keep all these tasks
         # from ending, so the whole pump runs in a call that can be abandoned.
-        work = SeparateCall(self._run)
+        call = SeparateCall(self._run)
         try:
             await self._stop.wait()
-            await self._wait_for_end(work)
+            await self._wait_until_done(call)
         except BaseException:
-            work.cancel()
+            call.cancel()
             with anyio.CancelScope(shield=True):
-                await self._wait_for_end(work)
+                await self._wait_until_done(call)
             raise
         finally:
-            if not work.ended.is_set():
-                work.abandon()
-        if work.error is not None:
-            raise work.error
+            if not call.ended.is_set():
+                call.abandon()
+        if call.error is not None:
+            raise call.error
 
-    async def _wait_for_end(self, work: SeparateCall[None]) -> None:
+    async def _wait_until_done(self, call: SeparateCall[None]) -> None:
         """Wait until the pump has ended, or until it only waits for calls that its queue does not answer."""
         self._receiver.deadlines.shorten()
-        while not work.ended.is_set():
-            await self._clock.wait_for(work.ended, in_real_time(self._clock, STOP_DEADLINE + GRACE))
+        while not call.ended.is_set():
+            await self._clock.wait_for(call.ended, in_real_time(self._clock, STOP_DEADLINE + GRACE))
             calls = self._busy + (self._settler.calls if self._settler is not None else 0)
-            if not work.ended.is_set() and calls <= self._receiver.deadlines.count_overdue_calls():
+            if not call.ended.is_set() and calls <= self._receiver.deadlines.count_overdue_calls():
                 log.error("the pump of %s stops without an answer from its queue", self._queue)
                 return
 
     async def _run(self) -> None:
         try:
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(self._receiver.deadlines.watch)
-                await self._pump()
-                watching.cancel_scope.cancel()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._receiver.deadlines.cancel_overdue_calls)
+                await self._receive_until_stopped()
+                tasks.cancel_scope.cancel()
         finally:
             self._stop.set()
             with anyio.CancelScope(shield=True):
                 await self._receiver.close()
 
-    async def _pump(self) -> None:
+    async def _receive_until_stopped(self) -> None:
         async with anyio.create_task_group() as messages:
-            async with anyio.create_task_group() as ending:
-                receiving = anyio.CancelScope()
-                messages.start_soon(self._end_at_stop, receiving)
-                if self._reading is not None:
-                    messages.start_soon(self._give_back_what_waits, self._reading)
+            async with anyio.create_task_group() as settle_tasks:
+                receive_scope = anyio.CancelScope()
+                messages.start_soon(self._cancel_receive_at_stop, receive_scope)
+                if self._prefetch is not None:
+                    messages.start_soon(self._reject_surplus, self._prefetch)
                 if self._settler is not None:
-                    ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._batch_ended)
+                    settle_tasks.start_soon(
+                        self._settler.run, partial(self._queue_completions, messages), self._report_settled_batch
+                    )
                 # The loop runs this callback when this task first waits: within the call to receive, or after it.
                 asyncio.get_running_loop().call_soon(self.listening.set)
-                with receiving:
+                with receive_scope:
                     while not self._stop.is_set():
-                        await self._receive_some(messages)
+                        await self._receive_batch(messages)
                 if self._settler is not None:
-                    await self._finish(self._settler)
+                    await self._stop_settler(self._settler)
             self._is_over = True
             while self._idle:
                 self._idle.popleft().set()
 
-    async def _finish(self, settler: Settler) -> None:
+    async def _stop_settler(self, settler: Settler) -> None:
         """Wait until no message is in progress, then stop the settler."""
-        await self._until_nothing_in_hand()
-        settler.finish()
+        await self._wait_until_empty()
+        settler.stop_when_empty()
 
-    async def _end_at_stop(self, receiving: anyio.CancelScope) -> None:
+    async def _cancel_receive_at_stop(self, receive_scope: anyio.CancelScope) -> None:
         await self._stop.wait()
-        receiving.cancel()
+        receive_scope.cancel()
 
-    async def _receive_some(self, messages: anyio.abc.TaskGroup) -> None:
-        while (room := self._free_capacity()) <= 0:
-            await self._room_made()
+    async def _receive_batch(self, messages: anyio.abc.TaskGroup) -> None:
+        while (capacity := self._free_capacity()) <= 0:
+            await self._wait_for_capacity()
         try:
-            received = await self._receiver.receive(room, wait=not self._receiving.is_failing)
+            received = await self._receiver.receive(capacity, wait=not self._receive_calls.is_failing)
         except PostdateError as error:
-            await self._pause(self._receiving.failed(error, self._clock.monotonic()))
+            await self._pause(self._receive_calls.report_failure(error, self._clock.monotonic()))
             return
-        self._receiving.succeeded(self._clock.monotonic())
-        if self._expect is not None and len(received) > 1:
+        self._receive_calls.report_success(self._clock.monotonic())
+        if self._preload is not None and len(received) > 1:
             self._busy += 1
             try:
-                with anyio.CancelScope(shield=self._reading is None):
-                    await self._expect(received)
+                with anyio.CancelScope(shield=self._prefetch is None):
+                    await self._preload(received)
             finally:
                 self._busy -= 1
-        if self._reading is not None and self._stop.is_set():
+        if self._prefetch is not None and self._stop.is_set():
             return  # closing the receiver returns them to the queue
         if any(each.is_suspect for each in received):
             await self._handle_suspects(received, messages)
@@ -212,59 +217,62 @@ class MessagePump:
         suspect = next(each for each in received if each.is_suspect)
         for other in received:
             if other is not suspect:
-                await self._give_back(other, failed=False)
-        await self._until_nothing_in_hand()
+                await self._reject(other, failed=False)
+        await self._wait_until_empty()
         self._ready.append(suspect)
         self._wake_one(messages)
-        await self._until_nothing_in_hand()
+        await self._wait_until_empty()
 
-    async def _until_nothing_in_hand(self) -> None:
-        while self._in_hand or self._unended or (self._settler is not None and self._settler.count):
-            await self._room_made()
+    async def _wait_until_empty(self) -> None:
+        while self._received_count or self._pending_completions or (self._settler is not None and self._settler.count):
+            await self._wait_for_capacity()
 
     def _free_capacity(self) -> int:
         """Return how many messages may be received now.
 
         When messages are prefetched, 0 instead of a few: one call that receives many costs less.
         """
-        if self._reading is None:
-            return self._concurrency - self._in_hand
+        if self._prefetch is None:
+            return self._concurrency - self._received_count
         if self._settler is not None and self._settler.count >= _MOST_UNSETTLED:
             return 0
-        most = self._reading.most(anyio.current_time())
-        room = most - self._in_hand
-        return room if self._in_hand < self._concurrency or room >= most // 4 else 0
+        limit = self._prefetch.limit_at(anyio.current_time())
+        capacity = limit - self._received_count
+        return capacity if self._received_count < self._concurrency or capacity >= limit // 4 else 0
 
-    async def _room_made(self) -> None:
-        self._capacity_freed, self._is_full = anyio.Event(), True
+    async def _wait_for_capacity(self) -> None:
+        self._capacity_freed, self._has_waiter = anyio.Event(), True
         await self._capacity_freed.wait()
 
-    def _batch_ended(self, *, has_ended: bool) -> None:
-        """Note that the settler has finished a batch; ``has_ended``: at least one of its messages was acknowledged."""
-        if has_ended:
-            self._ending.succeeded(self._clock.monotonic())
+    def _report_settled_batch(self, *, has_acknowledged: bool) -> None:
+        """Note that the settler has finished a batch.
+
+        ``has_acknowledged``: at least one of its messages was acknowledged.
+        """
+        if has_acknowledged:
+            self._settle_calls.report_success(self._clock.monotonic())
         self._signal_capacity()
 
     def _signal_capacity(self) -> None:
-        if self._is_full:
-            self._is_full = False
+        if self._has_waiter:
+            self._has_waiter = False
             self._capacity_freed.set()
 
-    async def _give_back_what_waits(self, reading: Prefetch) -> None:
+    async def _reject_surplus(self, prefetch: Prefetch) -> None:
         """Return prefetched messages to the queue when handling has become too slow for them."""
         while not self._stop.is_set():
             with anyio.move_on_after(LONGEST_WAIT_SECONDS):
                 await self._stop.wait()
-            most = reading.most(anyio.current_time())
-            while self._ready and self._in_hand > most:
-                await self._give_back(self._ready.pop(), failed=False)
+            limit = prefetch.limit_at(anyio.current_time())
+            while self._ready and self._received_count > limit:
+                await self._reject(self._ready.pop(), failed=False)
         # After the stop, a handler may take long, and prefetched messages must not wait for it. When no worker is busy,
         # closing the receiver returns them sooner.
-        while self._to_give_back and self._busy:
-            await self._give_back(self._to_give_back.pop(), failed=False)
+        while self._to_reject and self._busy:
+            await self._reject(self._to_reject.pop(), failed=False)
 
     @property
-    def _in_hand(self) -> int:
+    def _received_count(self) -> int:
         return self._busy + len(self._ready)
 
     def _wake_one(self, messages: anyio.abc.TaskGroup) -> None:
@@ -277,9 +285,9 @@ class MessagePump:
         elif self._workers < self._concurrency:
             self._is_waking = True
             self._workers += 1
-            messages.start_soon(self._work, messages)
+            messages.start_soon(self._run_worker, messages)
 
-    async def _work(self, messages: anyio.abc.TaskGroup) -> None:
+    async def _run_worker(self, messages: anyio.abc.TaskGroup) -> None:
         """Handle ready messages one after the other. A task for each message would cost as much as handling it.
 
         A handler can cancel its own task by means of asyncio. Then another worker takes the place of this one.
@@ -293,54 +301,54 @@ class MessagePump:
             # Swallow the cancellation: if it left this task, the task group would end the whole pump.
         finally:
             self._workers -= 1
-        if self._ready or self._unended:
+        if self._ready or self._pending_completions:
             self._wake_one(messages)
 
     async def _handle_ready(self, messages: anyio.abc.TaskGroup) -> None:
-        handled = 0
+        handled_count = 0
         while True:
-            while self._ready or self._unended:
-                if self._unended:
-                    await self._unended.popleft()()
+            while self._ready or self._pending_completions:
+                if self._pending_completions:
+                    await self._pending_completions.popleft()()
                 else:
                     received = self._ready.popleft()
                     if self._ready:
                         self._wake_one(messages)
                     await self.handle(received)
-                handled += 1
-                if handled % _YIELDS_AFTER == 0:
+                handled_count += 1
+                if handled_count % _YIELDS_AFTER == 0:
                     await asyncio.sleep(0)
             if self._is_over:
                 return
-            woken = anyio.Event()
-            self._idle.append(woken)
+            wake = anyio.Event()
+            self._idle.append(wake)
             try:
-                await woken.wait()
+                await wake.wait()
             finally:
-                if woken.is_set():
+                if wake.is_set():
                     self._is_waking = False
                 else:
-                    self._idle.remove(woken)
+                    self._idle.remove(wake)
 
     async def handle(self, received: Received) -> None:
         """Handle a message. On return it is acknowledged, or queued in the settler, or back in its queue."""
         self._busy += 1
         try:
-            as_seen = self._with_lost_claims(received) if self._attempts else received
-            outcome = await self._step(as_seen)
-            if self._settler is not None and outcome.end is not None and as_seen is received:
-                self._settler.put(received, outcome)
+            step_message = self._add_lost_claims(received) if self._attempts else received
+            outcome = await self._step(step_message)
+            if self._settler is not None and outcome.completion is not None and step_message is received:
+                self._settler.add(received, outcome)
             else:
-                await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
-            await self._not_handled(received, error)
+                await self._complete_message(received, step_message, outcome)
+        except BaseException as error:  # noqa: BLE001 - `_handle_unexpected_error` raises other errors again
+            await self._handle_unexpected_error(received, error)
         finally:
             self._busy -= 1
-            if self._reading is not None:
-                self._reading.handled += 1
+            if self._prefetch is not None:
+                self._prefetch.handled += 1
             self._signal_capacity()
 
-    def _with_lost_claims(self, received: Received) -> Received:
+    def _add_lost_claims(self, received: Received) -> Received:
         """Return the message with its lost claims counted as failures, unless its queue has counted as many already."""
         attempt = self._attempts.find(received.envelope.message_id)
         if attempt is None:
@@ -351,55 +359,57 @@ class MessagePump:
             return received
         return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
-    def _note_lost_claim(self, received: Received, error: Exception) -> None:
+    def _remember_lost_claim(self, received: Received, error: Exception) -> None:
         """Count a claim that was lost after its message was handled and before it was acknowledged.
 
         Few queues count these themselves, so without this the message might come again for ever.
         """
         if isinstance(error, ClaimLost):
-            self._attempts.note(received.envelope.message_id).lost_claims += 1
+            self._attempts.get_or_create(received.envelope.message_id).lost_claims += 1
 
-    async def _see_through(self, received: Received, as_seen: Received, outcome: StepOutcome) -> None:
+    async def _complete_message(self, received: Received, step_message: Received, outcome: StepOutcome) -> None:
         """Carry out an outcome. If that fails, carry out the next one that is decided, until one succeeds.
 
-        ``as_seen`` is the message as the step got it, with its lost claims counted.
+        ``step_message`` is the message as the step got it, with its lost claims counted.
         """
         while True:
             if outcome.wait is None:
-                error = await self._carry_out(received, outcome)
+                error = await self._apply_outcome(received, outcome)
                 if error is None:
                     return
-                as_seen, outcome = await self._after(as_seen, outcome, error, outcome.resolve(as_seen, error))
+                step_message, outcome = await self._recover(
+                    step_message, outcome, error, outcome.resolve(step_message, error)
+                )
             else:
                 await self._clock.wait_for(self._stop, outcome.wait)
-                outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(as_seen)
+                outcome = REQUEUE_UNCOUNTED if self._stop.is_set() else await self._step(step_message)
 
-    async def _carry_out(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
+    async def _apply_outcome(self, received: Received, outcome: StepOutcome) -> PostdateError | None:
         """Acknowledge a message or return it to its queue; return the error if that fails."""
-        if outcome.end is None and outcome.failed is not None:
-            return self._receiver.deadlines.translate(outcome.failed.error)
-        if outcome.end is None:
-            if not await self._give_back(received, failed=outcome is not REQUEUE_UNCOUNTED):
-                self._attempts.note(received.envelope.message_id).lost_claims += 1
+        if outcome.completion is None and outcome.failure is not None:
+            return self._receiver.deadlines.translate_error(outcome.failure.error)
+        if outcome.completion is None:
+            if not await self._reject(received, failed=outcome is not REQUEUE_UNCOUNTED):
+                self._attempts.get_or_create(received.envelope.message_id).lost_claims += 1
             if self._report is not None:
                 self._report(())
             return None
         try:
-            await self._receiver.commit(received, self._clock.now(), outcome.end)
+            await self._receiver.commit(received, self._clock.now(), outcome.completion)
         except Exception as raised:  # noqa: BLE001 - an adapter may raise any error; the settler treats it the same way
-            error = self._receiver.deadlines.translate(raised)
-            self._note_lost_claim(received, error)
+            error = self._receiver.deadlines.translate_error(raised)
+            self._remember_lost_claim(received, error)
             return error
-        self._ending.succeeded(self._clock.monotonic())
+        self._settle_calls.report_success(self._clock.monotonic())
         self._attempts.forget(received.envelope.message_id)
         if self._report is not None:
-            self._report((outcome.end,))
-        for each in outcome.afterwards:
+            self._report((outcome.completion,))
+        for each in outcome.on_completed:
             await each()
         return None
 
-    async def _after(
-        self, as_seen: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
+    async def _recover(
+        self, step_message: Received, outcome: StepOutcome, error: PostdateError, resolution: Resolution
     ) -> tuple[Received, StepOutcome]:
         """Carry out the resolution of a failure. Return the message for its next step, and the next outcome, or raise.
 
@@ -410,50 +420,54 @@ class MessagePump:
         if recovery is None or resolution is Resolution.REQUEUE:
             raise error
         if resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
-            failed = outcome.failed or Failed(error)
-            log.warning("message %s goes to the error queue: %s", as_seen.envelope.message_id, text_of(error))
-            return as_seen, recovery.copied(as_seen, failed, brief=resolution is Resolution.BRIEF_ERROR_COPY)
+            step_failure = outcome.failure or StepFailure(error)
+            log.warning("message %s goes to the error queue: %s", step_message.envelope.message_id, text_of(error))
+            return step_message, recovery.move_to_error(
+                step_message, step_failure, brief=resolution is Resolution.BRIEF_ERROR_COPY
+            )
         if resolution is Resolution.STUCK:
-            log.error("no error queue takes message %s, which stays: %s", as_seen.envelope.message_id, text_of(error))
+            log.error(
+                "no error queue takes message %s, which stays: %s", step_message.envelope.message_id, text_of(error)
+            )
             if recovery.failure_rate is not None:
-                recovery.failure_rate.failure(error, self._clock.monotonic())
+                recovery.failure_rate.report_failure(error, self._clock.monotonic())
             recovery.metrics.count("retried", 1)
-            await self._clock.wait_for(self._stop, retry_delay(as_seen.failures))
-            return as_seen, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
+            await self._clock.wait_for(self._stop, retry_delay(step_message.failures))
+            return step_message, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
         if resolution is Resolution.POLICY:
-            if recovery.pauses_after(error) and not as_seen.is_last:
+            if recovery.is_pause_needed(error) and not step_message.is_last:
                 await self._wait_for_store(recovery, error, resolution)
-            return as_seen, recovery.decided(as_seen, outcome, error)
+            return step_message, recovery.decide(step_message, outcome, error)
         if resolution is not Resolution.RETRY_NOW and recovery.outage is not None:
             await recovery.outage.wait(error, resolution)
             if self._stop.is_set():
-                return as_seen, REQUEUE_UNCOUNTED
-        as_seen = as_seen._replace(tries=as_seen.tries + 1)
-        return as_seen, await self._step(as_seen)
+                return step_message, REQUEUE_UNCOUNTED
+        step_message = step_message._replace(attempts=step_message.attempts + 1)
+        return step_message, await self._step(step_message)
 
-    def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
+    def _queue_completions(self, messages: anyio.abc.TaskGroup, settled_messages: Sequence[SettledMessage]) -> None:
         """Let workers finish the messages of a batch that failed to end, or that have an ``afterwards``."""
-        waiting = list[_Failure]()
-        for received, outcome, raised in some:
+        waiting_failures = list[_Failure]()
+        for received, outcome, raised in settled_messages:
             if raised is None:
-                self._unended.append(partial(self._after_end, received, outcome))
+                self._pending_completions.append(partial(self._complete_settled, received, outcome))
                 continue
-            error = self._receiver.deadlines.translate(raised)
-            self._note_lost_claim(received, error)
+            error = self._receiver.deadlines.translate_error(raised)
+            self._remember_lost_claim(received, error)
             failure = received, outcome, error, outcome.resolve(received, error)
             if failure[-1] in _WAITS:
-                waiting.append(failure)
+                waiting_failures.append(failure)
             else:
-                self._unended.append(partial(self._after_end, received, outcome, failure))
-        if waiting:
-            self._unended.append(partial(self._wait_together, waiting))
+                self._pending_completions.append(partial(self._complete_settled, received, outcome, failure))
+        if waiting_failures:
+            self._pending_completions.append(partial(self._reject_after_pause, waiting_failures))
         self._wake_one(messages)
 
-    async def _wait_together(self, failed: Sequence[_Failure]) -> None:
+    async def _reject_after_pause(self, failures: Sequence[_Failure]) -> None:
         """Return messages that did not cause their errors to the queue, after one pause for all of them."""
         self._busy += 1
         try:
-            first, outcome, error, resolution = min(failed, key=lambda each: _WAITS.index(each[-1]))
+            first, outcome, error, resolution = min(failures, key=lambda each: _WAITS.index(each[-1]))
             if (
                 resolution is not Resolution.REQUEUE
                 and outcome.recovery is not None
@@ -461,61 +475,63 @@ class MessagePump:
             ):
                 await outcome.recovery.outage.wait(error, resolution)
             else:
-                more = f"and {len(failed) - 1} others " if len(failed) > 1 else ""
-                await self._pause(self._not_done(first, f"{more}was not finished", error))
-            for received, _, each, _ in failed:
-                await self._give_back(received, failed=not is_outage(each))
+                more = f"and {len(failures) - 1} others " if len(failures) > 1 else ""
+                await self._pause(self._report_failure(first, f"{more}was not finished", error))
+            for received, _, each, _ in failures:
+                await self._reject(received, failed=not is_outage(each))
         finally:
             self._busy -= 1
             self._signal_capacity()
 
-    async def _after_end(self, received: Received, outcome: StepOutcome, failure: _Failure | None = None) -> None:
+    async def _complete_settled(
+        self, received: Received, outcome: StepOutcome, failure: _Failure | None = None
+    ) -> None:
         self._busy += 1
         try:
             if failure is None:
-                for each in outcome.afterwards:
+                for each in outcome.on_completed:
                     await each()
             else:
-                as_seen, outcome = await self._after(*failure)
-                await self._see_through(received, as_seen, outcome)
-        except BaseException as error:  # noqa: BLE001 - `_not_handled` raises other errors again
-            await self._not_handled(received, error)
+                step_message, outcome = await self._recover(*failure)
+                await self._complete_message(received, step_message, outcome)
+        except BaseException as error:  # noqa: BLE001 - `_handle_unexpected_error` raises other errors again
+            await self._handle_unexpected_error(received, error)
         finally:
             self._busy -= 1
             self._signal_capacity()
 
-    async def _not_handled(self, received: Received, failure: BaseException) -> None:
+    async def _handle_unexpected_error(self, received: Received, failure: BaseException) -> None:
         """Return a message whose handling raised an unexpected error to its queue, after a pause."""
         try:
             self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
             if not is_scope_cancelled():  # this worker ends; another one returns the message to its queue
-                self._unended.append(partial(self._after_stray_cancellation, received))
+                self._pending_completions.append(partial(self._reject_after_stray_cancellation, received))
             raise
         except PostdateError as error:
-            await self._pause(self._not_done(received, "was not finished", error))
-            await self._give_back(received, failed=not is_outage(error))
+            await self._pause(self._report_failure(received, "was not finished", error))
+            await self._reject(received, failed=not is_outage(error))
 
-    async def _after_stray_cancellation(self, received: Received) -> None:
+    async def _reject_after_stray_cancellation(self, received: Received) -> None:
         """Return the message of a worker that was cancelled while its pump goes on to the queue, after a pause."""
         self._busy += 1
         try:
             error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
-            await self._pause(self._not_done(received, "was not finished", error))
-            await self._give_back(received, failed=True)
+            await self._pause(self._report_failure(received, "was not finished", error))
+            await self._reject(received, failed=True)
         finally:
             self._busy -= 1
             self._signal_capacity()
 
-    def _not_done(self, received: Received, what: str, error: PostdateError) -> timedelta:
-        """Note that a step with a message failed; ``what`` names it for the log. Return how long to pause."""
+    def _report_failure(self, received: Received, problem: str, error: PostdateError) -> timedelta:
+        """Note that a step with a message failed; ``problem`` names it for the log. Return how long to pause."""
         seconds = self._clock.monotonic()
         if is_outage(error):  # every other received message meets it, too: log it once
-            return self._ending.failed(error, seconds)
-        log.error("message %s %s: %s", received.envelope.message_id, what, error)
-        return self._ending.refused(error, seconds)
+            return self._settle_calls.report_failure(error, seconds)
+        log.error("message %s %s: %s", received.envelope.message_id, problem, error)
+        return self._settle_calls.report_refusal(error, seconds)
 
-    async def _give_back(self, received: Received, *, failed: bool) -> bool:
+    async def _reject(self, received: Received, *, failed: bool) -> bool:
         """Return a message to its queue, and retry until that succeeds: as long as it is claimed, no process gets it.
 
         It does not count as a success of the queue: a queue may take messages back and still acknowledge none.
@@ -529,7 +545,7 @@ class MessagePump:
             except ClaimLost:
                 return False
             except PostdateError as error:
-                pause = self._not_done(received, "cannot be given back now", error)
+                pause = self._report_failure(received, "cannot be given back now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, returns the message
                     return True
                 await self._pause(pause)
@@ -538,7 +554,7 @@ class MessagePump:
 
     async def _wait_for_store(self, recovery: Recovery, error: PostdateError, resolution: Resolution) -> None:
         if recovery.outage is None:
-            await self._pause(self._ending.refused(error, self._clock.monotonic()))
+            await self._pause(self._settle_calls.report_refusal(error, self._clock.monotonic()))
         else:
             await recovery.outage.wait(error, resolution)
 
@@ -550,8 +566,8 @@ class MessagePump:
         """Stop receiving. Prefetched messages return to the queue."""
         self._stop.set()
         self._receiver.stop()
-        if self._reading is not None:
-            self._to_give_back.extend(self._ready)
+        if self._prefetch is not None:
+            self._to_reject.extend(self._ready)
             self._ready.clear()
 
 
@@ -571,16 +587,16 @@ class Prefetch:
     _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # over less time, slow messages that end together would look quick
 
     def __init__(self, concurrency: int) -> None:
-        self._concurrency = self._most = concurrency
-        self._since = -math.inf
+        self._concurrency = self._limit = concurrency
+        self._measured_at = -math.inf
         self.handled = 0
-        """The number of messages handled since :meth:`most` last measured."""
+        """The number of messages handled since :meth:`limit_at` last measured."""
 
-    def most(self, now: float) -> int:
+    def limit_at(self, now: float) -> int:
         """Return how many messages may be received or being handled; ``now`` is in monotonic seconds."""
-        elapsed = now - self._since
+        elapsed = now - self._measured_at
         if elapsed >= self._SHORTEST_SECONDS:
             pace = self.handled / elapsed
-            self._since, self.handled = now, 0
-            self._most = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
-        return self._most
+            self._measured_at, self.handled = now, 0
+            self._limit = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
+        return self._limit

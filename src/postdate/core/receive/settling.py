@@ -19,21 +19,21 @@ from typing_extensions import override
 from postdate.clock import LATEST, Clock
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import StepOutcome
-from postdate.core.recoverability import checked_answers
+from postdate.core.recoverability import check_answers
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, Headers, parse_timestamp
 from postdate.ports import (
     HANDLED,
     AdministrableStore,
     ClaimingStore,
-    End,
-    Ending,
+    Completion,
     MovingStore,
     NativeTransaction,
     Received,
     Receiver,
     Record,
     RecordKind,
+    Settlement,
     Work,
 )
 
@@ -54,20 +54,20 @@ _RULES_DIFFER_BY: Final = timedelta(hours=12)
 New rules shift clocks by an hour or less, as a rule. A day later is another message.
 """
 
-Ended: TypeAlias = tuple[Received, StepOutcome, Exception | None]
+SettledMessage: TypeAlias = tuple[Received, StepOutcome, Exception | None]
 """A message, its outcome, and the error with which ending it failed."""
 
-Report: TypeAlias = Callable[[Sequence[End]], None]
+Report: TypeAlias = Callable[[Sequence[Completion]], None]
 """Called once for messages that ended together, with the ends that were carried out."""
 
 
-class BatchEnded(Protocol):
+class OnBatchSettled(Protocol):
     """Called when a batch is done with."""
 
-    def __call__(self, *, has_ended: bool) -> None: ...
+    def __call__(self, *, has_acknowledged: bool) -> None: ...
 
 
-OnEnded: TypeAlias = Callable[[Sequence[Ended]], None]
+OnSettled: TypeAlias = Callable[[Sequence[SettledMessage]], None]
 """Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
 
 
@@ -77,7 +77,7 @@ class WatchedReceiver(Receiver):
     A commit that is never answered would keep its message, its place and, when the endpoint stops, all of it.
     """
 
-    ends_in_batches: ClassVar[bool] = True
+    settles_in_batches: ClassVar[bool] = True
     """Whether messages may wait for their end, where the queue is read ahead."""
 
     def __init__(self, receiver: Receiver, clock: Clock, call_deadline: timedelta = CALL_DEADLINE) -> None:
@@ -94,22 +94,22 @@ class WatchedReceiver(Receiver):
             self.deadlines.raise_translated(error)
 
     @override
-    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         try:
-            await self.deadlines.call(self._receiver.commit(received, now, end))
+            await self.deadlines.call(self._receiver.commit(received, now, completion))
         except DuplicateMessage as error:
-            await leave_out_repetitions(end.work, error)
-            await self.commit(received, now, end)
+            await skip_repetitions(completion.work, error)
+            await self.commit(received, now, completion)
 
     @override
-    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        errors = await self.deadlines.call(self._receiver.settle(endings))
-        checked_answers(self._receiver, len(endings), errors)
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+        errors = await self.deadlines.call(self._receiver.settle(settlements))
+        check_answers(self._receiver, len(settlements), errors)
         if not any(errors):
             return errors
         return [
-            (await Receiver.settle(self, [ending]))[0] if isinstance(error, DuplicateMessage) else error
-            for ending, error in zip(endings, errors, strict=True)
+            (await Receiver.settle(self, [settlement]))[0] if isinstance(error, DuplicateMessage) else error
+            for settlement, error in zip(settlements, errors, strict=True)
         ]
 
     @override
@@ -117,8 +117,8 @@ class WatchedReceiver(Receiver):
         await self.deadlines.call(self._receiver.roll_back(received, failed=failed))
 
     @override
-    async def take(self, message_id: str) -> Received | None:
-        return await self._receiver.take(message_id)
+    async def receive_by_id(self, message_id: str) -> Received | None:
+        return await self._receiver.receive_by_id(message_id)
 
     @override
     def stop(self) -> None:
@@ -130,85 +130,90 @@ class WatchedReceiver(Receiver):
 
 
 class Settler:
-    """Ends the messages of one receiver. Start :meth:`run` as a task; :meth:`finish` lets it end what there is."""
+    """Ends the messages of one receiver.
+
+    Start :meth:`run` as a task; :meth:`stop_when_empty` lets it end what there is.
+    """
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock, report: Report | None = None) -> None:
         self._receiver, self._clock, self._report = receiver, clock, report
-        self._waiting: deque[tuple[Received, StepOutcome]] = deque()
-        self._some, self._finishes = anyio.Event(), False
+        self._unsettled: deque[tuple[Received, StepOutcome]] = deque()
+        self._wake, self._is_stopping = anyio.Event(), False
         self.count = 0
         """Messages that are not ended yet."""
         self.calls = 0
         """Batches that are being ended."""
 
-    def put(self, received: Received, outcome: StepOutcome) -> None:
+    def add(self, received: Received, outcome: StepOutcome) -> None:
         """Have a message ended, soon; its outcome must have an end."""
-        self._waiting.append((received, outcome))
+        self._unsettled.append((received, outcome))
         self.count += 1
-        if not self._some.is_set():
-            self._some.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
-    def finish(self) -> None:
-        self._finishes = True
-        self._some.set()
+    def stop_when_empty(self) -> None:
+        self._is_stopping = True
+        self._wake.set()
 
-    async def run(self, on_ended: OnEnded, batch_ended: BatchEnded) -> None:
+    async def run(self, on_settled: OnSettled, on_batch_settled: OnBatchSettled) -> None:
         """End messages until finished. Cancelled, it still ends those that were handled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(IN_FLIGHT):
-                tasks.start_soon(self._run, on_ended, batch_ended)
+                tasks.start_soon(self._settle_until_stopped, on_settled, on_batch_settled)
 
-    async def _run(self, on_ended: OnEnded, batch_ended: BatchEnded) -> None:
+    async def _settle_until_stopped(self, on_settled: OnSettled, on_batch_settled: OnBatchSettled) -> None:
         try:
-            while not self._finishes or self._waiting:
-                if self._waiting:
-                    has_ended = await self._end(self._batch(), on_ended)
-                    batch_ended(has_ended=has_ended)
+            while not self._is_stopping or self._unsettled:
+                if self._unsettled:
+                    has_acknowledged = await self._settle_batch(self._next_batch(), on_settled)
+                    on_batch_settled(has_acknowledged=has_acknowledged)
                 else:
-                    if self._some.is_set():
-                        self._some = anyio.Event()
-                    await self._some.wait()
+                    if self._wake.is_set():
+                        self._wake = anyio.Event()
+                    await self._wake.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                while self._waiting:
-                    await self._end(self._batch(), on_ended)
+                while self._unsettled:
+                    await self._settle_batch(self._next_batch(), on_settled)
 
-    def _batch(self) -> Sequence[tuple[Received, StepOutcome]]:
-        batch, room = list[tuple[Received, StepOutcome]](), LARGEST_BATCH
-        while self._waiting and len(batch) < AT_ONCE:
-            received, outcome = self._waiting[0]
-            end = outcome.end
-            if end is not None and (end.outgoing or end.work):
-                stored = len(received.envelope.body) if end.work else 0  # as far as that can be told
-                room -= stored + sum(len(each.body) for each in end.outgoing)
-                if room < 0 and batch:
+    def _next_batch(self) -> Sequence[tuple[Received, StepOutcome]]:
+        batch, remaining_bytes = list[tuple[Received, StepOutcome]](), LARGEST_BATCH
+        while self._unsettled and len(batch) < AT_ONCE:
+            received, outcome = self._unsettled[0]
+            completion = outcome.completion
+            if completion is not None and (completion.outgoing or completion.work):
+                stored_bytes = len(received.envelope.body) if completion.work else 0  # as far as that can be told
+                remaining_bytes -= stored_bytes + sum(len(each.body) for each in completion.outgoing)
+                if remaining_bytes < 0 and batch:
                     break
-            batch.append(self._waiting.popleft())
+            batch.append(self._unsettled.popleft())
         return batch
 
-    async def _end(self, batch: Sequence[tuple[Received, StepOutcome]], on_ended: OnEnded) -> bool:
+    async def _settle_batch(self, batch: Sequence[tuple[Received, StepOutcome]], on_settled: OnSettled) -> bool:
         """End a batch; return whether any of its messages has ended as it was to."""
         now = self._clock.now()
-        endings = [Ending(received, now, outcome.end or HANDLED) for received, outcome in batch]
+        settlements = [Settlement(received, now, outcome.completion or HANDLED) for received, outcome in batch]
         errors: Sequence[Exception | None] = ()
         self.calls += 1
         try:
             with anyio.CancelScope(shield=True):
-                errors = await self._receiver.settle(endings)
+                errors = await self._receiver.settle(settlements)
         except Exception as error:  # noqa: BLE001 - told to each message, which deals with it
             errors = [error] * len(batch)
         finally:
             self.calls -= 1
             self.count -= len(batch)
-        some = [
+        settled_messages = [
             (received, outcome, error)
             for (received, outcome), error in zip(batch, errors, strict=True)
-            if error is not None or outcome.afterwards
+            if error is not None or outcome.on_completed
         ]
         if self._report is not None:
-            self._report([ending.end for ending, error in zip(endings, errors, strict=True) if error is None])
-        if some:
-            on_ended(some)
+            self._report(
+                [settlement.completion for settlement, error in zip(settlements, errors, strict=True) if error is None]
+            )
+        if settled_messages:
+            on_settled(settled_messages)
         return not all(errors)
 
 
@@ -229,21 +234,21 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     if not isinstance(store, AdministrableStore):
         return True
     with translate_store_errors(store):
-        waiting = await store.get(message.message_id)
-        records = await store.history(message.message_id) if waiting is None else ()
-    if waiting is None and (not records or records[-1].kind is RecordKind.FAILED):
+        pending = await store.get(message.message_id)
+        records = await store.history(message.message_id) if pending is None else ()
+    if pending is None and (not records or records[-1].kind is RecordKind.FAILED):
         return False
     may_repeat = Headers.MAY_REPEAT_SINCE in message.headers
     since = parse_timestamp(message.headers[Headers.MAY_REPEAT_SINCE]) if may_repeat else LATEST
-    if waiting is not None:
-        is_same = _content(waiting, may_repeat=may_repeat) == _content(message, may_repeat=may_repeat)
+    if pending is not None:
+        is_same = _content(pending, may_repeat=may_repeat) == _content(message, may_repeat=may_repeat)
     else:
         is_same = any(
             _has_due_time(each, message) or (each.kind is RecordKind.SCHEDULED and each.at >= since)
             for each in records
             if each.destination == message.destination
         )
-    _check(message, is_same=is_same)
+    _check_is_same(message, is_same=is_same)
     log.debug("message %s, due %s, is not stored: it was before, and is unchanged", message.message_id, message.due)
     return True
 
@@ -268,7 +273,7 @@ def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
     return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
 
 
-def to_be_stored(message: DelayedMessage) -> DelayedMessage:
+def strip_repeat_header(message: DelayedMessage) -> DelayedMessage:
     """Return a message without the header that only :func:`is_stored` reads."""
     if Headers.MAY_REPEAT_SINCE not in message.headers:
         return message
@@ -277,7 +282,7 @@ def to_be_stored(message: DelayedMessage) -> DelayedMessage:
     )
 
 
-def _check(message: DelayedMessage, *, is_same: bool) -> None:
+def _check_is_same(message: DelayedMessage, *, is_same: bool) -> None:
     if is_same:
         return
     raise DuplicateMessage(
@@ -290,26 +295,26 @@ class RepeatableStoring:
 
     def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
         self._store, self._messages, self._now = store, messages, now
-        self._work = self._storing(messages)
+        self._work = self._storing_work(messages)
 
     def __call__(self, transaction: NativeTransaction) -> None:
         self._work(transaction)
 
-    async def leave_out(self) -> bool:
+    async def skip_stored(self) -> bool:
         """Leave out messages that are stored already; return whether there were any."""
-        new: dict[str, DelayedMessage] = {}
+        unique_messages: dict[str, DelayedMessage] = {}
         for each in self._messages:
-            _check(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
-        missing = [each for each in new.values() if not await is_stored(self._store, each)]
-        self._messages, before = missing, len(self._messages)
-        self._work = self._storing(missing)
-        return len(missing) < before
+            _check_is_same(each, is_same=_content(unique_messages.setdefault(each.message_id, each)) == _content(each))
+        missing = [each for each in unique_messages.values() if not await is_stored(self._store, each)]
+        self._messages, previous_count = missing, len(self._messages)
+        self._work = self._storing_work(missing)
+        return len(missing) < previous_count
 
-    def _storing(self, messages: Sequence[DelayedMessage]) -> Work:
-        return self._store.storing([to_be_stored(each) for each in messages], self._now)
+    def _storing_work(self, messages: Sequence[DelayedMessage]) -> Work:
+        return self._store.storing_work([strip_repeat_header(each) for each in messages], self._now)
 
 
-async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
+async def skip_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
     """Leave stored messages out of work that was refused as a whole, for ``error``; raise that if there are none."""
-    if not any([await each.leave_out() for each in work if isinstance(each, RepeatableStoring)]):
+    if not any([await each.skip_stored() for each in work if isinstance(each, RepeatableStoring)]):
         raise error

@@ -18,7 +18,7 @@ from typing import Final
 
 from postdate.clock import Clock, later, time_until
 from postdate.core.due.poller import PollResult
-from postdate.core.health.circuit_breaker import nobody
+from postdate.core.health.circuit_breaker import do_nothing
 from postdate.core.health.deadlines import Deadlines
 from postdate.core.timeout_manager.steps import announcement
 from postdate.errors import PostdateError, TransportUnavailable
@@ -42,13 +42,13 @@ DISPATCHED_WITHIN: Final = timedelta(minutes=10)
 OLDEST: Final = timedelta(days=3652)
 """Ten years: how far back a process looks for due timeouts when it starts."""
 
-LOOK_BACK_EVERY: Final = timedelta(seconds=5)
+POLL_BACK_INTERVAL: Final = timedelta(seconds=5)
 """How late a timeout may be that another process has stored, or that was committed after its due time."""
 
-_LOOK_BACK_WHEN_FULL: Final = timedelta(seconds=1)
+_POLL_BACK_INTERVAL_WHEN_FULL: Final = timedelta(seconds=1)
 """While as many are announced as may be: others may have dispatched some of them, which is not told."""
 
-_PAUSE_PER_LOOK_BACK: Final = 20
+_PAUSE_PER_POLL_BACK: Final = 20
 """Where many stored timeouts have been announced, looking back takes one part in so many of the time."""
 
 CHUNK: Final = 1_000
@@ -57,12 +57,12 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _Announcement:
     due: datetime
-    since: datetime
+    announced_at: datetime
 
 
-class Announced:
+class AnnouncedTimeouts:
     """Remembers announced timeouts, within bounds."""
 
     def __init__(self, floor: datetime, at_once: int = AT_ONCE, remembered: int = REMEMBERED) -> None:
@@ -71,16 +71,16 @@ class Announced:
         than there is room for: timeouts due below it have been announced, and one stored there later is found at the
         next start only."""
         self._at_once, self._remembered = at_once, remembered
-        self._on_their_way: dict[str, _OnItsWay] = {}
-        self._not_expected: dict[str, datetime] = {}
+        self._announcements: dict[str, _Announcement] = {}
+        self._unexpected_dues: dict[str, datetime] = {}
 
     def __contains__(self, timeout_id: str) -> bool:
-        return timeout_id in self._on_their_way or timeout_id in self._not_expected
+        return timeout_id in self._announcements or timeout_id in self._unexpected_dues
 
     @property
     def free_capacity(self) -> int:
         """How many more may be announced now; 0 or more."""
-        return max(self._at_once - len(self._on_their_way), 0)
+        return max(self._at_once - len(self._announcements), 0)
 
     @property
     def has_much_capacity(self) -> bool:
@@ -89,41 +89,41 @@ class Announced:
 
     def add(self, timeouts: Collection[DueTimeout], now: datetime) -> None:
         for each in timeouts:
-            self._on_their_way[each.timeout_id] = _OnItsWay(each.due, now)
+            self._announcements[each.timeout_id] = _Announcement(each.due, now)
 
-    def discard(self, timeout_id: str) -> None:
+    def forget(self, timeout_id: str) -> None:
         """Note that a timeout is not stored any more, or was not announced after all."""
-        self._on_their_way.pop(timeout_id, None)
-        self._not_expected.pop(timeout_id, None)
+        self._announcements.pop(timeout_id, None)
+        self._unexpected_dues.pop(timeout_id, None)
 
     def stop_expecting(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, and that nothing will be heard of it for now."""
-        entry = self._on_their_way.pop(timeout_id, None)
+        entry = self._announcements.pop(timeout_id, None)
         if entry is not None:
-            self._not_expected[timeout_id] = entry.due
-            self._keep_bounds()
+            self._unexpected_dues[timeout_id] = entry.due
+            self._enforce_bounds()
 
     def reconcile(self, after: datetime, until: datetime, timeouts: Collection[DueTimeout], now: datetime) -> None:
         """Reconcile with the storage: ``timeouts`` are all that is due in ``(after, until]``; forget others."""
         stored = {each.timeout_id for each in timeouts}
-        for timeout_id, on_its_way in list(self._on_their_way.items()):
-            if after < on_its_way.due <= until and timeout_id not in stored:
-                self.discard(timeout_id)
-            elif not timedelta(0) <= now - on_its_way.since <= DISPATCHED_WITHIN:
+        for timeout_id, entry in list(self._announcements.items()):
+            if after < entry.due <= until and timeout_id not in stored:
+                self.forget(timeout_id)
+            elif not timedelta(0) <= now - entry.announced_at <= DISPATCHED_WITHIN:
                 # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
                 # not come as far as its due time: it must not delay timeouts that are due before.
                 self.stop_expecting(timeout_id)
-        for timeout_id, due in list(self._not_expected.items()):
+        for timeout_id, due in list(self._unexpected_dues.items()):
             if after < due <= until and timeout_id not in stored:
-                self.discard(timeout_id)
+                self.forget(timeout_id)
 
-    def _keep_bounds(self) -> None:
-        if len(self._not_expected) <= self._remembered:
+    def _enforce_bounds(self) -> None:
+        if len(self._unexpected_dues) <= self._remembered:
             return
-        by_due = sorted(self._not_expected.items(), key=lambda each: each[1])
-        forgotten = by_due[: len(by_due) // 2]
-        self.floor = max(self.floor, forgotten[-1][1])
-        self._not_expected = {timeout_id: due for timeout_id, due in by_due if due > self.floor}
+        by_due = sorted(self._unexpected_dues.items(), key=lambda each: each[1])
+        oldest_half = by_due[: len(by_due) // 2]
+        self.floor = max(self.floor, oldest_half[-1][1])
+        self._unexpected_dues = {timeout_id: due for timeout_id, due in by_due if due > self.floor}
         log.warning(
             "%d due timeouts are stored whose control messages went to the error queue; those due until %s are not "
             "looked for any more before the next start: return the messages, or have them removed",
@@ -152,59 +152,59 @@ class DueTimeouts:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         now = clock.now()
-        self._announced = Announced(later(now, -OLDEST), at_once, remembered)
+        self._announced = AnnouncedTimeouts(later(now, -OLDEST), at_once, remembered)
         # Due times. Every timeout due up to the first was announced, and some may be that are due up to the second.
         self._all_announced_until = self._latest_announced = self._announced.floor
         self._fetched: deque[DueTimeout] = deque()
         self._next_query: datetime | None = now
-        self._looked_back_to: datetime | None = None
-        self._look_back_at = clock.monotonic() + LOOK_BACK_EVERY.total_seconds()
-        self._looking_back_took = timedelta(0)
+        self._polled_back_to: datetime | None = None
+        self._poll_back_at = clock.monotonic() + POLL_BACK_INTERVAL.total_seconds()
+        self._poll_back_duration = timedelta(0)
         self._removed_meanwhile: set[str] | None = None
         """Ids removed while the storage is looked through again: its answer may still have them."""
-        self._next_look = _NEVER
-        self._wake: Wake = nobody
+        self._next_poll = _NEVER
+        self._wake: Wake = do_nothing
 
     # --- the work of a poller -----------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    async def overlap_batches(self) -> AsyncGenerator[None]:
         yield
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         self._wake = wake
 
         def stop() -> None:
-            self._wake = nobody
+            self._wake = do_nothing
 
         return stop
 
-    async def take(self, now: datetime) -> PollResult:
+    async def deliver_due(self, now: datetime) -> PollResult:
         """Announce some of the timeouts due by ``now``, inclusive; one that cannot be sent is next."""
-        self._next_look = _NEVER  # this look may miss timeouts that are stored meanwhile: they wake the poller
+        self._next_poll = _NEVER  # this look may miss timeouts that are stored meanwhile: they wake the poller
         if self._set_up:
-            await self._store_deadlines.call_apart(self._persister.setup)
+            await self._store_deadlines.call_in_task(self._persister.setup)
             self._set_up = False
         if now < self._announced.floor:  # the clock was set back by years: it was far ahead when this was made
             self._announced.floor = self._all_announced_until = self._latest_announced = later(now, -OLDEST)
-        began = self._clock.monotonic()
-        count = await self._look_ahead(now)
-        self._look_back_within(self._pause_before_looking_back())
-        if self._clock.monotonic() >= self._look_back_at:
-            count += await self._look_back(now)
-        self._metrics.fetched(count, timedelta(seconds=self._clock.monotonic() - began))
-        ahead = self._next_query
+        started_at = self._clock.monotonic()
+        count = await self._poll_ahead(now)
+        self._poll_back_within(self._poll_back_pause())
+        if self._clock.monotonic() >= self._poll_back_at:
+            count += await self._poll_back(now)
+        self._metrics.report_poll(count, timedelta(seconds=self._clock.monotonic() - started_at))
+        next_query = self._next_query
         if self._fetched:  # more than there was room for; looking back may have made some
-            ahead = now if self._announced.free_capacity else None
-        back = later(self._clock.now(), time_until(self._look_back_at, self._clock.monotonic()))
-        self._next_look = back if ahead is None else min(back, ahead)
-        return PollResult(count, self._next_look <= now, self._next_look)
+            next_query = now if self._announced.free_capacity else None
+        next_poll_back = later(self._clock.now(), time_until(self._poll_back_at, self._clock.monotonic()))
+        self._next_poll = next_poll_back if next_query is None else min(next_poll_back, next_query)
+        return PollResult(count, self._next_poll <= now, self._next_poll)
 
-    async def _look_ahead(self, now: datetime) -> int:
+    async def _poll_ahead(self, now: datetime) -> int:
         if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more
             self._fetched.clear()
         if not self._fetched:
-            chunk = await self._store_deadlines.call_apart(
+            chunk = await self._store_deadlines.call_in_task(
                 lambda: self._persister.next_chunk(self._all_announced_until, now, CHUNK)
             )
             self._fetched.extend(chunk.due)
@@ -219,47 +219,49 @@ class DueTimeouts:
                 self._all_announced_until = max(self._all_announced_until, batch[-1].due)
         return count
 
-    async def _look_back(self, now: datetime) -> int:
+    async def _poll_back(self, now: datetime) -> int:
         """Look again at one chunk of due timeouts that were looked at before; announce those that are new."""
-        began = self._clock.monotonic()
-        after, until = self._looked_back_to or self._announced.floor, min(self._latest_announced, now)
+        started_at = self._clock.monotonic()
+        after, until = self._polled_back_to or self._announced.floor, min(self._latest_announced, now)
         self._removed_meanwhile = removed_meanwhile = set[str]()
         try:
-            chunk = await self._store_deadlines.call_apart(lambda: self._persister.next_chunk(after, until, CHUNK))
+            chunk = await self._store_deadlines.call_in_task(lambda: self._persister.next_chunk(after, until, CHUNK))
         finally:
             self._removed_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
-        last = chunk.due[-1].due if is_cut else until
+        last_due = chunk.due[-1].due if is_cut else until
         # Not `now`: some were announced after it was read, and would count as announced before the clock was set back.
-        self._announced.reconcile(after, last, chunk.due, self._clock.now())
+        self._announced.reconcile(after, last_due, chunk.due, self._clock.now())
         floor = self._announced.floor  # which may just have risen
-        new = [
+        new_timeouts = [
             each
             for each in chunk.due
             if each.timeout_id not in self._announced and each.timeout_id not in removed_meanwhile
         ]
-        count = await self._announce([each for each in new if each.due > floor][: self._announced.free_capacity])
-        self._looking_back_took += timedelta(seconds=self._clock.monotonic() - began)
-        self._looked_back_to = last if is_cut else None
+        count = await self._announce(
+            [each for each in new_timeouts if each.due > floor][: self._announced.free_capacity]
+        )
+        self._poll_back_duration += timedelta(seconds=self._clock.monotonic() - started_at)
+        self._polled_back_to = last_due if is_cut else None
         if not is_cut:
-            self._look_back_at = math.inf
-            self._look_back_within(self._pause_before_looking_back())
-            self._looking_back_took = timedelta(0)
+            self._poll_back_at = math.inf
+            self._poll_back_within(self._poll_back_pause())
+            self._poll_back_duration = timedelta(0)
         return count
 
-    def _look_back_within(self, pause: timedelta) -> None:
-        self._look_back_at = min(self._look_back_at, self._clock.monotonic() + pause.total_seconds())
+    def _poll_back_within(self, pause: timedelta) -> None:
+        self._poll_back_at = min(self._poll_back_at, self._clock.monotonic() + pause.total_seconds())
 
-    def _pause_before_looking_back(self) -> timedelta:
-        usual = _LOOK_BACK_WHEN_FULL if self._fetched else LOOK_BACK_EVERY
-        return max(usual, _PAUSE_PER_LOOK_BACK * self._looking_back_took)
+    def _poll_back_pause(self) -> timedelta:
+        usual = _POLL_BACK_INTERVAL_WHEN_FULL if self._fetched else POLL_BACK_INTERVAL
+        return max(usual, _PAUSE_PER_POLL_BACK * self._poll_back_duration)
 
     async def _announce(self, timeouts: Sequence[DueTimeout]) -> int:
         """Send control messages for timeouts that were not announced yet; return how many."""
-        new = [each for each in timeouts if each.timeout_id not in self._announced]
-        for start in range(0, len(new), _SENT_AT_ONCE):
-            await self._send(new[start : start + _SENT_AT_ONCE])
-        return len(new)
+        new_timeouts = [each for each in timeouts if each.timeout_id not in self._announced]
+        for start in range(0, len(new_timeouts), _SENT_AT_ONCE):
+            await self._send(new_timeouts[start : start + _SENT_AT_ONCE])
+        return len(new_timeouts)
 
     async def _send(self, timeouts: Sequence[DueTimeout]) -> None:
         # Noted before: by the time that all are sent, some may be gone already.
@@ -268,7 +270,9 @@ class DueTimeouts:
         errors: Sequence[PostdateError | None] = [no_answer] * len(timeouts)
         try:
             envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
-            answers = await self._send_deadlines.call_apart(lambda: self._transport.send(envelopes, self._clock.now()))
+            answers = await self._send_deadlines.call_in_task(
+                lambda: self._transport.send(envelopes, self._clock.now())
+            )
             if len(answers) == len(timeouts):
                 errors = answers
         finally:
@@ -276,28 +280,28 @@ class DueTimeouts:
                 if error is None:
                     self._latest_announced = max(self._latest_announced, each.due)
                 else:
-                    self._announced.discard(each.timeout_id)
+                    self._announced.forget(each.timeout_id)
         for error in errors:
             if error is not None:
                 raise error
 
     # --- what others tell ---------------------------------------------------------------------------------------
 
-    def registered(self, due: datetime) -> None:
+    def report_stored(self, due: datetime) -> None:
         """Note that a timeout was stored and committed."""
         if due <= self._all_announced_until:
-            self._look_back_within(max(due - self._clock.now(), timedelta(0)))
-        if due < self._next_look:
+            self._poll_back_within(max(due - self._clock.now(), timedelta(0)))
+        if due < self._next_poll:
             self._wake()
 
-    def remove(self, timeout_id: str) -> None:
+    def forget(self, timeout_id: str) -> None:
         """Note that a timeout is not stored any more."""
-        self._announced.discard(timeout_id)
+        self._announced.forget(timeout_id)
         if self._removed_meanwhile is not None:
             self._removed_meanwhile.add(timeout_id)
         self._wake_if_capacity_freed()
 
-    def give_up(self, timeout_id: str) -> None:
+    def stop_expecting(self, timeout_id: str) -> None:
         """Note that a timeout stays stored, as its control message is in the error queue now."""
         self._announced.stop_expecting(timeout_id)
         self._wake_if_capacity_freed()

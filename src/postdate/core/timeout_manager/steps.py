@@ -17,11 +17,11 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.expiry import end_of_use
+from postdate.core.expiry import expiry_of
 from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.health.destinations import Destinations
-from postdate.core.receive.outcomes import Afterwards, AttemptsRecovery, Failed, StepOutcome
+from postdate.core.receive.outcomes import AttemptsRecovery, OnCompleted, StepFailure, StepOutcome
 from postdate.errors import (
     DestinationUnavailable,
     InvalidMessage,
@@ -39,7 +39,7 @@ from postdate.messages import (
     format_timestamp,
     parse_timestamp,
 )
-from postdate.ports import End, Received, Transport, Work
+from postdate.ports import Completion, Received, Transport, Work
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.resource import Resource
@@ -57,7 +57,7 @@ TRUE: Final = "True"
 _NO_SAGA: Final = uuid.UUID(int=0)
 
 
-def to_timeout_manager(message: DelayedMessage, queue: str) -> Envelope:
+def timeout_manager_envelope(message: DelayedMessage, queue: str) -> Envelope:
     """Return the envelope for a timeout manager: the message, with its due time and destination in headers (row 91).
 
     The time of sending is written anew when the message is dispatched (specification 4.8), and a time to be received
@@ -65,17 +65,17 @@ def to_timeout_manager(message: DelayedMessage, queue: str) -> Envelope:
     """
     headers = {**message.headers, Headers.EXPIRE: format_timestamp(message.due)}
     headers[Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
-    end = message.expires_at
+    expiry = message.expires_at
     if Headers.TIME_TO_BE_RECEIVED in headers:
-        end = None
+        expiry = None
         with suppress(InvalidTimestamp):  # its receiver decides
-            end = end_of_use(headers)
-    if end is not None:
-        headers[Headers.EXPIRES_AT] = format_timestamp(end)
+            expiry = expiry_of(headers)
+    if expiry is not None:
+        headers[Headers.EXPIRES_AT] = format_timestamp(expiry)
     return Envelope(queue, message.message_id, headers, message.body)
 
 
-def clear_timeouts(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
+def clear_order(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
     """Return the order to a timeout manager to forget all timeouts of a saga (specification 4.10)."""
     headers = {
         Headers.MESSAGE_ID: message_id,
@@ -86,7 +86,7 @@ def clear_timeouts(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
     return Envelope(queue, message_id, headers)
 
 
-def is_clearing(envelope: Envelope) -> bool:
+def is_clear_order(envelope: Envelope) -> bool:
     return Headers.CLEAR_TIMEOUTS in envelope.headers
 
 
@@ -147,7 +147,7 @@ def announcement(timeout_id: str, queue: str) -> Envelope:
     return Envelope(queue, timeout_id, headers)
 
 
-def announced_timeout(envelope: Envelope) -> str:
+def announced_timeout_id(envelope: Envelope) -> str:
     """Return the id of the timeout that a control message announces; a UUID is spelled as Postdate does."""
     timeout_id = envelope.headers.get(Headers.TIMEOUT_ID)
     if not timeout_id:
@@ -161,7 +161,7 @@ def announced_timeout(envelope: Envelope) -> str:
         return timeout_id
 
 
-def undelayed(timeout: Timeout, message_id: str) -> Envelope:
+def timeout_envelope(timeout: Timeout, message_id: str) -> Envelope:
     """Return the envelope for a timeout's destination; the headers that steered it stay (specification 4.3).
 
     It has no due time: how a message with one ends is held against the records of a store, and the timeout manager has
@@ -170,14 +170,14 @@ def undelayed(timeout: Timeout, message_id: str) -> Envelope:
     return Envelope(timeout.destination, message_id, timeout.headers, timeout.body, _expires_at(timeout))
 
 
-def dispatched(timeout: Timeout, message_id: str, now: datetime) -> Envelope:
+def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> Envelope:
     """Return the envelope of a stored timeout: sent now, and related to its timeout (specification 4.8)."""
     headers = {
         **timeout.headers,
         Headers.TIME_SENT: format_timestamp(now),
         Headers.RELATED_TO_TIMEOUT_ID: timeout.timeout_id,
     }
-    return undelayed(replace(timeout, headers=headers), message_id)
+    return timeout_envelope(replace(timeout, headers=headers), message_id)
 
 
 def _expires_at(timeout: Timeout) -> datetime | None:
@@ -204,57 +204,57 @@ class StoreStep:
         enlisting: TimeoutPersister | None,
         owner: str,
         clock: Clock,
-        registered: Callable[[datetime], None],
+        on_stored: Callable[[datetime], None],
         recovery: AttemptsRecovery,
     ) -> None:
         self._persister, self._enlisting, self._owner, self._clock = persister, enlisting, owner, clock
-        self._registered, self._recovery = registered, recovery
+        self._on_stored, self._recovery = on_stored, recovery
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self.deadlines = (self._store_deadlines,)
         """Of all that it calls; to be shortened when its pump stops."""
-        self._stored = Attempts()
+        self._attempts = Attempts()
         """By the id of the timeout: two messages with one id may be two timeouts."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
         try:
-            if is_clearing(envelope):
+            if is_clear_order(envelope):
                 return await self._clear(envelope)
             timeout = timeout_of(envelope, self._owner)
-            attempt, now = self._stored.find(timeout.timeout_id), self._clock.now()
+            attempt, now = self._attempts.find(timeout.timeout_id), self._clock.now()
             is_stored = attempt is not None and attempt.may_be_stored
             # In hand it would keep others from being stored while its queue, which refused it, is full.
-            if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.tries:
+            if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.attempts:
                 return await self._store(timeout, envelope, is_stored=is_stored)
             if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
                 return StepOutcome(None, wait=timeout.due - now)
-            end = End(record=None, outgoing=[undelayed(timeout, envelope.message_id)])
+            completion = Completion(record=None, outgoing=[timeout_envelope(timeout, envelope.message_id)])
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
-            return StepOutcome(None, self._recovery, failed=Failed(error))
+            return StepOutcome(None, self._recovery, failure=StepFailure(error))
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
-        return self._outcome(envelope, end, partial(self._count_delivery, timeout))
+        return self._outcome(envelope, completion, partial(self._report_delivery, timeout))
 
-    async def _count_delivery(self, timeout: Timeout) -> None:
+    async def _report_delivery(self, timeout: Timeout) -> None:
         late = (self._clock.now() - timeout.due).total_seconds()
-        self._recovery.metrics.delivered({timeout.destination: 1}, [late])
+        self._recovery.metrics.report_deliveries({timeout.destination: 1}, [late])
 
     async def _store(self, timeout: Timeout, envelope: Envelope, *, is_stored: bool) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
-            is_new = not is_stored and await self._store_deadlines.call_apart(lambda: self._persister.add(timeout))
+            is_new = not is_stored and await self._store_deadlines.call_in_task(lambda: self._persister.add(timeout))
             if not is_new:
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
-            self._stored.note(timeout.timeout_id).may_be_stored = True
+            self._attempts.get_or_create(timeout.timeout_id).may_be_stored = True
         else:
             with translate_store_errors(self._persister):
-                work.append(self._enlisting.adding(timeout))
+                work.append(self._enlisting.adding_work(timeout))
 
-        async def stored() -> None:
-            self._stored.forget(timeout.timeout_id)
+        async def report_stored() -> None:
+            self._attempts.forget(timeout.timeout_id)
             self._recovery.metrics.count("stored", 1)
-            self._registered(timeout.due)
+            self._on_stored(timeout.due)
 
-        return self._outcome(envelope, End(record=None, work=work), stored)
+        return self._outcome(envelope, Completion(record=None, work=work), report_stored)
 
     async def _clear(self, envelope: Envelope) -> StepOutcome:
         saga_id = saga_of(envelope)
@@ -265,18 +265,20 @@ class StoreStep:
             )
         work: list[Work] = []
         if self._enlisting is None:
-            removed = await self._store_deadlines.call_apart(lambda: self._persister.remove_by_saga(saga_id))
+            removed = await self._store_deadlines.call_in_task(lambda: self._persister.remove_by_saga(saga_id))
             log.debug("removed %d timeouts of saga %s", removed, saga_id)
         else:
             with translate_store_errors(self._persister):
-                work.append(self._enlisting.removing_by_saga(saga_id))
-        return self._outcome(envelope, End(record=None, work=work))
+                work.append(self._enlisting.removing_by_saga_work(saga_id))
+        return self._outcome(envelope, Completion(record=None, work=work))
 
-    def _outcome(self, envelope: Envelope, end: End, *afterwards: Afterwards) -> StepOutcome:
-        return StepOutcome(end, self._recovery, [partial(self._recovery.ended_well, envelope.message_id), *afterwards])
+    def _outcome(self, envelope: Envelope, completion: Completion, *on_completed: OnCompleted) -> StepOutcome:
+        return StepOutcome(
+            completion, self._recovery, [partial(self._recovery.report_success, envelope.message_id), *on_completed]
+        )
 
 
-async def _hold_nothing() -> None:
+async def _release_nothing() -> None:
     """Release nothing: in a transaction of the queue there is no claim."""
 
 
@@ -305,37 +307,37 @@ class DispatchStep:
         """Of all that it calls; to be shortened when its pump stops."""
         self._on_removed, self._recovery = on_removed, recovery
         self._sent = Bounded[str, None](SENT_REMEMBERED)
-        self._full = Destinations()
+        self._refusing_destinations = Destinations()
         self._refusals = Resource("that queue").calls("due timeouts of some queues stay stored", log, logging.WARNING)
 
     async def handle(self, received: Received) -> StepOutcome:
         """A timeout that is gone, or in other hands, before it is sent, is success."""
         try:
-            end, afterwards = await self._dispatch(received.envelope)
+            completion, report_dispatched = await self._dispatch(received.envelope)
         except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
-            return StepOutcome(None, self._recovery, failed=Failed(error))
-        ended = partial(self._recovery.ended_well, received.envelope.message_id)
-        return StepOutcome(end, self._recovery, [ended, afterwards])
+            return StepOutcome(None, self._recovery, failure=StepFailure(error))
+        report_success = partial(self._recovery.report_success, received.envelope.message_id)
+        return StepOutcome(completion, self._recovery, [report_success, report_dispatched])
 
-    async def _dispatch(self, announcement: Envelope) -> tuple[End, Afterwards]:
+    async def _dispatch(self, announcement: Envelope) -> tuple[Completion, OnCompleted]:
         """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
-        timeout_id = announced_timeout(announcement)
-        claim = await self._store_deadlines.call_apart(lambda: self._claim(timeout_id), _release)
+        timeout_id = announced_timeout_id(announcement)
+        claim = await self._store_deadlines.call_in_task(lambda: self._claim(timeout_id), _release_late_claim)
         if claim is None:  # if others hold it and do not dispatch it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
-            return End(record=None), partial(self._ended, timeout_id)
+            return Completion(record=None), partial(self._report_dispatched, timeout_id)
         if not claim.timeout.destination:  # a row of other software
             reply_to = claim.timeout.headers.get(Headers.REPLY_TO_ADDRESS, "")
             claim = replace(claim, timeout=replace(claim.timeout, destination=reply_to))
-        envelope = dispatched(claim.timeout, announcement.message_id, self._clock.now())
+        envelope = dispatch_envelope(claim.timeout, announcement.message_id, self._clock.now())
         try:
-            end = await self._end(claim, envelope)
+            completion = await self._send_and_remove(claim, envelope)
         except DestinationUnavailable:
-            return End(record=None), partial(self._ended, timeout_id)
+            return Completion(record=None), partial(self._report_dispatched, timeout_id)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._store_deadlines.call_apart(claim.release)
-        return end, partial(self._ended, timeout_id, claim.timeout)
+                await self._store_deadlines.call_in_task(claim.release)
+        return completion, partial(self._report_dispatched, timeout_id, claim.timeout)
 
     async def _claim(self, timeout_id: str) -> TimeoutClaim | None:
         if self._enlisting is None:
@@ -344,58 +346,60 @@ class DispatchStep:
         timeout = await self._persister.peek(timeout_id)
         if timeout is None:
             return None
-        return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _hold_nothing)
+        return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _release_nothing)
 
-    async def _end(self, claim: TimeoutClaim, envelope: Envelope) -> End:
+    async def _send_and_remove(self, claim: TimeoutClaim, envelope: Envelope) -> Completion:
         timeout = claim.timeout
         if self._enlisting is not None:
             with translate_store_errors(self._persister):
-                work = [self._enlisting.removing(timeout.timeout_id)]
-            return End(record=None, outgoing=[envelope], work=work)
+                work = [self._enlisting.removing_work(timeout.timeout_id)]
+            return Completion(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
-            if self._full.wait_seconds(envelope.destination, self._clock.monotonic()):  # another is the probe
+            if self._refusing_destinations.wait_seconds(
+                envelope.destination, self._clock.monotonic()
+            ):  # another is the probe
                 raise DestinationUnavailable(f"{envelope.destination} took nothing just now")
             await self._send(timeout.timeout_id, envelope)
-        removed = await self._store_deadlines.call_apart(claim.remove)
+        removed = await self._store_deadlines.call_in_task(claim.remove)
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
                 f"timeout {timeout.timeout_id} was concurrently processed: somebody else removed it while it was sent "
                 f"to {timeout.destination}"
             )
-        return End(record=None)
+        return Completion(record=None)
 
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
         """Send, and remember it: a storage that can be read and not written would have it sent at every attempt."""
-        (error,) = await self._send_deadlines.call_apart(lambda: self._transport.send([envelope], self._clock.now()))
+        (error,) = await self._send_deadlines.call_in_task(lambda: self._transport.send([envelope], self._clock.now()))
         if isinstance(error, DestinationUnavailable):
             seconds = self._clock.monotonic()
-            self._full.failed(envelope.destination, seconds)
-            self._refusals.failed(error, seconds)
+            self._refusing_destinations.report_refusal(envelope.destination, seconds)
+            self._refusals.report_failure(error, seconds)
         if error is not None:
             raise error
-        self._full.succeeded(envelope.destination)
+        self._refusing_destinations.report_success(envelope.destination)
         self._sent[timeout_id] = None
 
-    async def _ended(self, timeout_id: str, timeout: Timeout | None = None) -> None:
+    async def _report_dispatched(self, timeout_id: str, timeout: Timeout | None = None) -> None:
         self._on_removed(timeout_id)
         if timeout is not None:
             late = (self._clock.now() - timeout.due).total_seconds()
-            self._recovery.metrics.delivered({timeout.destination: 1}, [late])
+            self._recovery.metrics.report_deliveries({timeout.destination: 1}, [late])
             log.debug("timeout %s went to %s, due %s", timeout_id, timeout.destination, timeout.due)
 
 
-def telling(on_give_up: Callable[[str], None]) -> Callable[[Received], None]:
+def timeout_callback(on_moved_to_error: Callable[[str], None]) -> Callable[[Received], None]:
     """Return a callback that reports the timeout of a control message in the error queue; it stays stored."""
 
-    def tell(received: Received) -> None:
+    def notify(received: Received) -> None:
         with suppress(NotADelayedMessage):
-            on_give_up(announced_timeout(received.envelope))
+            on_moved_to_error(announced_timeout_id(received.envelope))
 
-    return tell
+    return notify
 
 
-async def _release(claim: TimeoutClaim | None) -> None:
+async def _release_late_claim(claim: TimeoutClaim | None) -> None:
     """Release a timeout that was claimed by a call after its deadline."""
     if claim is not None:
         await claim.release()

@@ -12,10 +12,10 @@ import anyio
 from postdate.clock import Clock
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
-from postdate.runtime.reporting import shown_duration
+from postdate.runtime.reporting import duration_text
 from postdate.runtime.resource import Backoff
 
-_APART: Final = timedelta(days=1)
+_INTERVAL: Final = timedelta(days=1)
 _AGAIN_AFTER: Final = timedelta(hours=1)
 """The pause after a lasting failure, and when the work is not complete."""
 
@@ -38,22 +38,27 @@ class Daily:
     Args:
         store: the store that is worked on.
         clock: of the service.
-        what: the text for the log after a failure, such as ``old records are not removed``.
+        failure_text: the text for the log after a failure, such as ``old records are not removed``.
         first_after: the time from the start to the first run.
-        do: does the work, by :meth:`ask` and :meth:`pause`, and returns whether it is complete. It is called again
-            after a day if it is, and after an hour if not.
+        run_once: does the work, by :meth:`call_store` and :meth:`pause`, and returns whether it is complete. It is
+            called again after a day if it is, and after an hour if not.
     """
 
     def __init__(
-        self, store: object, clock: Clock, what: str, first_after: timedelta, do: Callable[[Daily], Awaitable[bool]]
+        self,
+        store: object,
+        clock: Clock,
+        failure_text: str,
+        first_after: timedelta,
+        run_once: Callable[[Daily], Awaitable[bool]],
     ) -> None:
-        self._clock, self._what, self._first_after, self._do = clock, what, first_after, do
+        self._clock, self._failure_text, self._first_after, self._run_once = clock, failure_text, first_after, run_once
         self._deadlines, self._stop = Deadlines.of_store(store, clock, _CALL_DEADLINE), anyio.Event()
         self._backoff = Backoff(_SHORTEST_PAUSE.total_seconds(), _AGAIN_AFTER.total_seconds())
 
-    async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def call_store(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call of the store. Raises `PostdateError`."""
-        return await self._deadlines.call_apart(call)
+        return await self._deadlines.call_in_task(call)
 
     async def pause(self, seconds: float) -> bool:
         """Pause for real seconds; return whether to go on."""
@@ -73,16 +78,16 @@ class Daily:
                 return
             pause = _AGAIN_AFTER
             try:
-                if await self._do(self):
-                    pause = _APART
-                self._backoff.succeeded()
+                if await self._run_once(self):
+                    pause = _INTERVAL
+                self._backoff.report_success()
             except PostdateError as error:
                 # Only the first failure of an outage is a warning, as the pauses are short.
                 level = logging.INFO if self._backoff.is_waiting else logging.WARNING
                 if error.transient:
-                    self._backoff.failed(self._clock.monotonic())
+                    self._backoff.report_failure(self._clock.monotonic())
                     pause = timedelta(seconds=self._backoff.pause)
-                again = shown_duration(pause.total_seconds())
-                log.log(level, "%s; it is tried again in %s: %s", self._what, again, error)
+                pause_text = duration_text(pause.total_seconds())
+                log.log(level, "%s; it is tried again in %s: %s", self._failure_text, pause_text, error)
             except Exception:  # an error here must not end the service and with it the deliveries
-                log.exception("%s; it is tried again in an hour", self._what)
+                log.exception("%s; it is tried again in an hour", self._failure_text)

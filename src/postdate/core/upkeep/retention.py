@@ -9,7 +9,7 @@ from typing import Final
 from postdate.clock import Clock, SystemClock, later
 from postdate.core.upkeep.daily import Daily
 from postdate.ports import ArchivableStore, ScanPart
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 _FIRST_AFTER: Final = timedelta(minutes=5)
 """The time from the start to the first run: right after the start a service has other work."""
@@ -21,24 +21,26 @@ _PAUSE: Final = 19
 """A pause is this many times as long as the call before it. So at most a twentieth of one connection's time is used."""
 
 
-def retention(store: ArchivableStore, retention_period: timedelta, clock: Clock) -> Daily:
+def retention_loop(store: ArchivableStore, retention_period: timedelta, clock: Clock) -> Daily:
     """Return the loop that prunes records that are older than ``retention_period``.
 
     Several services of a store may run it at the same time: each record is removed by one of them.
     """
 
-    async def remove_old(daily: Daily) -> bool:
+    async def prune_old_records(daily: Daily) -> bool:
         before, removed = later(clock.now(), -retention_period), 0
-        for whole in await daily.ask(lambda: in_thread(store.scan_parts, "records", 1)):
-            width = max(store.pruned_at_once // _SHARE, 1)
-            for first in range(whole.first, whole.end, width):
-                part, began = ScanPart(first, min(first + width, whole.end)), SystemClock().monotonic()
-                removed += await daily.ask(lambda part=part: in_thread(store.prune_before, part, before, clock.now()))
-                if not await daily.pause(_PAUSE * (SystemClock().monotonic() - began)):
+        for full_part in await daily.call_store(lambda: run_in_thread(store.scan_parts, "records", 1)):
+            width = max(store.prune_share_width // _SHARE, 1)
+            for first in range(full_part.first, full_part.end, width):
+                part, started_at = ScanPart(first, min(first + width, full_part.end)), SystemClock().monotonic()
+                removed += await daily.call_store(
+                    lambda part=part: run_in_thread(store.prune_before, part, before, clock.now())
+                )
+                if not await daily.pause(_PAUSE * (SystemClock().monotonic() - started_at)):
                     return False
         if removed:
             log = logging.getLogger("postdate.retention")
             log.info("removed %d records from before %s of messages that are over", removed, before.isoformat())
         return True
 
-    return Daily(store, clock, "old records are not removed", _FIRST_AFTER, remove_old)
+    return Daily(store, clock, "old records are not removed", _FIRST_AFTER, prune_old_records)

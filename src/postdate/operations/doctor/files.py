@@ -14,7 +14,7 @@ from postdate.clock import to_microseconds
 from postdate.config import Settings
 from postdate.errors import PostdateError, StoreFromNewerVersion, StoreNotSetUp
 from postdate.operations.doctor.checks import Probe, Verdict
-from postdate.operations.plain import shown_count, shown_span, shown_time
+from postdate.operations.plain import format_count, format_span, format_time
 from postdate.ports import FileFacts, Process
 
 _GIB: Final = 1024**3
@@ -27,28 +27,30 @@ _NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 
 
-Look = Callable[[Path, int], FileFacts]
+FileInspector = Callable[[Path, int], FileFacts]
 """See :attr:`postdate.ports.backends.Backend.file_facts`."""
 
 
-def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Probe], dict[Path, FileFacts]]:
+def inspect_files(
+    files: Mapping[Path, FileInspector | None], now: datetime
+) -> tuple[list[Probe], dict[Path, FileFacts]]:
     """Return the checks of all files, and the facts of the readable ones.
 
     A ``None`` look means that no backend can read the file.
     """
     checks: list[Probe] = []
     facts: dict[Path, FileFacts] = {}
-    for path, look in files.items():
-        checks += [_disk_space(path), file_system(path, _MOUNTS)]
-        check, file_facts = _file(path, look, now)
+    for path, inspect in files.items():
+        checks += [_diagnose_disk_space(path), diagnose_file_system(path, _MOUNTS)]
+        check, file_facts = _diagnose_file(path, inspect, now)
         checks.append(check)
         if file_facts is not None:
             facts[path] = file_facts
-            checks += [_write_ahead_log(file_facts), _clock(path, file_facts.processes or (), now)]
+            checks += [_diagnose_write_ahead_log(file_facts), _diagnose_clock(path, file_facts.processes or (), now)]
     return checks, facts
 
 
-def synchronous(settings: Settings) -> Probe:
+def diagnose_synchronous(settings: Settings) -> Probe:
     if settings.store.synchronous == "full":
         return Probe("synchronous", Verdict.OK, "full: a commit survives loss of power")
     return Probe(
@@ -59,7 +61,7 @@ def synchronous(settings: Settings) -> Probe:
     )
 
 
-def _disk_space(path: Path) -> Probe:
+def _diagnose_disk_space(path: Path) -> Probe:
     folder = next((each for each in path.parents if each.exists()), Path("/"))
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.1f} GiB free for {path}"
@@ -70,7 +72,7 @@ def _disk_space(path: Path) -> Probe:
     return Probe("disk space", Verdict.OK, text)
 
 
-def file_system(path: Path, mounts: Path) -> Probe:
+def diagnose_file_system(path: Path, mounts: Path) -> Probe:
     """Check that the absolute ``path`` is on a local disk.
 
     ``mounts`` is the list of mounts of Linux; other systems have none.
@@ -78,7 +80,7 @@ def file_system(path: Path, mounts: Path) -> Probe:
     kind = "a network share"
     if not str(path).startswith(("\\\\", "//")):
         try:
-            kind = _mounted_as(path, mounts.read_text(encoding="utf-8"))
+            kind = _file_system_type(path, mounts.read_text(encoding="utf-8"))
         except OSError:
             return Probe("file system", Verdict.OK, f"cannot be told on {sys.platform}; it must be a local disk")
         if kind not in _NETWORK_FILE_SYSTEMS:
@@ -87,55 +89,55 @@ def file_system(path: Path, mounts: Path) -> Probe:
     return Probe("file system", Verdict.FAIL, f"{path} is on {kind}", mend)
 
 
-def _mounted_as(path: Path, mounts: str) -> str:
+def _file_system_type(path: Path, mounts: str) -> str:
     """Return the type of the innermost file system that contains ``path``.
 
     Of several at one mount point, the last one counts.
     """
-    best, kind = -1, "unknown"
+    most_parts, kind = -1, "unknown"
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         mount = Path(before.split()[4].encode().decode("unicode_escape"))
-        if path.is_relative_to(mount) and len(mount.parts) >= best:
-            best, kind = len(mount.parts), after.split()[0]
+        if path.is_relative_to(mount) and len(mount.parts) >= most_parts:
+            most_parts, kind = len(mount.parts), after.split()[0]
     return kind
 
 
-def _obstacle(path: Path) -> Probe | None:
+def _find_obstacle(path: Path) -> Probe | None:
     if not path.exists():
         setup = "create it with `postdate setup`, or name another with --store"
         return Probe("database", Verdict.FAIL, f"there is no file {path}", setup)
-    for what, place, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
-        if not os.access(place, access):
+    for use, target, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
+        if not os.access(target, access):
             mend = "check owner and mode; the folder must be writable for the log and lock files beside the database"
-            return Probe("database", Verdict.FAIL, f"{place} cannot be {what}", mend)
+            return Probe("database", Verdict.FAIL, f"{target} cannot be {use}", mend)
     return None
 
 
-def _file(path: Path, look: Look | None, now: datetime) -> tuple[Probe, FileFacts | None]:
-    obstacle = _obstacle(path)
-    if obstacle is not None or look is None:
+def _diagnose_file(path: Path, inspect: FileInspector | None, now: datetime) -> tuple[Probe, FileFacts | None]:
+    obstacle = _find_obstacle(path)
+    if obstacle is not None or inspect is None:
         return obstacle or Probe("database", Verdict.OK, f"{path} is there"), None
     try:
-        facts = look(path, to_microseconds(now))
+        facts = inspect(path, to_microseconds(now))
     except StoreNotSetUp as error:
         return Probe("database", Verdict.FAIL, str(error), "run `postdate setup`"), None
     except StoreFromNewerVersion as error:
         return Probe("database", Verdict.FAIL, str(error), "upgrade Postdate here"), None
     except PostdateError as error:
         return Probe("database", Verdict.FAIL, str(error), "restore it from a backup, or name another file"), None
-    pending = shown_count(facts.pending, "message")
+    pending = format_count(facts.pending, "message")
     return Probe("database", Verdict.OK, f"{path}, schema version {facts.schema_version}, {pending} waiting"), facts
 
 
-def _write_ahead_log(facts: FileFacts) -> Probe:
+def _diagnose_write_ahead_log(facts: FileFacts) -> Probe:
     if facts.journal_mode == "wal":
         return Probe("write-ahead log", Verdict.OK, "wal")
     mend = "something else changed it; the next start of Postdate sets it again"
     return Probe("write-ahead log", Verdict.WARN, f"journal mode is {facts.journal_mode!r}", mend)
 
 
-def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
+def _diagnose_clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
     """Warn of a clock behind the times in the file.
 
     The clock was set back, and due messages wait until it catches up.
@@ -143,7 +145,7 @@ def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
     latest = max([datetime.fromtimestamp(path.stat().st_mtime, tz=UTC), *(process.started_at for process in processes)])
     mend = "set the clock, best by NTP: messages are delivered by it"
     if now < _POSTDATE_BEGAN:
-        return Probe("clock", Verdict.FAIL, f"it shows {shown_time(now)}", mend)
+        return Probe("clock", Verdict.FAIL, f"it shows {format_time(now)}", mend)
     if latest - now > _CLOCK_TOLERANCE:
-        return Probe("clock", Verdict.WARN, f"it is {shown_span(latest - now)} behind what {path} has seen", mend)
-    return Probe("clock", Verdict.OK, shown_time(now.replace(microsecond=0)))
+        return Probe("clock", Verdict.WARN, f"it is {format_span(latest - now)} behind what {path} has seen", mend)
+    return Probe("clock", Verdict.OK, format_time(now.replace(microsecond=0)))

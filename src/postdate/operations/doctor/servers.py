@@ -16,13 +16,13 @@ from postdate.backends.registry import backends
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.core.recoverability import IMMEDIATE_RETRIES
-from postdate.core.upkeep.store_clock import WORTH_SAYING
+from postdate.core.upkeep.store_clock import LOGGED_DIFFERENCE
 from postdate.errors import PostdateError, TransportError
 from postdate.operations.doctor.checks import Probe, Verdict
-from postdate.operations.plain import shown_count, shown_span, shown_time
+from postdate.operations.plain import format_count, format_span, format_time
 from postdate.ports import AdministrableStore, DelayExchange, ForeignIntake, OldSnapshot, ServerFacts, Transport
 from postdate.ports.timeouts import TimeoutPersister
-from postdate.ports.transports import bound_to_intake
+from postdate.ports.transports import foreign_bindings_text
 from postdate.wiring import advice_for, file_of, open_timeouts
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -39,14 +39,16 @@ _WRITES: Final = ("in_recovery", "transaction_read_only", "read_only", "updateab
 """Settings by which a server reports that it accepts no writes."""
 
 
-async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Probe], bool]:
+async def inspect_server(
+    name: str, adapter: object, clock: Clock, *, is_judge: bool = False
+) -> tuple[list[Probe], bool]:
     """Return the checks of the server that an adapter uses, and whether the server can answer more questions.
 
-    ``judges``: services use the clock of the server to decide what is due.
+    ``is_judge``: services use the clock of the server to decide what is due.
     """
-    silent = [Probe(name, Verdict.OK, "it tells nothing about itself")]
+    no_facts = [Probe(name, Verdict.OK, "it tells nothing about itself")]
     if not isinstance(adapter, AdministrableStore | Transport):
-        return silent, True
+        return no_facts, True
     try:
         with anyio.fail_after(_PATIENCE_SECONDS):
             # This call connects, so the next answer, which is timed, does not include the time to connect.
@@ -62,31 +64,35 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
         mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
         return [Probe(name, Verdict.FAIL, str(error), advice_for(error, mend))], False
     if facts is None:
-        return silent, True
-    checks = [version(name, facts), *judged(facts)]
+        return no_facts, True
+    checks = [diagnose_version(name, facts), *diagnose_server_settings(facts)]
     if facts.now is not None:
-        checks.append(clocks(before, facts.now, after, judges=judges))
+        checks.append(diagnose_server_clock(before, facts.now, after, is_judge=is_judge))
     if snapshots is not None:
-        checks += [old_snapshot(each, facts.product) for each in snapshots] or [
+        checks += [diagnose_old_snapshot(each, facts.product) for each in snapshots] or [
             Probe("old snapshots", Verdict.OK, "none keeps the server from cleaning up")
         ]
     return checks, facts.schema_version in {None, facts.newest_schema_version}
 
 
-async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequence[Probe]:
+async def diagnose_queue_limits(transport: Transport, names: Sequence[str]) -> Sequence[Probe]:
     """Return a check for each limit at which queues drop messages without an error (ADR 0028)."""
     try:
         limits = await transport.limits_of(names)
     except TransportError as error:
         return [Probe(_LIMITS, Verdict.WARN, f"unknown: {error}")]
-    new = [queue for queue, some in (limits or {}).items() if some is None]
-    probes = [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new)}; ask again in a while")] if new else []
-    for queue, some in (limits or {}).items():
-        probes += [queue_limit(queue, name, limit) for name, limit in (some or {}).items()]
+    new_queues = [queue for queue, queue_limits in (limits or {}).items() if queue_limits is None]
+    probes = (
+        [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new_queues)}; ask again in a while")]
+        if new_queues
+        else []
+    )
+    for queue, queue_limits in (limits or {}).items():
+        probes += [diagnose_queue_limit(queue, name, limit) for name, limit in (queue_limits or {}).items()]
     return probes or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
 
 
-async def intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
+async def diagnose_intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
     """Return a check of the bindings by applications to the exchange for messages of other programs (ADR 9)."""
     if exchange is None or not isinstance(transport, ForeignIntake):
         return []
@@ -98,13 +104,13 @@ async def intake_bindings(transport: Transport, exchange: DelayExchange | None) 
     if not bindings:
         return [Probe(name, Verdict.OK, "no queue of an application is bound to it")]
     mend = f"bind to {exchange.name}.due instead, and unbind from {exchange.name}"
-    return [Probe(name, Verdict.FAIL, bound_to_intake(exchange.name, bindings), mend)]
+    return [Probe(name, Verdict.FAIL, foreign_bindings_text(exchange.name, bindings), mend)]
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------
 
 
-def version(name: str, facts: ServerFacts) -> Probe:
+def diagnose_version(name: str, facts: ServerFacts) -> Probe:
     """Judge whether the server is new enough. An unknown product or version passes."""
     text = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
@@ -115,74 +121,74 @@ def version(name: str, facts: ServerFacts) -> Probe:
     return Probe(name, Verdict.OK, text)
 
 
-def judged(facts: ServerFacts) -> Iterator[Probe]:
+def diagnose_server_settings(facts: ServerFacts) -> Iterator[Probe]:
     if facts.schema_version is not None and facts.newest_schema_version is not None:
-        yield schema(facts.schema_version, facts.newest_schema_version)
+        yield diagnose_schema(facts.schema_version, facts.newest_schema_version)
     if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
         text = "the server is read-only, a standby, or recovers: nothing can be stored or delivered"
         mend = "after a fail-over, have the address lead to the server that takes writes; or undo what has set it so"
         yield Probe("writes", Verdict.FAIL, text, mend)
-    judge = _JUDGES.get(facts.product)
-    if judge is not None:
-        yield from judge(facts.settings)
+    diagnose_product = _PRODUCT_DIAGNOSES.get(facts.product)
+    if diagnose_product is not None:
+        yield from diagnose_product(facts.settings)
 
 
-def schema(there: int, newest: int) -> Probe:
-    if there == 0:
+def diagnose_schema(current: int, newest: int) -> Probe:
+    if current == 0:
         return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
-    if there < newest:
-        text = f"version {there}, this Postdate needs {newest}"
+    if current < newest:
+        text = f"version {current}, this Postdate needs {newest}"
         return Probe("schema", Verdict.FAIL, text, "run `postdate setup`: it brings the tables up to date")
-    if there > newest:
-        text = f"version {there} was made by a newer Postdate; this one knows {newest}"
+    if current > newest:
+        text = f"version {current} was made by a newer Postdate; this one knows {newest}"
         return Probe("schema", Verdict.FAIL, text, "upgrade Postdate here")
-    return Probe("schema", Verdict.OK, f"version {there}")
+    return Probe("schema", Verdict.OK, f"version {current}")
 
 
-def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Probe:
+def diagnose_server_clock(before: datetime, server: datetime, after: datetime, *, is_judge: bool = False) -> Probe:
     """Compare the clock of a server with ours. The server's was read between ``before`` and ``after`` on our clock.
 
     The time that the answer took is subtracted: the real difference is at least as large as the reported one.
-    ``judges``: services use the clock of the server to decide what is due.
+    ``is_judge``: services use the clock of the server to decide what is due.
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
-        return Probe("server clock", Verdict.OK, f"within {shown_span(_CLOCK_TOLERANCE)} of the one here")
+        return Probe("server clock", Verdict.OK, f"within {format_span(_CLOCK_TOLERANCE)} of the one here")
     side = "ahead of" if difference > timedelta(0) else "behind"
-    follows = (
+    consequence = (
         "what is due is judged by the server's, and times in logs are those of the one here"
-        if judges
+        if is_judge
         else "what one machine schedules and another delivers comes early or late by the difference of their clocks"
     )
-    text = f"{shown_span(difference)} {side} the one here: {follows}"
+    text = f"{format_span(difference)} {side} the one here: {consequence}"
     return Probe("server clock", Verdict.WARN, text, "set all clocks by NTP")
 
 
-def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
+def diagnose_service_clocks(ahead: Mapping[str, timedelta], *, is_judge: bool) -> Probe:
     """Name each process whose clock differs from the server's by more than a second.
 
     ``ahead``: how far the clock of a process is ahead of the server's, by ``machine:pid``.
     """
-    wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
-    if not wrong:
-        text = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
+    differing = {who: span for who, span in sorted(ahead.items()) if abs(span) > LOGGED_DIFFERENCE}
+    if not differing:
+        text = f"{format_count(len(ahead), 'service')}, none off by more than {format_span(LOGGED_DIFFERENCE)}"
         return Probe("service clocks", Verdict.OK, text)
     differences = ", ".join(
-        f"{who} is {shown_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
-        for who, span in wrong.items()
+        f"{who} is {format_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
+        for who, span in differing.items()
     )
-    if judges:
+    if is_judge:
         return Probe("service clocks", Verdict.WARN, f"{differences}; due times are judged by the server's", _BY_NTP)
     return Probe("service clocks", Verdict.WARN, f"{differences}: it delivers early or late by that", _OR_BY_STORE)
 
 
-def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
+def diagnose_old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     """Name the session whose old snapshot stops the server from cleaning up, and say how to end the session."""
     user = f"user {snapshot.user}" if snapshot.user else ""
-    who = ", ".join(part for part in (snapshot.application, user) if part)
-    holder = f"session {snapshot.pid} ({who})" if snapshot.pid else who
+    description = ", ".join(part for part in (snapshot.application, user) if part)
+    holder = f"session {snapshot.pid} ({description})" if snapshot.pid else description
     text = (
-        f"{holder} has held one for {shown_span(snapshot.age)} ({snapshot.state}): rows of delivered messages cannot "
+        f"{holder} has held one for {format_span(snapshot.age)} ({snapshot.state}): rows of delivered messages cannot "
         f"be cleaned up, and looking for due ones gets slower"
     )
     if snapshot.mend:
@@ -191,7 +197,7 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     return Probe("old snapshots", Verdict.WARN, text, f"end its transaction there, or the session itself: {end}")
 
 
-def queue_limit(queue: str, name: str, limit: int) -> Probe:
+def diagnose_queue_limit(queue: str, name: str, limit: int) -> Probe:
     """Judge a limit of a queue. ``name`` is its name in policies of RabbitMQ."""
     text, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
     if name != "delivery-limit":
@@ -200,7 +206,7 @@ def queue_limit(queue: str, name: str, limit: int) -> Probe:
     return Probe(_LIMITS, Verdict.OK, text) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, text, mend)
 
 
-def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
+def _diagnose_postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("fsync", "on").lower() == "off":
         text = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
         yield Probe("fsync", Verdict.FAIL, text, "set fsync = on in postgresql.conf and reload")
@@ -218,13 +224,13 @@ def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
             yield Probe("durability", Verdict.OK, text)
 
 
-def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
+def _diagnose_mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush == "1":
         yield Probe("durability", Verdict.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
     elif flush is not None:
-        after = "loss of power" if flush == "2" else "a crash of the server"
-        text = f"innodb_flush_log_at_trx_commit is {flush}: {after} may lose the commits of the last second"
+        cause = "loss of power" if flush == "2" else "a crash of the server"
+        text = f"innodb_flush_log_at_trx_commit is {flush}: {cause} may lose the commits of the last second"
         mend = "set innodb_flush_log_at_trx_commit = 1, unless what is lost can be sent again"
         yield Probe("durability", Verdict.WARN, text, mend)
     isolation = next((settings[name] for name in _ISOLATION if name in settings), None)
@@ -237,38 +243,38 @@ def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
             yield Probe("isolation", Verdict.WARN, text, "set transaction_isolation = READ-COMMITTED")
 
 
-def _sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
-    delayed = settings.get("delayed_durability")
-    if delayed is None:
+def _diagnose_sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
+    durability = settings.get("delayed_durability")
+    if durability is None:
         return
-    if delayed.lower() in {"disabled", "0"}:
+    if durability.lower() in {"disabled", "0"}:
         yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives loss of power")
     else:
-        text = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"
+        text = f"delayed durability is {durability.lower()}: a crash of the server may lose the last commits"
         yield Probe("durability", Verdict.WARN, text, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
 
 
-def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
-    blocked = settings.get("blocked")
-    if blocked:
+def _diagnose_rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
+    block_reason = settings.get("blocked")
+    if block_reason:
         mend = "free memory or disk on the broker: until then it takes no messages, and what is due waits in the store"
-        yield Probe("broker alarm", Verdict.FAIL, f"the broker blocks publishers: {blocked}", mend)
-    elif blocked is not None:
+        yield Probe("broker alarm", Verdict.FAIL, f"the broker blocks publishers: {block_reason}", mend)
+    elif block_reason is not None:
         yield Probe("broker alarm", Verdict.OK, "none: the broker takes messages")
 
 
-def _redis(settings: Mapping[str, str]) -> Iterator[Probe]:
+def _diagnose_redis(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("maxmemory_policy", "").startswith("allkeys") and settings.get("maxmemory", "0") != "0":
         text = f"{settings['maxmemory_policy']}: when its memory is full the server throws messages away"
         yield Probe("eviction", Verdict.FAIL, text, "set maxmemory-policy noeviction")
 
 
-_JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
-    "PostgreSQL": _postgresql,
-    "MariaDB": _mariadb,
-    "SQL Server": _sql_server,
-    "RabbitMQ": _rabbitmq,
-    "Redis": _redis,
+_PRODUCT_DIAGNOSES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
+    "PostgreSQL": _diagnose_postgresql,
+    "MariaDB": _diagnose_mariadb,
+    "SQL Server": _diagnose_sql_server,
+    "RabbitMQ": _diagnose_rabbitmq,
+    "Redis": _diagnose_redis,
 }
 
 
@@ -279,24 +285,24 @@ _OLDEST: Final = timedelta(days=3652)
 _LATE: Final = timedelta(minutes=1)
 
 
-async def timeouts(settings: Settings, now: datetime) -> list[Probe]:
+async def diagnose_timeouts(settings: Settings, now: datetime) -> list[Probe]:
     """Return a check for each endpoint whose timeout manager runs here."""
     address = settings.timeout_manager.address
     path = None if address is None else file_of(address)
     if path is not None and not path.expanduser().exists():  # To open a missing file would create it.
         return [Probe("timeouts", Verdict.FAIL, f"there is no file {path}", "run `postdate setup`")]
     try:
-        opened = open_timeouts(settings, create=False)
+        persisters = open_timeouts(settings, create=False)
     except PostdateError as error:
         return [Probe("timeouts", Verdict.FAIL, str(error), "see `postdate config show`")]
     try:
-        return [await _of(endpoint, persister, now) for endpoint, persister in opened.items()]
+        return [await _diagnose_persister(endpoint, persister, now) for endpoint, persister in persisters.items()]
     finally:
-        for persister in opened.values():
+        for persister in persisters.values():
             await persister.close()
 
 
-async def _of(endpoint: str, persister: TimeoutPersister, now: datetime) -> Probe:
+async def _diagnose_persister(endpoint: str, persister: TimeoutPersister, now: datetime) -> Probe:
     try:
         await persister.initialize(endpoint)
         due = (await persister.next_chunk(now - _OLDEST, now, 1)).due
@@ -304,7 +310,7 @@ async def _of(endpoint: str, persister: TimeoutPersister, now: datetime) -> Prob
         mend = "see `postdate config show`; a table that is missing is created by `postdate setup`"
         return Probe("timeouts", Verdict.FAIL, f"of {endpoint!r}: {error}", advice_for(error, mend))
     if due and due[0].due < now - _LATE:
-        text = f"of {endpoint!r}: the earliest has been due since {shown_time(due[0].due)}"
+        text = f"of {endpoint!r}: the earliest has been due since {format_time(due[0].due)}"
         mend = "start the service: postdate run; or return its control messages from the error queue"
         return Probe("timeouts", Verdict.WARN, text, mend)
     return Probe("timeouts", Verdict.OK, f"of {endpoint!r}: the storage answers, and nothing is overdue")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postdate.config import Settings
-from postdate.core.upkeep.wall_times import markers
+from postdate.core.upkeep.wall_times import list_markers
 from postdate.core.zones import zone_files
 from postdate.messages import OF_THE_STORE
 from postdate.operations.doctor.checks import Probe, Verdict
-from postdate.operations.plain import delivering, shown_count, shown_span
+from postdate.operations.plain import format_count, format_span, running_services
 from postdate.operations.state import LOOK_AHEAD
 from postdate.ports import AdministrableStore, MessageFilter, Observer, Process, StoreTraffic
 
@@ -38,43 +38,45 @@ class Queues:
     listable: bool = True
 
 
-async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
+async def read_store_traffic(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
     counts = await store.statistics(now)
     processes = None if view is None else await view.processes()
-    following = None if view is None else await view.next_destinations(LOOK_AHEAD)
-    if following is None:
+    next_destinations = None if view is None else await view.next_destinations(LOOK_AHEAD)
+    if next_destinations is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
-        following = {message.destination: 1 for message in pending}
-    zones = [each.headers for each in await markers(store)]
-    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, sorted(following), zones)
+        next_destinations = {message.destination: 1 for message in pending}
+    zones = [each.headers for each in await list_markers(store)]
+    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, sorted(next_destinations), zones)
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------
 
 
-def traffic(
+def diagnose_traffic(
     settings: Settings,
     queues: Queues | None,
-    stored: StoreTraffic | None,
+    store_traffic: StoreTraffic | None,
     now: datetime,
     unreadable: int | None = None,
 ) -> Iterator[Probe]:
     """Yield the checks of processes, service, queues and unreadable rows. A ``None`` argument could not be read."""
-    if stored is not None:
-        if stored.processes is not None:
-            yield _processes(stored.processes)
-        yield _service(stored, now)
-        yield from map(_zone, stored.zones)
+    if store_traffic is not None:
+        if store_traffic.processes is not None:
+            yield _diagnose_processes(store_traffic.processes)
+        yield _diagnose_service(store_traffic, now)
+        yield from map(_diagnose_zone, store_traffic.zones)
     if queues is not None:
-        yield _queues(queues)
-        yield _error_queue(settings.endpoint.error_queue, queues)
-        if stored is not None:
-            yield _destinations([each for each in stored.destinations if each not in OF_THE_STORE], queues.lengths)
+        yield _diagnose_queues(queues)
+        yield _diagnose_error_queue(settings.endpoint.error_queue, queues)
+        if store_traffic is not None:
+            yield _diagnose_destinations(
+                [each for each in store_traffic.destinations if each not in OF_THE_STORE], queues.lengths
+            )
     if unreadable is not None:
-        yield _unreadable(unreadable)
+        yield _diagnose_unreadable(unreadable)
 
 
-def _processes(processes: Sequence[Process]) -> Probe:
+def _diagnose_processes(processes: Sequence[Process]) -> Probe:
     alive = [process for process in processes if process.alive]
     dead = [process for process in processes if not process.alive]
     text = f"{len(alive)} alive" + (f" ({', '.join(str(process.pid) for process in alive)})" if alive else "")
@@ -85,32 +87,34 @@ def _processes(processes: Sequence[Process]) -> Probe:
     return Probe("processes", Verdict.WARN, f"{text}; {len(dead)} died without stopping ({pids})", mend)
 
 
-def _service(stored: StoreTraffic, now: datetime) -> Probe:
-    overdue = f"{shown_count(stored.overdue, 'message')} overdue"
-    if stored.overdue and stored.oldest is not None and stored.oldest < now:
-        overdue += f", the oldest for {shown_span(now - stored.oldest)}"
-    if stored.processes is None:
+def _diagnose_service(store_traffic: StoreTraffic, now: datetime) -> Probe:
+    overdue = f"{format_count(store_traffic.overdue, 'message')} overdue"
+    if store_traffic.overdue and store_traffic.oldest is not None and store_traffic.oldest < now:
+        overdue += f", the oldest for {format_span(now - store_traffic.oldest)}"
+    if store_traffic.processes is None:
         text = f"whether one is running cannot be seen in this store; {overdue}"
         return Probe("service", Verdict.WARN, text, "make sure that one is running: postdate run")
-    services = delivering(stored.processes)
+    services = running_services(store_traffic.processes)
     if services:
         pids = ", ".join(str(process.pid) for process in services)
         return Probe("service", Verdict.OK, f"running (process {pids}); {overdue}")
-    if stored.overdue:
+    if store_traffic.overdue:
         return Probe("service", Verdict.FAIL, f"none is running, and {overdue}", "start it: postdate run")
     return Probe("service", Verdict.WARN, "none is running; nothing is overdue", "start it: postdate run")
 
 
-def _zone(marker: Mapping[str, str]) -> Probe:
-    zone, at, moved = (marker.get(name, "?") for name in ("zone", "at", "moved"))
-    text = f"{zone}: messages wait by its rules of {at}, which moved {moved} of them"
-    if "" < (here := zone_files()[0].version) < marker.get("version", ""):
+def _diagnose_zone(marker: Mapping[str, str]) -> Probe:
+    zone, at, moved_count = (marker.get(name, "?") for name in ("zone", "at", "moved"))
+    text = f"{zone}: messages wait by its rules of {at}, which moved {moved_count} of them"
+    if "" < (local_version := zone_files()[0].version) < marker.get("version", ""):
         mend = "update the system's zone files, or the package tzdata"
-        return Probe("time zone", Verdict.WARN, f"{text}; they are of {marker['version']}, those here of {here}", mend)
+        return Probe(
+            "time zone", Verdict.WARN, f"{text}; they are of {marker['version']}, those here of {local_version}", mend
+        )
     return Probe("time zone", Verdict.OK, text)
 
 
-def _queues(queues: Queues) -> Probe:
+def _diagnose_queues(queues: Queues) -> Probe:
     missing = [name for name in queues.needed if name not in queues.lengths]
     if missing:
         return Probe("queues", Verdict.FAIL, f"missing: {', '.join(missing)}", "run `postdate setup`")
@@ -118,26 +122,26 @@ def _queues(queues: Queues) -> Probe:
     return Probe("queues", Verdict.OK, f"{len(names)}: {', '.join(names)}")
 
 
-def _error_queue(name: str, queues: Queues) -> Probe:
+def _diagnose_error_queue(name: str, queues: Queues) -> Probe:
     length = queues.lengths.get(name, 0)
     if not length:
         return Probe("error queue", Verdict.OK, f"{name!r} is empty")
-    text = f"{shown_count(length, 'message')} in {name!r}"
+    text = f"{format_count(length, 'message')} in {name!r}"
     if not queues.listable:
         mend = "look at them with the broker's own tools; then `postdate errors return --all`"
         return Probe("error queue", Verdict.WARN, text, mend)
     return Probe("error queue", Verdict.WARN, text, "see `postdate errors list`; then `postdate errors return`")
 
 
-def _unreadable(count: int) -> Probe:
+def _diagnose_unreadable(count: int) -> Probe:
     if not count:
         return Probe("unreadable", Verdict.OK, "nothing: every message can be read")
-    text = f"{shown_count(count, 'message')} that cannot be read"
+    text = f"{format_count(count, 'message')} that cannot be read"
     mend = "see `postdate messages list --unreadable`; mend them in the database, or `postdate messages discard NAME`"
     return Probe("unreadable", Verdict.WARN, text, mend)
 
 
-def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:
+def _diagnose_destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:
     missing = [name for name in destinations if name not in lengths]
     if not missing:
         return Probe("destinations", Verdict.OK, "every queue that messages wait for exists")

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
 from postdate.pipeline.audit.reading import ARCHIVE_MARK
-from postdate.pipeline.failures import one_line_errors
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.rows import arrow_schema, spark_schema
 from postdate.pipeline.stores import StoreSpec
 
@@ -41,19 +41,20 @@ class ArchiveFolder:
 
     # --- whose it is --------------------------------------------------------------------------------------------
 
-    def claim_for(self, store: StoreSpec, endpoint: str) -> None:
+    def bind_to(self, store: StoreSpec, endpoint: str) -> None:
         """Make the folder the archive of a store.
 
         Raise PipelineError if it has other content or belongs to another store.
         """
         mark = self.path / ARCHIVE_MARK
-        whose = {"format": _FORMAT, "endpoint": endpoint, "store": store.shown}
+        identity = {"format": _FORMAT, "endpoint": endpoint, "store": store.redacted_address}
         if mark.exists():
             owner = self._read_mark()
-            if owner != whose:
+            if owner != identity:
                 raise PipelineError(
                     f"{self.path} is the archive of the endpoint {owner.get('endpoint')!r} in {owner.get('store')!r}, "
-                    f"not of {endpoint!r} in {store.shown!r}: give each store an archive of its own, or, if it is the "
+                    f"not of {endpoint!r} in {store.redacted_address!r}: give each store an archive of its own, or, "
+                    f"if it is the "
                     f"same store at another address, change {mark}"
                 )
             return
@@ -61,9 +62,9 @@ class ArchiveFolder:
             raise PipelineError(f"{self.path} is no archive and not empty; give a new folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            written = mark.with_name(f"{ARCHIVE_MARK}.{uuid.uuid4().hex}")
-            written.write_text(json.dumps(whose) + "\n", encoding="utf-8")
-            written.replace(mark)
+            new_mark = mark.with_name(f"{ARCHIVE_MARK}.{uuid.uuid4().hex}")
+            new_mark.write_text(json.dumps(identity) + "\n", encoding="utf-8")
+            new_mark.replace(mark)
         except OSError as error:
             raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
 
@@ -85,7 +86,7 @@ class ArchiveFolder:
         return mark_fields
 
     @contextmanager
-    def alone(self) -> Generator[None]:
+    def lock(self) -> Generator[None]:
         """Lock this archive against other runs for the length of the block.
 
         Raise PipelineError if another run has the lock. The lock ends with its process, even if the process is killed.
@@ -101,24 +102,24 @@ class ArchiveFolder:
 
     # --- what is in it ------------------------------------------------------------------------------------------
 
-    def records(self, spark: SparkSession) -> DataFrame:
+    def read_published(self, spark: SparkSession) -> DataFrame:
         """Return all published records: :data:`RECORD_SCHEMA` and ``day`` (text)."""
         if not any(self.path.glob("day=*/*.parquet")):
             return spark.createDataFrame([], f"{RECORD_SCHEMA}, day string")
-        return self.read(spark, self.path)
+        return self.read_records(spark, self.path)
 
-    def read(self, spark: SparkSession, path: Path) -> DataFrame:
+    def read_records(self, spark: SparkSession, path: Path) -> DataFrame:
         """Return the records in a folder, such as that of a run that is not published yet.
 
         They are read from the disk.
         """
-        with one_line_errors(f"the archive {path} cannot be read as Parquet"):
+        with shorten_errors(f"the archive {path} cannot be read as Parquet"):
             records = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
         return records.select(*COLUMNS, "day")
 
     # --- a run --------------------------------------------------------------------------------------------------
 
-    def begin(self) -> Path:
+    def start_run(self) -> Path:
         """Remove the folders of killed runs. Return the path of a new folder, which does not exist yet."""
         for unfinished in self.path.glob(f"{_RUN}*"):
             shutil.rmtree(unfinished)
@@ -130,12 +131,12 @@ class ArchiveFolder:
         Spark's file names are unique to the run, so no existing file is ever replaced.
         """
         folders = {self.path}
-        for written in sorted(run.glob("day=*/*.parquet")):
-            day = self.path / written.parent.name
+        for new_file in sorted(run.glob("day=*/*.parquet")):
+            day = self.path / new_file.parent.name
             day.mkdir(exist_ok=True)
             folders.add(day)
-            _sync(written)
-            written.rename(day / written.name)
+            _sync(new_file)
+            new_file.rename(day / new_file.name)
         for folder in folders:
             _sync(folder)
         shutil.rmtree(run)

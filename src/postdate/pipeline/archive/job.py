@@ -25,12 +25,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.audit.reading import is_sent_again, named
-from postdate.pipeline.frames import PARTS, open_snapshot, part_frame, persisted, scan_frame, scan_parts
-from postdate.pipeline.plain import plain
+from postdate.pipeline.audit.reading import is_sent_again, name_stores
+from postdate.pipeline.frames import PARTS, open_snapshot, part_frame, persist_frame, scan_frame, scan_parts
+from postdate.pipeline.plain import to_plain
 from postdate.pipeline.rows import Batches, arrow_schema, spark_schema, to_batch
-from postdate.pipeline.session import require_utc
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, opened
+from postdate.pipeline.session import check_utc
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, open_spec
 from postdate.ports import Scan, ScanPart
 from postdate.ports.scanning import ARCHIVED, ArchivableStore
 
@@ -82,7 +82,7 @@ class ArchiveResult:
     took_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        return plain(self)
+        return to_plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +104,21 @@ class RestoreResult:
     took_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        return plain(self)
+        return to_plain(self)
 
 
 # --- which records are archived: those of messages that ended long enough ago -----------------------------------------
 
 
-_TURNS = (
+_OUTCOME_KINDS = (
     "delivered", "handled", "discarded", "expired", "cancelled", "retried", "failed", "returned", "rescheduled",
 )  # fmt: skip
 """Kinds of records that say where a message went. The last such record says where the message is."""
 
 
-def prunable(store: OpenStore) -> ArchivableStore:
+def require_archivable(store: OpenStore) -> ArchivableStore:
     """Return the archivable interface of the store. Raise PipelineError if the store has none."""
-    scannable = store.scannable()
+    scannable = store.require_scannable()
     if not isinstance(scannable, ArchivableStore):
         raise PipelineError(f"{type(scannable).__name__} cannot be archived: its records cannot be taken out")
     return scannable
@@ -143,47 +143,47 @@ def read_contents(stack: ExitStack, spark: SparkSession, store: StoreSpec, parti
     """
     with open_snapshot(store) as snapshot:
 
-        def ids_of(what: str) -> DataFrame:
-            parts = scan_parts(store, what, partitions)
-            return keep(stack, scan_frame(spark, store, what, ("message_id",), parts, snapshot=snapshot))[0]
+        def read_ids(table: str) -> DataFrame:
+            parts = scan_parts(store, table, partitions)
+            return persist_now(stack, scan_frame(spark, store, table, ("message_id",), parts, snapshot=snapshot))[0]
 
-        waiting = ids_of("pending").union(ids_of("queued")).distinct()
-        records, _ = keep(stack, placed_records(spark, store, COLUMNS, partitions, snapshot))
+        waiting = read_ids("pending").union(read_ids("queued")).distinct()
+        records, _ = persist_now(stack, records_with_parts(spark, store, COLUMNS, partitions, snapshot))
     return StoreContents(records, waiting)
 
 
-def keep(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
+def persist_now(stack: ExitStack, frame: DataFrame) -> tuple[DataFrame, int]:
     """Compute a frame now, because it may differ later. Keep it until the stack is closed.
 
     Return it and its row count.
     """
-    frame = persisted(stack, frame)
+    frame = persist_frame(stack, frame)
     return frame, frame.count()
 
 
-def placed_records(
+def records_with_parts(
     spark: SparkSession, store: StoreSpec, columns: Sequence[str], partitions: int, snapshot: str | None = None
 ) -> DataFrame:
     """Return records with ``first`` and ``end`` of their :class:`ScanPart`, each part small enough for one prune."""
     schema = arrow_schema("records", columns)
-    placed = pa.unify_schemas([schema, PARTS])
+    schema_with_parts = pa.unify_schemas([schema, PARTS])
     scan = Scan("records", tuple(schema.names), snapshot=snapshot)
 
-    def read(batches: Batches) -> Batches:
-        with opened(store) as opened_store:
-            pruned = prunable(opened_store)
+    def read_batches(batches: Batches) -> Batches:
+        with open_spec(store) as opened_store:
+            archivable = require_archivable(opened_store)
             for batch in batches:
                 for share in batch.to_pylist():
-                    for first in range(share["first"], share["end"], pruned.pruned_at_once):
-                        part = ScanPart(first, min(first + pruned.pruned_at_once, share["end"]))
-                        for page in pruned.scan(scan, part, PAGE_ROWS):
-                            yield to_batch([(*row, part.first, part.end) for row in page], placed)
+                    for first in range(share["first"], share["end"], archivable.prune_share_width):
+                        part = ScanPart(first, min(first + archivable.prune_share_width, share["end"]))
+                        for page in archivable.scan(scan, part, PAGE_ROWS):
+                            yield to_batch([(*row, part.first, part.end) for row in page], schema_with_parts)
 
-    one_a_task = part_frame(spark, scan_parts(store, "records", partitions))
-    return one_a_task.mapInArrow(read, spark_schema(placed))
+    part_rows = part_frame(spark, scan_parts(store, "records", partitions))
+    return part_rows.mapInArrow(read_batches, spark_schema(schema_with_parts))
 
 
-def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
+def find_ended_messages(contents: StoreContents, archived: DataFrame, before: datetime) -> DataFrame:
     """Return ``message_id`` and ``day`` (of its end, as text) of each message to be archived.
 
     A message has ended if it is neither pending nor in a queue of this database, and one of these is true: it expired,
@@ -198,13 +198,15 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
     """
     is_scheduled = F.col("kind") == "scheduled"
     # Only for a delayed retry: after a failed attempt of the dispatcher, the message is still pending.
-    turn = F.when(F.col("kind").isin(*_TURNS) & ~((F.col("kind") == "retried") & ~is_sent_again()), F.col("kind"))
-    stories = contents.records.groupBy("message_id").agg(
+    outcome = F.when(
+        F.col("kind").isin(*_OUTCOME_KINDS) & ~((F.col("kind") == "retried") & ~is_sent_again()), F.col("kind")
+    )
+    messages = contents.records.groupBy("message_id").agg(
         F.max(is_scheduled).alias("scheduled"),
         F.coalesce(F.max(F.when(is_scheduled, F.col("destination"))), F.max("destination")).alias("destination"),
         F.max(F.col("kind").isin("handled", "discarded", "expired", "cancelled")).alias("ended"),
         F.max(F.col("kind") == "delivered").alias("delivered"),
-        F.max_by(turn, F.when(turn.isNotNull(), F.struct("at", "number"))).alias("last_turn"),
+        F.max_by(outcome, F.when(outcome.isNotNull(), F.struct("at", "number"))).alias("last_turn"),
         F.max("at").alias("ended_at"),
         F.max("number").alias("newest"),
     )
@@ -221,7 +223,7 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
     went_on = F.col("delivered") & (F.col("recording").isNull() | (F.col("last_turn") == "retried"))
     may_come_back = F.col("last_turn").isin("failed", "returned", "rescheduled")
     return (
-        stories.join(F.broadcast(receivers), "destination", "left")
+        messages.join(F.broadcast(receivers), "destination", "left")
         .join(contents.waiting, "message_id", "left_anti")
         .crossJoin(F.broadcast(newest))
         .where(F.col("scheduled") & (F.col("ended") | went_on) & ~may_come_back)
@@ -230,7 +232,7 @@ def ended_stories(contents: StoreContents, archived: DataFrame, before: datetime
     )
 
 
-def doubled_numbers(records: DataFrame) -> DataFrame:
+def find_shared_numbers(records: DataFrame) -> DataFrame:
     """Return the numbers that several records share.
 
     A store uses each number once, unless a user has changed its tables. Records are pruned by number. So neither of two
@@ -243,12 +245,12 @@ IS_MARKED = f"(kind = 'scheduled' AND coalesce(detail, '') = '{ARCHIVED}')"
 """The SQL condition for a *scheduled* record whose message is in the archive."""
 
 
-def changed(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
+def change_store(store: StoreSpec, rows: DataFrame, change: Callable[[ArchivableStore, Batches], Iterator[int]]) -> int:
     """Have executors change a store by rows, once a task. Return the sum of the counts that ``change`` yields."""
 
     def change_all(batches: Batches) -> Batches:
-        with opened(store) as opened_store:
-            for count in change(prunable(opened_store), batches):
+        with open_spec(store) as opened_store:
+            for count in change(require_archivable(opened_store), batches):
                 yield pa.RecordBatch.from_pylist([{"changed": count}], _COUNT_ARROW)
 
     return int(rows.mapInArrow(change_all, "changed long").agg(F.coalesce(F.sum("changed"), F.lit(0))).collect()[0][0])
@@ -302,23 +304,23 @@ def archive(  # noqa: PLR0913 - what to archive, and how
             on it, or the written records differ from the store's. Nothing was removed from the store.
     """
     started = time.perf_counter()
-    require_utc(spark)
+    check_utc(spark)
     limit = aware_utc(before, "before")
     if limit > aware_utc(now, "now"):
         raise PipelineError(f"before={limit.isoformat()} lies in the future; what has not ended yet cannot be archived")
-    with opened(store) as opened_store:
-        prunable(opened_store)
-    (endpoint,) = named([store])
+    with open_spec(store) as opened_store:
+        require_archivable(opened_store)
+    (endpoint,) = name_stores([store])
     folder = ArchiveFolder(to)
-    folder.claim_for(store, endpoint.name)
-    with folder.alone(), ExitStack() as frames:
+    folder.bind_to(store, endpoint.name)
+    with folder.lock(), ExitStack() as frames:
         run = _Run(spark, store, folder, endpoint.name, partitions)
-        chosen, count = run.choose(frames, limit)
-        days = run.write(chosen)
-        marked, pruned = run.take_out(frames, chosen, count)
-        forgotten = 0 if keep_ids else run.forget(frames, limit)
+        chosen_records, count = run.choose_records(frames, limit)
+        days = run.write_records(chosen_records)
+        marked, pruned = run.remove_records(frames, chosen_records, count)
+        forgotten = 0 if keep_ids else run.remove_marked_records(frames, limit)
     return ArchiveResult(
-        store=store.shown,
+        store=store.redacted_address,
         archive=str(folder.path),
         before=limit,
         messages=sum(day.messages for day in days),
@@ -342,56 +344,57 @@ class _Run:
     endpoint: str
     partitions: int
 
-    def choose(self, frames: ExitStack, before: datetime) -> tuple[DataFrame, int]:
+    def choose_records(self, frames: ExitStack, before: datetime) -> tuple[DataFrame, int]:
         """Read the store and choose records. Raise PipelineError if the archive has another record under a number.
 
         Returns the records with ``day``, ``first``, ``end`` and whether they are ``archived`` already, and their
         number.
         """
         contents = read_contents(frames, self.spark, self.store, self.partitions)
-        archived = self.folder.records(self.spark)
-        stories = ended_stories(contents, archived, before)
+        archived = self.folder.read_published(self.spark)
+        ended_messages = find_ended_messages(contents, archived, before)
         # An interrupted run left marked messages. All of their records that are in the archive are removed now.
         marked = contents.records.where(IS_MARKED).select("message_id").distinct().withColumn("marked", F.lit(True))
         archived_rows = archived.select("number", F.struct(*_IDENTITY).alias("known")).dropDuplicates(["number"])
-        doubled = contents.records.join(doubled_numbers(contents.records), "number", "left_semi")
-        doubled = doubled.select("message_id").distinct().withColumn("doubled", F.lit(True))
+        shared_ids = contents.records.join(find_shared_numbers(contents.records), "number", "left_semi")
+        shared_ids = shared_ids.select("message_id").distinct().withColumn("doubled", F.lit(True))
         rows = (
             contents.records.where(f"NOT {IS_MARKED}")
             .join(archived_rows, "number", "left")
             .withColumn("archived", F.col("known").isNotNull())
             .withColumn("differs", F.col("archived") & (F.col("known") != F.struct(*_IDENTITY)))
-            .join(stories, "message_id", "left")
+            .join(ended_messages, "message_id", "left")
             .join(marked, "message_id", "left")
-            .join(doubled, "message_id", "left")
+            .join(shared_ids, "message_id", "left")
             .where("differs OR (doubled IS NULL AND (day IS NOT NULL OR (marked AND archived)))")
         )
-        rows, count = keep(frames, rows)
-        self._refuse_conflicts(rows)
+        rows, count = persist_now(frames, rows)
+        self._check_conflicts(rows)
         return rows, count
 
-    def _refuse_conflicts(self, rows: DataFrame) -> None:
-        other = rows.where("differs").select("number", "message_id", "known.message_id").first()
-        if other is not None:
+    def _check_conflicts(self, rows: DataFrame) -> None:
+        conflict = rows.where("differs").select("number", "message_id", "known.message_id").first()
+        if conflict is not None:
             raise PipelineError(
-                f"record {other[0]} is of message {other[1]!r} in the store, of {other[2]!r} in {self.folder.path}: "
+                f"record {conflict[0]} is of message {conflict[1]!r} in the store, of {conflict[2]!r} in "
+                f"{self.folder.path}: "
                 f"it is the archive of another store, or this one was set back to an earlier state; give a new folder"
             )
 
-    def write(self, chosen: DataFrame) -> tuple[ArchivedDay, ...]:
+    def write_records(self, chosen_records: DataFrame) -> tuple[ArchivedDay, ...]:
         """Write the records that are missing in the archive, compare them with the store, and publish them."""
-        fresh = chosen.where("NOT archived")
-        days = _tallies(fresh)
-        run = self.folder.begin()
+        missing_records = chosen_records.where("NOT archived")
+        days = _tallies(missing_records)
+        run = self.folder.start_run()
         if days:
-            self._write_run(fresh, run)
+            self._write_run(missing_records, run)
             self._verify(days, run)
             self.folder.publish(run)
         return tuple(ArchivedDay(day, records, messages) for day, (records, messages, _) in sorted(days.items()))
 
-    def _write_run(self, fresh: DataFrame, run: Path) -> None:
+    def _write_run(self, missing_records: DataFrame, run: Path) -> None:
         (
-            fresh.select(*COLUMNS, F.lit(self.endpoint).alias("endpoint"), "day")
+            missing_records.select(*COLUMNS, F.lit(self.endpoint).alias("endpoint"), "day")
             .repartition("day")
             .sortWithinPartitions("day", "number")
             .write.partitionBy("day")
@@ -399,43 +402,49 @@ class _Run:
         )
 
     def _verify(self, days: dict[str, tuple[int, int, int]], run: Path) -> None:
-        written = _tallies(self.folder.read(self.spark, run))
-        wrong = sorted(day for day in days.keys() | written.keys() if days.get(day) != written.get(day))
-        if wrong:
+        written_tallies = _tallies(self.folder.read_records(self.spark, run))
+        differing_days = sorted(
+            day for day in days.keys() | written_tallies.keys() if days.get(day) != written_tallies.get(day)
+        )
+        if differing_days:
             raise PipelineError(
-                f"what was written to {run} for {wrong[0]} does not compare with the store "
-                f"({written.get(wrong[0], (0,))[0]} records of {days.get(wrong[0], (0,))[0]}); nothing was taken out"
+                f"what was written to {run} for {differing_days[0]} does not compare with the store "
+                f"({written_tallies.get(differing_days[0], (0,))[0]} records of "
+                f"{days.get(differing_days[0], (0,))[0]}); nothing was taken out"
             )
 
-    def take_out(self, frames: ExitStack, chosen: DataFrame, count: int) -> tuple[int, int]:
+    def remove_records(self, frames: ExitStack, chosen_records: DataFrame, count: int) -> tuple[int, int]:
         """Mark the *scheduled* records, then remove all other records. Return both counts.
 
         Only records that were read back from the archive are removed, and only if the mark of their message was read
         back from the store.
         """
-        safe = self.folder.records(self.spark).select(*_IDENTITY).distinct()
-        going, number = keep(frames, chosen.select(*_IDENTITY, "first", "end").join(safe, list(_IDENTITY), "left_semi"))
+        archived_identities = self.folder.read_published(self.spark).select(*_IDENTITY).distinct()
+        removable, number = persist_now(
+            frames,
+            chosen_records.select(*_IDENTITY, "first", "end").join(archived_identities, list(_IDENTITY), "left_semi"),
+        )
         if number != count:
             raise PipelineError(f"{count - number} records are missing in {self.folder.path}; nothing was taken out")
-        marked = self._change(going.where("kind = 'scheduled'"), "mark_archived")
+        marked = self._change(removable.where("kind = 'scheduled'"), "mark_archived")
         # Records may have moved since they were read (VACUUM FULL, CLUSTER), so the marking may have missed some.
-        there = placed_records(self.spark, self.store, MARKS, self.partitions)
-        safe_ids, _ = keep(frames, there.where(IS_MARKED).select("message_id").distinct())
-        pruned = self._change(going.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
+        marks = records_with_parts(self.spark, self.store, MARKS, self.partitions)
+        safe_ids, _ = persist_now(frames, marks.where(IS_MARKED).select("message_id").distinct())
+        pruned = self._change(removable.where("kind != 'scheduled'").join(safe_ids, "message_id", "left_semi"), "prune")
         return marked, pruned
 
-    def forget(self, frames: ExitStack, before: datetime) -> int:
+    def remove_marked_records(self, frames: ExitStack, before: datetime) -> int:
         """Remove the marked records of all archived messages that ended before ``before``. Return their number."""
-        archived = self.folder.records(self.spark)
+        archived = self.folder.read_published(self.spark)
         ended = (
             archived.groupBy("message_id").agg(F.max("at").alias("ended_at")).where(F.col("ended_at") < F.lit(before))
         )
         archived_ends = (
             archived.where("kind = 'scheduled'").join(ended, "message_id", "left_semi").select("number", "message_id")
         )
-        there, _ = keep(frames, placed_records(self.spark, self.store, MARKS, self.partitions))
-        going = there.where(IS_MARKED).join(archived_ends, ["number", "message_id"], "left_semi")
-        return self._change(going.join(doubled_numbers(there), "number", "left_anti"), "prune")
+        marks, _ = persist_now(frames, records_with_parts(self.spark, self.store, MARKS, self.partitions))
+        removable = marks.where(IS_MARKED).join(archived_ends, ["number", "message_id"], "left_semi")
+        return self._change(removable.join(find_shared_numbers(marks), "number", "left_anti"), "prune")
 
     def _change(self, records: DataFrame, change: str) -> int:
         """Mark or prune records on the executors, one short transaction for each :class:`ScanPart`.
@@ -444,12 +453,12 @@ class _Run:
         """
 
         def change_shares(store: ArchivableStore, batches: Batches) -> Iterator[int]:
-            act = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
-            for part, numbers in _by_share(batches):
-                yield act(part, numbers)
+            change_part = {"mark_archived": store.mark_archived, "prune": store.prune}[change]
+            for part, numbers in _group_by_part(batches):
+                yield change_part(part, numbers)
 
-        by_place = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
-        return changed(self.store, by_place.sortWithinPartitions("first"), change_shares)
+        by_part = records.select("first", "end", "number").repartitionByRange(self.partitions, "first")
+        return change_store(self.store, by_part.sortWithinPartitions("first"), change_shares)
 
 
 def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
@@ -461,7 +470,7 @@ def _tallies(records: DataFrame) -> dict[str, tuple[int, int, int]]:
     return {row["day"]: (row["records"], row["messages"], int(row["checksum"])) for row in rows.collect()}
 
 
-def _by_share(batches: Batches) -> Iterator[tuple[ScanPart, list[int]]]:
+def _group_by_part(batches: Batches) -> Iterator[tuple[ScanPart, list[int]]]:
     """Yield the numbers of each :class:`ScanPart`, at most ``_NUMBERS_AT_ONCE`` at a time.
 
     The batches must be ordered by part.

@@ -16,10 +16,18 @@ from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
-from postdate.pipeline.archive.job import IS_MARKED, MARKS, RestoreResult, changed, keep, placed_records, prunable
+from postdate.pipeline.archive.job import (
+    IS_MARKED,
+    MARKS,
+    RestoreResult,
+    change_store,
+    persist_now,
+    records_with_parts,
+    require_archivable,
+)
 from postdate.pipeline.rows import Batches
-from postdate.pipeline.session import require_utc
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.session import check_utc
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import RecordKind
 from postdate.ports.scanning import ArchivableStore, StoredRecord
 
@@ -61,23 +69,23 @@ def restore(  # noqa: PLR0913 - what to restore, and how
             record of the store. No record was changed.
     """
     started = time.perf_counter()
-    require_utc(spark)
+    check_utc(spark)
     bounds = [None if each is None else aware_utc(each, "ended") for each in (ended_from, ended_to)]
-    with opened(store) as opened_store:
-        prunable(opened_store)
+    with open_spec(store) as opened_store:
+        require_archivable(opened_store)
     folder = ArchiveFolder(from_)
     folder.check()
-    with folder.alone(), ExitStack() as frames:
-        chosen = _chosen(folder.records(spark), ids, *bounds)
-        chosen, _ = keep(frames, chosen.dropDuplicates(["number"]))
-        _reserve_numbers(store, chosen)
-        there, _ = keep(frames, placed_records(spark, store, MARKS, partitions))
-        _refuse_conflicts(chosen, there, folder)
-        messages = chosen.select("message_id").distinct().count()
-        missing, _ = keep(frames, _missing(chosen, there))
-        restored = _put_newest_back(store, missing) + _put_back(store, missing, partitions)
+    with folder.lock(), ExitStack() as frames:
+        selected = _select_archived(folder.read_published(spark), ids, *bounds)
+        selected, _ = persist_now(frames, selected.dropDuplicates(["number"]))
+        _reserve_numbers(store, selected)
+        marks, _ = persist_now(frames, records_with_parts(spark, store, MARKS, partitions))
+        _check_conflicts(selected, marks, folder)
+        messages = selected.select("message_id").distinct().count()
+        missing, _ = persist_now(frames, _select_missing(selected, marks))
+        restored = _restore_newest(store, missing) + _restore_records(store, missing, partitions)
     return RestoreResult(
-        store=store.shown,
+        store=store.redacted_address,
         archive=str(folder.path),
         messages=restored,
         left_out=messages - restored,
@@ -85,12 +93,12 @@ def restore(  # noqa: PLR0913 - what to restore, and how
     )
 
 
-def _chosen(
+def _select_archived(
     archived: DataFrame, ids: Sequence[str] | None, ended_from: datetime | None, ended_to: datetime | None
 ) -> DataFrame:
     if ids is not None:
-        asked_for = archived.sparkSession.createDataFrame([(each,) for each in ids], "message_id string")
-        archived = archived.join(F.broadcast(asked_for), "message_id", "left_semi")
+        requested = archived.sparkSession.createDataFrame([(each,) for each in ids], "message_id string")
+        archived = archived.join(F.broadcast(requested), "message_id", "left_semi")
     if ended_from is None and ended_to is None:
         return archived
     ends = archived.groupBy("message_id").agg(F.max("at").alias("ended_at"))
@@ -101,57 +109,60 @@ def _chosen(
     return archived.join(ends, "message_id", "left_semi")
 
 
-def _refuse_conflicts(chosen: DataFrame, there: DataFrame, folder: ArchiveFolder) -> None:
-    stored, archived = there.alias("ours"), chosen.alias("theirs")
+def _check_conflicts(selected: DataFrame, marks: DataFrame, folder: ArchiveFolder) -> None:
+    stored, archived = marks.alias("ours"), selected.alias("theirs")
     differs = (F.col("ours.message_id") != F.col("theirs.message_id")) | (F.col("ours.kind") != F.col("theirs.kind"))
-    other = (
+    conflict = (
         stored.join(archived, F.col("ours.number") == F.col("theirs.number"))
         .where(differs)
         .select("ours.number", "ours.message_id", "theirs.message_id")
         .first()
     )
-    if other is not None:
+    if conflict is not None:
         raise PipelineError(
-            f"record {other[0]} is of message {other[1]!r} in the store, and of {other[2]!r} in {folder.path}: "
+            f"record {conflict[0]} is of message {conflict[1]!r} in the store, and of {conflict[2]!r} in "
+            f"{folder.path}: "
             f"it is the archive of another store; restore it into a new one"
         )
 
 
-def _missing(chosen: DataFrame, there: DataFrame) -> DataFrame:
+def _select_missing(selected: DataFrame, marks: DataFrame) -> DataFrame:
     """Return the records to restore: *scheduled* records, by which the store decides, and other missing ones."""
-    scheduled = there.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
-    later_records = there.where("kind != 'scheduled'").select("number")
-    return chosen.join(scheduled, "message_id", "left_anti").join(later_records, "number", "left_anti")
+    scheduled = marks.where(f"kind = 'scheduled' AND NOT {IS_MARKED}").select("message_id")
+    later_records = marks.where("kind != 'scheduled'").select("number")
+    return selected.join(scheduled, "message_id", "left_anti").join(later_records, "number", "left_anti")
 
 
-def _reserve_numbers(store: StoreSpec, chosen: DataFrame) -> None:
+def _reserve_numbers(store: StoreSpec, selected: DataFrame) -> None:
     """Make a store that numbers records itself skip the restored numbers. No record is restored."""
-    newest = chosen.select("number", "message_id").orderBy(F.desc("number")).first()
+    newest = selected.select("number", "message_id").orderBy(F.desc("number")).first()
     if newest is not None:
         # The store decides by scheduled records. This record is not one, so the store does not restore it.
-        alone = StoredRecord(newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None)
-        with opened(store) as opened_store:
-            prunable(opened_store).restore([alone])
+        placeholder = StoredRecord(
+            newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None
+        )
+        with open_spec(store) as opened_store:
+            require_archivable(opened_store).restore([placeholder])
 
 
-def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
+def _restore_newest(store: StoreSpec, missing: DataFrame) -> int:
     """Restore the message with the highest number before all others. Return the number of restored messages.
 
     If a store numbers new records after its last one, new numbers then follow all restored numbers.
     """
     newest = missing.select("message_id").orderBy(F.desc("number")).first()
-    return 0 if newest is None else _put_back(store, missing.where(F.col("message_id") == newest[0]), 1)
+    return 0 if newest is None else _restore_records(store, missing.where(F.col("message_id") == newest[0]), 1)
 
 
-def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:
+def _restore_records(store: StoreSpec, records: DataFrame, partitions: int) -> int:
     by_message = records.select(*COLUMNS).repartition(partitions, "message_id")
-    return changed(store, by_message.sortWithinPartitions("message_id", "number"), _restored)
+    return change_store(store, by_message.sortWithinPartitions("message_id", "number"), _restore_batches)
 
 
 # --- on the executors -------------------------------------------------------------------------------------------------
 
 
-def _restored(store: ArchivableStore, batches: Batches) -> Iterator[int]:
+def _restore_batches(store: ArchivableStore, batches: Batches) -> Iterator[int]:
     """Restore records in transactions that never split a message. The records must be ordered by message."""
     records = list[StoredRecord]()
     for batch in batches:
@@ -159,12 +170,12 @@ def _restored(store: ArchivableStore, batches: Batches) -> Iterator[int]:
             if len(records) >= _RECORDS_AT_ONCE and records[-1].message_id != row["message_id"]:
                 yield store.restore(records)
                 records = []
-            records.append(_stored(row))
+            records.append(_stored_record(row))
     if records:
         yield store.restore(records)
 
 
-def _stored(row: Mapping[str, Any]) -> StoredRecord:
+def _stored_record(row: Mapping[str, Any]) -> StoredRecord:
     return StoredRecord(
         number=row["number"],
         kind=int(RecordKind[row["kind"].upper()]),

@@ -15,16 +15,16 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from postdate.clock import from_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.audit.judging import judged, one_row_a_message
+from postdate.pipeline.audit.judging import group_by_message, judge_messages
 from postdate.pipeline.audit.reading import (
-    Picture,
-    named,
+    AuditEvents,
+    checkpoint_frame,
+    exclude_pruned,
+    name_stores,
     open_records,
-    pruned_from,
-    read_now,
-    read_picture,
-    shown_paths,
-    without_pruned,
+    path_texts,
+    read_audit_events,
+    read_pruned_counts,
 )
 from postdate.pipeline.audit.results import (
     FINDINGS,
@@ -37,10 +37,10 @@ from postdate.pipeline.audit.results import (
     LatenessBin,
 )
 from postdate.pipeline.forecast_rates import round_width
-from postdate.pipeline.frames import persisted
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.frames import persist_frame
+from postdate.pipeline.session import check_utc
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports.scanning import Pruned
+from postdate.ports.scanning import PrunedCounts
 
 
 def audit(  # noqa: PLR0913 - what to audit, and how
@@ -81,21 +81,21 @@ def audit(  # noqa: PLR0913 - what to audit, and how
             other columns; the folder for findings exists. Nothing was read.
     """
     started = time.perf_counter()
-    require_utc(spark)
+    check_utc(spark)
     as_of = aware_utc(now, "now")
-    endpoints = named([store] if isinstance(store, StoreSpec) else list(store))
-    paths = shown_paths(records)
+    endpoints = name_stores([store] if isinstance(store, StoreSpec) else list(store))
+    paths = path_texts(records)
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
     check_findings_folder(findings_to)
-    taking = read_picture(spark, endpoints, [open_records(spark, path) for path in records], partitions)
+    picture_context = read_audit_events(spark, endpoints, [open_records(spark, path) for path in records], partitions)
     with ExitStack() as stack:
-        verdict, summary, pruned = _judge(stack, taking, as_of, late_after, partitions)
+        verdict, summary, pruned = _judge(stack, picture_context, as_of, late_after, partitions)
         if findings_to is not None:
             write_findings(verdict, findings_to)
         width = round_width(summary.span_seconds, _CURVE_POINTS + 1)
         return AuditResult(
-            store=", ".join(endpoint.store.shown for endpoint in endpoints),
+            store=", ".join(endpoint.store.redacted_address for endpoint in endpoints),
             as_of=as_of,
             late_after_seconds=late_after.total_seconds(),
             counts=summary.total.counts,
@@ -116,22 +116,26 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 
 
 def _judge(
-    stack: ExitStack, taking: AbstractContextManager[Picture], as_of: datetime, late_after: timedelta, partitions: int
-) -> tuple[DataFrame, Summary, Pruned]:
+    stack: ExitStack,
+    picture_context: AbstractContextManager[AuditEvents],
+    as_of: datetime,
+    late_after: timedelta,
+    partitions: int,
+) -> tuple[DataFrame, Summary, PrunedCounts]:
     """Return judged messages, kept until the stack is closed, their summary, and what retention has removed.
 
     Everything is read, and the stores are released: no snapshot is held during the comparison. So a frame derived from
     the messages must not read a store again, because it would see another state.
     """
-    with taking as picture:
-        messages = read_now(one_row_a_message(picture.events))
-    pruned = pruned_from(picture.endpoints)
-    verdict = persisted(stack, judged(messages, as_of, late_after, pruned.before))
+    with picture_context as picture:
+        messages = checkpoint_frame(group_by_message(picture.events))
+    pruned = read_pruned_counts(picture.endpoints)
+    verdict = persist_frame(stack, judge_messages(messages, as_of, late_after, pruned.before))
     summary = summary_of(verdict)
     if summary.total.counts.lost or summary.total.counts.orphaned:
-        cleared = without_pruned(verdict.sparkSession, verdict, picture.endpoints, partitions)
+        cleared = exclude_pruned(verdict.sparkSession, verdict, picture.endpoints, partitions)
         if cleared is not None:
-            verdict = read_now(cleared)
+            verdict = checkpoint_frame(cleared)
             summary = summary_of(verdict)
     return verdict, summary, pruned
 
@@ -165,12 +169,12 @@ class Summary:
     span_seconds: int
 
 
-def summary_of(judged: DataFrame) -> Summary:
+def summary_of(verdicts: DataFrame) -> Summary:
     """Count in one pass: the total, by endpoint, by destination, and by hour of the due time."""
     names = [field.name for field in fields(AuditCounts)]
-    keyed = judged.withColumn("hour", F.date_trunc("hour", "due"))
+    rows_with_hour = verdicts.withColumn("hour", F.date_trunc("hour", "due"))
     groups = ("endpoint", "destination", "hour")
-    grouped = keyed.groupingSets([[], ["endpoint"], ["destination"], ["hour"]], *groups).agg(
+    grouped = rows_with_hour.groupingSets([[], ["endpoint"], ["destination"], ["hour"]], *groups).agg(
         F.grouping_id().alias("level"),
         F.percentile_approx("late_microseconds", list(_PERCENTILES), _PERCENTILE_ACCURACY).alias("percentiles"),
         F.unix_seconds(F.least(F.min("due"), F.min("delivered_at"))).alias("first"),
@@ -193,19 +197,21 @@ def summary_of(judged: DataFrame) -> Summary:
 
 
 def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
-    late = row["percentiles"]
-    lateness = Lateness() if late is None else Lateness(*(microseconds / 1e6 for microseconds in late))
+    percentiles = row["percentiles"]
+    lateness = Lateness() if percentiles is None else Lateness(*(microseconds / 1e6 for microseconds in percentiles))
     return AuditRow(key or "(unknown)", AuditCounts(**{name: row[name] for name in names}), lateness)
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 
 
-def findings_of(judged: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
+def findings_of(verdicts: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
     """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
     named_counts = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
-    ids = ((name, count, judged.where(name).select("message_id").orderBy("message_id")) for name, count in named_counts)
-    return tuple(Finding(name, count, tuple(row[0] for row in of.take(SAMPLE_SIZE))) for name, count, of in ids)
+    ids = (
+        (name, count, verdicts.where(name).select("message_id").orderBy("message_id")) for name, count in named_counts
+    )
+    return tuple(Finding(name, count, tuple(row[0] for row in frame.take(SAMPLE_SIZE))) for name, count, frame in ids)
 
 
 def check_findings_folder(path: Path | None) -> None:
@@ -216,7 +222,7 @@ def check_findings_folder(path: Path | None) -> None:
         raise PipelineError(f"there is no folder {path.absolute().parent} for the findings")
 
 
-def write_findings(judged: DataFrame, path: Path) -> None:
+def write_findings(verdicts: DataFrame, path: Path) -> None:
     """Write every finding as a row: finding, message_id, destination, due, detail, endpoint.
 
     ``path`` is a new folder that executors can reach. It is written even without findings; JSON lines if its name ends
@@ -227,7 +233,7 @@ def write_findings(judged: DataFrame, path: Path) -> None:
         lambda each: each["detail"].isNotNull(),
     )
     rows = (
-        judged.select(F.explode(names).alias("found"), "message_id", "destination", "due", "endpoint")
+        verdicts.select(F.explode(names).alias("found"), "message_id", "destination", "due", "endpoint")
         .select("found.finding", "message_id", "destination", "due", "found.detail", "endpoint")
         .orderBy("finding", "message_id")
     )
@@ -237,34 +243,34 @@ def write_findings(judged: DataFrame, path: Path) -> None:
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-def curve_of(judged: DataFrame, width: int) -> tuple[CurvePoint, ...]:
+def curve_of(verdicts: DataFrame, width: int) -> tuple[CurvePoint, ...]:
     """Count due and delivered messages in each interval of ``width`` seconds. Empty intervals are left out."""
 
-    def events(column: str, due: int, delivered: int) -> Column:
+    def event_struct(column: str, due: int, delivered: int) -> Column:
         second = F.unix_seconds(column).alias("second")
         return F.struct(second, F.lit(due).alias("due"), F.lit(delivered).alias("delivered"))
 
-    both = F.explode(F.array(events("due", 1, 0), events("delivered_at", 0, 1)))
+    event = F.explode(F.array(event_struct("due", 1, 0), event_struct("delivered_at", 0, 1)))
     start = F.floor(F.col("event.second") / width) * width
-    counted = (
-        judged.select(both.alias("event"))
+    point_counts = (
+        verdicts.select(event.alias("event"))
         .where("event.second IS NOT NULL")
         .groupBy(start.alias("start"))
         .agg(F.sum("event.due").alias("due"), F.sum("event.delivered").alias("delivered"))
     )
     return tuple(
         CurvePoint(from_microseconds(row["start"] * 1_000_000), row["due"], row["delivered"])
-        for row in sorted(counted.collect())
+        for row in sorted(point_counts.collect())
     )
 
 
-def lateness_bins_of(judged: DataFrame) -> tuple[LatenessBin, ...]:
+def lateness_bins_of(verdicts: DataFrame) -> tuple[LatenessBin, ...]:
     """Count deliveries in bins of a logarithmic scale from one microsecond.
 
     Early deliveries are findings, not lateness.
     """
     number = F.floor(F.log10(F.greatest("late_microseconds", F.lit(1))) * _BINS_A_DECADE)
-    rows = judged.where("late_microseconds >= 0").groupBy(number.alias("bin")).count().collect()
+    rows = verdicts.where("late_microseconds >= 0").groupBy(number.alias("bin")).count().collect()
     return tuple(
         LatenessBin(
             10 ** (row["bin"] / _BINS_A_DECADE) / 1e6, 10 ** ((row["bin"] + 1) / _BINS_A_DECADE) / 1e6, row["count"]

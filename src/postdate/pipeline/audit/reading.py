@@ -14,7 +14,8 @@ delivered before step 1 and not handled by step 3 was in its queue during the wh
 found nowhere is lost, however busy the store is; and nothing is stopped or locked.
 
 Everything becomes rows of one kind, *events*: pending and queued messages join the records as if they were records.
-Each event is read only once: see :func:`read_now`. Parquet is listed before any store is read, so its events are older.
+Each event is read only once: see :func:`checkpoint_frame`. Parquet is listed before any store is read, so its events
+are older.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import one_line_errors
+from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.frames import STORAGE, open_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
-from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.stores import StoreSpec, open_spec
 from postdate.ports import ScanFilter, ScanPart
-from postdate.ports.migrating import GIVEN_BACK
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, Pruned, pruned_details
+from postdate.ports.migrating import RETURNED_BY_MIGRATION
+from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, PrunedCounts, pruned_details
 
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored again after it had failed."""
@@ -54,15 +55,15 @@ _RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "se
 
 @dataclass(frozen=True, slots=True)
 class AuditedStore:
-    """A store and the name of its endpoint. ``held``: the store is read from a snapshot."""
+    """A store and the name of its endpoint. ``has_snapshot``: the store is read from a snapshot."""
 
     name: str
     store: StoreSpec
-    held: bool = False
+    has_snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class AuditEvents:
     """All events.
 
     Args:
@@ -85,25 +86,27 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     Raises:
         StoreError: the database is missing or unreachable.
     """
-    with opened(store) as opened_store:
-        scannable = opened_store.scannable()
+    with open_spec(store) as opened_store:
+        scannable = opened_store.require_scannable()
         tables = scannable.tables_of_stores() if isinstance(scannable, ArchivableStore) else ()
-    all_there = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
-    return tuple(all_there) or (store,)
+    stores = (replace(store, table=each, endpoint=each.removesuffix(".timeouts") or each) for each in tables)
+    return tuple(stores) or (store,)
 
 
-def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
+def name_stores(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
     """Name each store after its endpoint, with the address if two endpoints have the same name.
 
     Refuse a store that is given twice.
     """
     keys = [(store.address, store.schema, _table(store)) for store in stores]
-    twice = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
-    if twice:
-        raise PipelineError(f"the store {_table(twice[0])} in {twice[0].shown} is named twice; name each store once")
+    repeated = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
+    if repeated:
+        raise PipelineError(
+            f"the store {_table(repeated[0])} in {repeated[0].redacted_address} is named twice; name each store once"
+        )
     names = [_table(store).removesuffix(".timeouts") or _table(store) for store in stores]
     return tuple(
-        AuditedStore(name if names.count(name) == 1 else f"{name} in {store.shown}", store)
+        AuditedStore(name if names.count(name) == 1 else f"{name} in {store.redacted_address}", store)
         for name, store in zip(names, stores, strict=True)
     )
 
@@ -113,9 +116,9 @@ def _table(store: StoreSpec) -> str:
 
 
 @contextmanager
-def read_picture(
+def read_audit_events(
     spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
-) -> Generator[Picture]:
+) -> Generator[AuditEvents]:
     """Read everything; the Parquet files were opened before.
 
     The events must be used inside the block, and only once.
@@ -124,69 +127,69 @@ def read_picture(
         frames, stores = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
             snapshot = stack.enter_context(open_snapshot(endpoint.store))
-            store_frames = _Reading(spark, endpoint, snapshot, partitions).events()
+            store_frames = _StoreReading(spark, endpoint, snapshot, partitions).read_frames()
             frames += [frame.withColumn("source", F.lit(len(stores))) for frame in store_frames]
-            stores.append(replace(endpoint, held=snapshot is not None))
+            stores.append(replace(endpoint, has_snapshot=snapshot is not None))
         for number, frame in enumerate(records, len(stores)):
-            frames.append(_from_parquet(frame, stores).withColumn("source", F.lit(number)))
+            frames.append(_events_of_parquet(frame, stores).withColumn("source", F.lit(number)))
         events = reduce(lambda one, other: one.unionByName(other), frames)
         if len(stores) + len(records) > 1:
-            events = _once_each(_at_home(events.repartition("message_id"), stores))
-        yield Picture(events.drop("source"), tuple(stores))
+            events = _merge_copies(_assign_endpoints(events.repartition("message_id"), stores))
+        yield AuditEvents(events.drop("source"), tuple(stores))
 
 
 # --- a store ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _StoreReading:
     spark: SparkSession
     endpoint: AuditedStore
     snapshot: str | None
     partitions: int
 
-    def events(self) -> list[DataFrame]:
+    def read_frames(self) -> list[DataFrame]:
         """Return the frames of the store. Frames that must not be read later have already been read."""
         if self.snapshot is not None:
-            return [self._records(self._parts("records"), before=1, times=1), *self._waiting()]
-        with opened(self.endpoint.store) as store:
-            scannable = store.scannable()
-            in_order = isinstance(scannable, ArchivableStore) and scannable.records_in_commit_order
-        return self._bracketed_by_number() if in_order else self._read_twice()
+            return [self._records(self._parts("records"), before=1, times=1), *self._plan_waiting()]
+        with open_spec(self.endpoint.store) as store:
+            scannable = store.require_scannable()
+            is_in_order = isinstance(scannable, ArchivableStore) and scannable.records_in_commit_order
+        return self._read_by_number() if is_in_order else self._read_twice()
 
-    def _bracketed_by_number(self) -> list[DataFrame]:
-        seen = self._parts("records")
-        seen_end = seen[-1].end if seen else 0
-        waiting = self._now()
-        since = [part for part in self._parts("records") if part.end > seen_end]
-        since = [ScanPart(max(part.first, seen_end), part.end) for part in since]
-        return [self._records(seen, before=1, times=1), self._records(since, before=0, times=1), *waiting]
+    def _read_by_number(self) -> list[DataFrame]:
+        seen_parts = self._parts("records")
+        seen_end = seen_parts[-1].end if seen_parts else 0
+        waiting = self._read_waiting()
+        new_parts = [part for part in self._parts("records") if part.end > seen_end]
+        new_parts = [ScanPart(max(part.first, seen_end), part.end) for part in new_parts]
+        return [self._records(seen_parts, before=1, times=1), self._records(new_parts, before=0, times=1), *waiting]
 
     def _read_twice(self) -> list[DataFrame]:
         """Read records before and after. The first reading only shows which records existed when the audit began."""
-        first = read_now(self._records(self._parts("records"), before=1, times=0))
-        return [first, *self._now(), self._records(self._parts("records"), before=0, times=1)]
+        first = checkpoint_frame(self._records(self._parts("records"), before=1, times=0))
+        return [first, *self._read_waiting(), self._records(self._parts("records"), before=0, times=1)]
 
-    def _now(self) -> list[DataFrame]:
-        return [read_now(each) for each in self._waiting()]
+    def _read_waiting(self) -> list[DataFrame]:
+        return [checkpoint_frame(each) for each in self._plan_waiting()]
 
-    def _parts(self, what: str) -> list[ScanPart]:
-        return scan_parts(self.endpoint.store, what, self.partitions)
+    def _parts(self, table: str) -> list[ScanPart]:
+        return scan_parts(self.endpoint.store, table, self.partitions)
 
-    def _scan(self, what: str, columns: Sequence[str], parts: Sequence[ScanPart]) -> DataFrame:
-        return scan_frame(self.spark, self.endpoint.store, what, columns, parts, snapshot=self.snapshot)
+    def _scan(self, table: str, columns: Sequence[str], parts: Sequence[ScanPart]) -> DataFrame:
+        return scan_frame(self.spark, self.endpoint.store, table, columns, parts, snapshot=self.snapshot)
 
     def _records(self, parts: Sequence[ScanPart], *, before: int, times: int) -> DataFrame:
         records = self._scan("records", LEDGER_ARROW.names, parts)
         return _events(records, F.lit(self.endpoint.name), before=before, times=times)
 
-    def _waiting(self) -> Iterator[DataFrame]:
+    def _plan_waiting(self) -> Iterator[DataFrame]:
         """Yield pending messages, then queues. Each frame is planned when it is asked for."""
-        for what, destination in (("pending", "destination"), ("queued", "queue")):
-            frame = self._scan(what, ("message_id", "due", destination), self._parts(what))
+        for table, destination in (("pending", "destination"), ("queued", "queue")):
+            frame = self._scan(table, ("message_id", "due", destination), self._parts(table))
             # Queues also have messages sent without a delay, which have no due time and are not audited.
             frame = frame.where(F.col("due").isNotNull()).select(
-                F.lit(what).alias("kind"),
+                F.lit(table).alias("kind"),
                 "message_id",
                 F.lit(None).cast("timestamp").alias("at"),
                 "due",
@@ -196,7 +199,7 @@ class _Reading:
             yield _events(frame, F.lit(self.endpoint.name), before=1, times=1)
 
 
-def read_now(frame: DataFrame) -> DataFrame:
+def checkpoint_frame(frame: DataFrame) -> DataFrame:
     """Read a frame now, and only once. If an executor loses it, that is an error: a later read would see another state.
 
     The caller need not release it: Spark removes the frame when it is no longer used.
@@ -213,11 +216,11 @@ def is_sent_again() -> Column:
 
 
 def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) -> DataFrame:
-    back = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(GIVEN_BACK)
-    came_back = (F.col("kind") == "rescheduled") & back
+    has_return_detail = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(RETURNED_BY_MIGRATION)
+    is_back = (F.col("kind") == "rescheduled") & has_return_detail
     return records.select(
         endpoint.alias("endpoint"),
-        F.when(came_back, F.lit("came_back"))
+        F.when(is_back, F.lit("came_back"))
         .when(is_sent_again(), F.lit("sent_again"))
         .otherwise(F.col("kind"))
         .alias("kind"),
@@ -232,22 +235,22 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
     )
 
 
-def pruned_from(endpoints: Sequence[AuditedStore]) -> Pruned:
+def read_pruned_counts(endpoints: Sequence[AuditedStore]) -> PrunedCounts:
     """Return what retention has removed from all stores until now, which is later than they were read.
 
     A removed record of one store may belong to a message of another store, so the results are added up.
     """
     markers = list[tuple[datetime | None, str]]()
     for endpoint in endpoints:
-        with opened(endpoint.store) as store:
-            markers += pruned_details(store.ask(lambda itself: itself.history(PRUNED_ID)))
-    return Pruned.of(markers)
+        with open_spec(endpoint.store) as store:
+            markers += pruned_details(store.call(lambda itself: itself.history(PRUNED_ID)))
+    return PrunedCounts.of(markers)
 
 
 # --- several sources --------------------------------------------------------------------------------------------------
 
 
-def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
+def _events_of_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Return events. The endpoint is null if Parquet does not name one, or names one that is not audited."""
     name = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
     match endpoints:
@@ -260,7 +263,7 @@ def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> Data
     return _events(records, endpoint, before=1, times=1)
 
 
-def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
+def _assign_endpoints(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Assign each event to the endpoint whose store knows the message.
 
     A queue may be in another database than the message's store. Its records are then in a store without the message.
@@ -269,31 +272,32 @@ def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
         return events
     elsewhere = Window.partitionBy("message_id")
     here = Window.partitionBy("message_id", "endpoint")
-    home = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
+    home_endpoint = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
     is_stored_here = F.max((~F.col("kind").isin(*_RECEIVERS_KINDS)).cast("int")).over(here) == 1
-    stays = F.col("endpoint").isNotNull() & is_stored_here
+    is_kept = F.col("endpoint").isNotNull() & is_stored_here
     # A discarded message that was never delayed is recorded for every store of the database, and belongs to none.
     of_no_store = (F.col("kind") == "discarded") & F.col("due").isNull()
     return (
         events.withColumn(
-            "home", F.coalesce(home, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)"))
+            "home",
+            F.coalesce(home_endpoint, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)")),
         )
-        .withColumn("stays", stays)
+        .withColumn("stays", is_kept)
         .withColumn("native", F.coalesce(F.col("stays") | (F.col("home") == F.col("endpoint")), F.lit(True)))
         .withColumn("endpoint", F.when(F.col("stays"), F.col("endpoint")).otherwise(F.col("home")))
         .drop("home", "stays")
     )
 
 
-def _once_each(events: DataFrame) -> DataFrame:
+def _merge_copies(events: DataFrame) -> DataFrame:
     """Count events that several sources have once, as copies. An event that one source has twice happened twice."""
     identity = ("endpoint", "message_id", "kind", "at")
-    of_each = events.groupBy(*identity, "source").agg(
+    source_counts = events.groupBy(*identity, "source").agg(
         *(F.max(name).alias(name) for name in ("due", "destination", "native")),
         *(F.sum(name).alias(name) for name in ("times", "before")),
         F.min(F.when(F.col("times") > 0, F.col("archived"))).alias("archived"),
     )
-    return of_each.groupBy(*identity).agg(
+    return source_counts.groupBy(*identity).agg(
         *(F.max(name).alias(name) for name in ("due", "destination", "times", "before", "native")),
         *(F.min(name).alias(name) for name in ("archived", "source")),
     )
@@ -312,41 +316,41 @@ def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
     Returns kind, message_id, at, due, destination, detail, and any other columns. Raises PipelineError if the folder
     has nothing, no Parquet, or other columns.
     """
-    shown = str(path)
-    if "://" not in shown:
-        folder = Path(shown)
+    path_text = str(path)
+    if "://" not in path_text:
+        folder = Path(path_text)
         if not folder.exists():
-            raise PipelineError(f"there are no records at {shown}: no such folder")
+            raise PipelineError(f"there are no records at {path_text}: no such folder")
         if (folder / ARCHIVE_MARK).exists() and not any(folder.glob("day=*/*.parquet")):
             return spark.createDataFrame([], spark_schema(LEDGER_ARROW))
         if folder.is_dir() and not any(folder.rglob("*")):
-            raise PipelineError(f"there are no records at {shown}: the folder is empty")
-    with one_line_errors(f"the records at {shown} cannot be read as Parquet"):
-        records = spark.read.parquet(shown)
-    _check_columns(shown, records.schema)
+            raise PipelineError(f"there are no records at {path_text}: the folder is empty")
+    with shorten_errors(f"the records at {path_text} cannot be read as Parquet"):
+        records = spark.read.parquet(path_text)
+    _check_columns(path_text, records.schema)
     return records
 
 
-def _check_columns(shown: str, schema: StructType) -> None:
+def _check_columns(path_text: str, schema: StructType) -> None:
     types = spark_types(LEDGER_ARROW)
     missing = [name for name in types if name not in schema.fieldNames()]
     if missing:
         raise PipelineError(
-            f"what is at {shown} are no records: there is no column {missing[0]!r} among "
+            f"what is at {path_text} are no records: there is no column {missing[0]!r} among "
             f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(types)}"
         )
     for name, expected in types.items():
         actual = schema[name].dataType.simpleString()
         if actual != expected:
-            raise PipelineError(f"what is at {shown} are no records: {name!r} is {actual} and not {expected}")
+            raise PipelineError(f"what is at {path_text} are no records: {name!r} is {actual} and not {expected}")
 
 
-def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
+def path_texts(paths: Sequence[str | Path]) -> tuple[str, ...]:
     """Return the paths as texts. Raise PipelineError for a path that is named twice, which must be a mistake."""
     texts = tuple(str(path) for path in paths)
-    twice = [text for number, text in enumerate(texts) if text in texts[:number]]
-    if twice:
-        raise PipelineError(f"the records at {twice[0]} are named twice; name each folder once")
+    repeated = [text for number, text in enumerate(texts) if text in texts[:number]]
+    if repeated:
+        raise PipelineError(f"the records at {repeated[0]} are named twice; name each folder once")
     return texts
 
 
@@ -357,40 +361,46 @@ _ASKED_FOR_BY_ID = 1_000
 """Up to this number of suspicious messages, the store is asked only for their records."""
 
 
-def without_pruned(
-    spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
+def exclude_pruned(
+    spark: SparkSession, verdicts: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
-    """Return ``judged`` without messages that were archived during the audit; ``None`` if there are none.
+    """Return ``verdicts`` without messages that were archived during the audit; ``None`` if there are none.
 
     An archive removes records while the audit reads. It first marks the *scheduled* record, and removes that one last,
     if at all. So an unmarked *scheduled* record proves that no record of the message was removed yet, and the finding
     is true.
     """
-    unheld = [endpoint for endpoint in endpoints if not endpoint.held]
-    suspects = judged.where((F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in unheld)))
-    if not unheld or suspects.isEmpty():
+    without_snapshot = [endpoint for endpoint in endpoints if not endpoint.has_snapshot]
+    suspects = verdicts.where(
+        (F.col("lost") | F.col("orphaned")) & F.col("endpoint").isin(*(e.name for e in without_snapshot))
+    )
+    if not without_snapshot or suspects.isEmpty():
         return None
-    excused = [_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in unheld]
-    pruned = reduce(lambda one, other: one.unionByName(other), excused)
-    return None if pruned.isEmpty() else judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
+    pruned_frames = [
+        _find_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in without_snapshot
+    ]
+    pruned = reduce(lambda one, other: one.unionByName(other), pruned_frames)
+    return None if pruned.isEmpty() else verdicts.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
 
 
-def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:
+def _find_pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:
     ids = [row[0] for row in suspects.select("message_id").take(_ASKED_FOR_BY_ID + 1)]
-    where = ScanFilter(message_ids=tuple(ids)) if len(ids) <= _ASKED_FOR_BY_ID else ScanFilter()
+    scan_filter = ScanFilter(message_ids=tuple(ids)) if len(ids) <= _ASKED_FOR_BY_ID else ScanFilter()
     parts = scan_parts(endpoint.store, "records", partitions)
     columns = ("message_id", "kind", "detail")
     scheduled = F.col("kind") == "scheduled"
-    there = (
-        scan_frame(spark, endpoint.store, "records", columns, parts, where=where)
+    record_counts = (
+        scan_frame(spark, endpoint.store, "records", columns, parts, scan_filter=scan_filter)
         .groupBy("message_id")
         .agg(
             F.count_if(scheduled & (F.coalesce("detail", F.lit("")) != ARCHIVED)).alias("unmarked"),
             F.count_if(~scheduled).alias("others"),
         )
     )
-    looked_at = suspects.select("endpoint", "message_id", "lost", "orphaned").join(there, "message_id", "left")
+    suspects_with_counts = suspects.select("endpoint", "message_id", "lost", "orphaned").join(
+        record_counts, "message_id", "left"
+    )
     is_pruned = (F.col("lost") & (F.coalesce("unmarked", F.lit(0)) == 0)) | (
         F.col("orphaned") & (F.coalesce("others", F.lit(0)) == 0)
     )
-    return looked_at.where(is_pruned).select("endpoint", "message_id")
+    return suspects_with_counts.where(is_pruned).select("endpoint", "message_id")

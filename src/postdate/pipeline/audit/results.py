@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from postdate.pipeline.plain import plain
+from postdate.pipeline.plain import to_plain
 
 BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
 """Broken promises: with any of these findings an audit is not clean."""
@@ -157,12 +157,12 @@ class AuditResult:
     pruned_before: datetime | None = None
 
     @property
-    def clean(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether no message was lost, duplicated, early or orphaned."""
         return not any(getattr(self.counts, name) for name in BROKEN_PROMISES)
 
     def to_json(self) -> dict[str, Any]:
-        return {"clean": self.clean, **plain(self)}
+        return {"clean": self.is_clean, **to_plain(self)}
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""

@@ -27,12 +27,12 @@ from pyspark.sql.types import (
 )
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, Wheel, pack_cancels, pack_rows, unpack
-from postdate.pipeline.delay.processor import EMITTED, Delaying
-from postdate.pipeline.delay.slot import Cancelling
-from postdate.pipeline.failures import one_line_errors
-from postdate.pipeline.rows import quoted
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.delay.packing import PACKED, SLOT, PackOptions, Wheel, pack_cancels, pack_rows, unpack_rows
+from postdate.pipeline.delay.processor import EMITTED, DelayProcessor
+from postdate.pipeline.delay.slot import CancelOptions
+from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.rows import quote_name
+from postdate.pipeline.session import check_utc
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -126,28 +126,28 @@ def delay(
     """
     options = options or DelayOptions()
     spark = df.sparkSession
-    _require_session(spark)
-    _require_rows(df, due)
-    _require_cancels(df, id, cancel)
+    _check_session(spark)
+    _check_rows(df, due)
+    _check_cancels(df, id, cancel)
     slots = _slot_keys(spark, options.slots or int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-    packing = Packing(
+    packing = PackOptions(
         wheel=Wheel(options.resolution_ms),
         schema=_arrow_schema(df),
         due=due,
         slots=slots,
         null_due=options.null_due,
-        cancelling=cancel is not None,
+        has_cancels=cancel is not None,
     )
     if cancel is None or id is None:
-        cancelling = None
+        cancel_options = None
         packed = df.mapInArrow(partial(pack_rows, packing), PACKED)
     else:
-        cancelling = Cancelling(id, options.keep_cancels // timedelta(milliseconds=1))
-        number = F.pmod(F.xxhash64(quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
+        cancel_options = CancelOptions(id, options.keep_cancels // timedelta(milliseconds=1))
+        number = F.pmod(F.xxhash64(quote_name(id)), F.lit(len(slots))).cast("int").alias(SLOT)
         packed = df.select("*", number).mapInArrow(partial(pack_rows, packing), PACKED)
-        packed = packed.union(cancel.select(quoted(id), number).mapInArrow(partial(pack_cancels, slots), PACKED))
+        packed = packed.union(cancel.select(quote_name(id), number).mapInArrow(partial(pack_cancels, slots), PACKED))
     parameters = {
-        "cancel": cancelling is not None,
+        "cancel": cancel_options is not None,
         "columns": df.schema.simpleString(),
         "due": due,
         "id": id,
@@ -156,13 +156,15 @@ def delay(
     }
     return (
         packed.groupBy("slot")
-        .transformWithStateInPandas(Delaying(packing, parameters, cancelling), EMITTED, "Append", "ProcessingTime")
-        .mapInArrow(partial(unpack, packing), df.schema)
+        .transformWithStateInPandas(
+            DelayProcessor(packing, parameters, cancel_options), EMITTED, "Append", "ProcessingTime"
+        )
+        .mapInArrow(partial(unpack_rows, packing), df.schema)
     )
 
 
-def _require_session(spark: SparkSession) -> None:
-    require_utc(spark)
+def _check_session(spark: SparkSession) -> None:
+    check_utc(spark)
     provider = spark.conf.get(_PROVIDER)
     if provider != _ROCKSDB:
         raise PipelineError(
@@ -173,7 +175,7 @@ def _require_session(spark: SparkSession) -> None:
         raise PipelineError("Spark speaks to its state by protobuf, which is not installed: pip install protobuf")
 
 
-def _require_rows(df: DataFrame, due: str) -> None:
+def _check_rows(df: DataFrame, due: str) -> None:
     if not df.isStreaming:
         raise PipelineError("delay needs a streaming data frame (spark.readStream); for a table use pipeline schedule")
     if due not in df.columns:
@@ -189,21 +191,21 @@ def _require_rows(df: DataFrame, due: str) -> None:
         )
 
 
-def _require_cancels(df: DataFrame, id_column: str | None, cancel: DataFrame | None) -> None:
+def _check_cancels(df: DataFrame, id_column: str | None, cancel: DataFrame | None) -> None:
     if cancel is None:
         return
     if id_column is None:
         raise PipelineError("cancel needs id: the column, in both streams, that says what is cancelled")
     if not cancel.isStreaming:
         raise PipelineError("cancel must be a streaming data frame, too (spark.readStream)")
-    for frame, what in ((df, "the rows have"), (cancel, "cancel has")):
+    for frame, subject in ((df, "the rows have"), (cancel, "cancel has")):
         if id_column not in frame.columns:
-            raise PipelineError(f"{what} no column {id_column!r}; there are {', '.join(frame.columns)}")
+            raise PipelineError(f"{subject} no column {id_column!r}; there are {', '.join(frame.columns)}")
     kinds: list[DataType] = [frame.schema[id_column].dataType for frame in (df, cancel)]
     if kinds[0] != kinds[1] or not isinstance(kinds[0], _ID_TYPES):
-        named = " and ".join(kind.simpleString() for kind in kinds)
+        type_names = " and ".join(kind.simpleString() for kind in kinds)
         raise PipelineError(
-            f"{id_column!r} must be text, a whole number or binary, and the same in both streams; it is {named}"
+            f"{id_column!r} must be text, a whole number or binary, and the same in both streams; it is {type_names}"
         )
 
 
@@ -212,8 +214,8 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes") == "true"
     try:
         return to_arrow_schema(df.schema, timezone="UTC", prefers_large_types=large)
-    except PySparkException as failed:
-        raise PipelineError(f"a column cannot wait, because Arrow cannot carry it: {failed}") from failed
+    except PySparkException as error:
+        raise PipelineError(f"a column cannot wait, because Arrow cannot carry it: {error}") from error
 
 
 def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
@@ -222,12 +224,12 @@ def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
     Keys ``0, 1, 2…`` would leave a third of the partitions empty. The keys depend on ``count`` alone, so they are the
     same whenever a query starts again.
     """
-    tried = count * (int(math.log(count)) + 2)
+    key_count = count * (int(math.log(count)) + 2)
     keys: dict[int, int] = {}
     while len(keys) < count:
-        tried *= 2
+        key_count *= 2
         row: Any = spark.sql(
-            f"SELECT transform(sequence(0, {tried - 1}), k -> pmod(hash(k), {count})) AS partitions"
+            f"SELECT transform(sequence(0, {key_count - 1}), k -> pmod(hash(k), {count})) AS partitions"
         ).first()
         keys = {}
         for key, partition in enumerate(row.partitions):
@@ -288,14 +290,14 @@ def run_delay(
         PipelineError: the arguments do not fit together; nothing was started.
     """
     rows = delay(source, due, id, cancel, options)
-    go_on(source.sparkSession, target.checkpoint)
-    every = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
-    writer = rows.writeStream.outputMode("append").trigger(processingTime=every).format(target.format)
-    with one_line_errors(f"cannot delay rows into {target.path!r}"):
+    reopen_last_batch(source.sparkSession, target.checkpoint)
+    trigger_text = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
+    writer = rows.writeStream.outputMode("append").trigger(processingTime=trigger_text).format(target.format)
+    with shorten_errors(f"cannot delay rows into {target.path!r}"):
         return writer.option("checkpointLocation", target.checkpoint).start(target.path)
 
 
-def go_on(spark: SparkSession, checkpoint: str) -> None:
+def reopen_last_batch(spark: SparkSession, checkpoint: str) -> None:
     """Let rows in a checkpoint continue as soon as their query starts again, without waiting for new input.
 
     Call it before each start of your own query with :func:`postdate.pipeline.delay.delay`; :func:`run_delay` calls it.
@@ -314,15 +316,15 @@ def go_on(spark: SparkSession, checkpoint: str) -> None:
     """
     bridge: Any = spark.sparkContext  # Only Java code can access all file systems of Spark.
     hadoop = bridge._jvm.org.apache.hadoop.fs  # noqa: SLF001
-    with one_line_errors(f"cannot go on with the checkpoint {checkpoint!r}"):
+    with shorten_errors(f"cannot go on with the checkpoint {checkpoint!r}"):
         root = hadoop.Path(checkpoint)
         files = root.getFileSystem(bridge._jsc.hadoopConfiguration())  # noqa: SLF001
 
-        def last(log: str) -> int:
+        def last_number(log: str) -> int:
             folder = hadoop.Path(root, log)
             names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
             return max((int(name) for name in names if name.isdecimal()), default=-1)
 
-        batch = last("commits")
-        if batch >= 0 and batch == last("offsets"):
+        batch = last_number("commits")
+        if batch >= 0 and batch == last_number("offsets"):
             files.delete(hadoop.Path(root, f"commits/{batch}"), False)

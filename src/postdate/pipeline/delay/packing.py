@@ -61,7 +61,7 @@ class Wheel:
             )
 
     @property
-    def top(self) -> int:
+    def top_level(self) -> int:
         """The highest level. It also has the rows that are due beyond its reach."""
         level = 0
         while self.width_ms(level + 1) <= _WIDEST_MS:
@@ -84,7 +84,7 @@ class Wheel:
             now_ms: decides which rows are due, and the level of the others.
             below: the level whose bucket is being spread; rows get lower levels.
         """
-        top = self.top if below is None else below - 1
+        top = self.top_level if below is None else below - 1
         distance_ms = -(-due_us // 1000) - now_ms
         # A bucket is spread at most 1.25 widths before its last row is due, and the level below reaches that far.
         reach_ms = np.array([2 * self.width_ms(level + 1) for level in range(top)], dtype=np.int64)
@@ -98,7 +98,7 @@ class Wheel:
     def level(self, place: int) -> int:
         return place % _PLACES_PER_BUCKET
 
-    def begins_ms(self, place: int) -> int:
+    def start_ms(self, place: int) -> int:
         """Return the earliest due time of a place above level 0."""
         return place // _PLACES_PER_BUCKET * self.width_ms(self.level(place))
 
@@ -110,7 +110,7 @@ class Wheel:
         level = self.level(place)
         if level == 0:
             return place // _PLACES_PER_BUCKET * self.resolution_ms
-        return self.begins_ms(place) - self.lead_ms(level) + level
+        return self.start_ms(place) - self.lead_ms(level) + level
 
     def place_of(self, timer_ms: int) -> int:
         """Return the place that a timer opens.
@@ -126,7 +126,7 @@ class Wheel:
         """Return a timer at or after ``now_ms`` for a place above level 0; ``None`` if its bucket begins before."""
         level = self.level(place)
         timer = -(-(now_ms - level) // self.resolution_ms) * self.resolution_ms + level
-        return timer if timer <= self.begins_ms(place) else None
+        return timer if timer <= self.start_ms(place) else None
 
 
 # --- packages ---------------------------------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ _BEFORE_ALL = -(2**62)
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackOptions:
     """How rows become packages. The object is pickled to executors.
 
-    ``schema`` does not have the columns added here; ``slots`` are the keys of the state. With ``cancelling``, rows
+    ``schema`` does not have the columns added here; ``slots`` are the keys of the state. With ``has_cancels``, rows
     arrive with their slot in :data:`SLOT`, and the processor adds their time of arrival.
     """
 
@@ -171,44 +171,44 @@ class Packing:
     due: str
     slots: tuple[int, ...]
     null_due: str
-    cancelling: bool
+    has_cancels: bool
 
     @property
     def stored_schema(self) -> pa.Schema:
         """The columns of a package in the state, and of a released package. Packages that arrive have ``schema``."""
-        return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
+        return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.has_cancels else self.schema
 
 
-def pack_rows(packing: Packing, batches: Batches) -> Batches:
+def pack_rows(packing: PackOptions, batches: Batches) -> Batches:
     share = _share_of_task()
     hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
-    for rows in _gathered(batches):
-        yield to_batch([*hello, *_packages(packing, rows, share, now_ms())], _PACKED_ARROW)
+    for rows in _join_small_batches(batches):
+        yield to_batch([*hello, *_pack_batch(packing, rows, share, now_ms())], _PACKED_ARROW)
         hello = []
 
 
 def pack_cancels(slots: Sequence[int], batches: Batches) -> Batches:
     """Pack the ids to cancel of a task. The batches have two columns, id and slot; null ids are dropped."""
     hello = [(slot, HELLO, 0, b"") for slot in slots]
-    for gathered in _gathered(batches):
-        named = gathered.filter(pc.is_valid(gathered.column(0)))
-        ids = pa.RecordBatch.from_arrays([named.column(0)], names=["id"])
-        numbers = _int64(named.column(1))
+    for id_batch in _join_small_batches(batches):
+        valid_ids = id_batch.filter(pc.is_valid(id_batch.column(0)))
+        ids = pa.RecordBatch.from_arrays([valid_ids.column(0)], names=["id"])
+        numbers = _int64(valid_ids.column(1))
         packages = [
             (slots[number], CANCELS, 0, to_content(part))
             for number in range(len(slots))
-            for part in parts(ids.filter(pa.array(numbers == number)))
+            for part in split_parts(ids.filter(pa.array(numbers == number)))
         ]
         yield to_batch([*hello, *packages], _PACKED_ARROW)
         hello = []
 
 
-def unpack(packing: Packing, batches: Batches) -> Batches:
+def unpack_rows(packing: PackOptions, batches: Batches) -> Batches:
     """Unpack the due packages of a task into their rows."""
     for batch in batches:
-        opened = [from_content(content.as_py(), packing.stored_schema) for content in batch.column(0)]
-        if opened:
-            rows = pa.Table.from_batches(opened).select(packing.schema.names)
+        package_rows = [from_content(content.as_py(), packing.stored_schema) for content in batch.column(0)]
+        if package_rows:
+            rows = pa.Table.from_batches(package_rows).select(packing.schema.names)
             yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
 
 
@@ -224,7 +224,7 @@ def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatc
     return pa.ipc.read_record_batch(pa.py_buffer(content), schema)
 
 
-def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def split_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split a batch into parts of about :data:`PACKAGE_BYTES`. An empty batch has no parts."""
     if batch.num_rows:
         rows = max(int(PACKAGE_BYTES * batch.num_rows / max(batch.nbytes, 1)), 1)
@@ -232,7 +232,7 @@ def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, rows)
 
 
-def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
+def split_by_keys(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
     """Yield the rows of each key, in the order of the keys, in parts of about :data:`PACKAGE_BYTES`."""
     order = np.lexsort(keys[::-1])
     ordered = batch.take(pa.array(order, pa.int64()))
@@ -241,7 +241,7 @@ def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tu
     for column in columns:
         changes[1:] |= column[1:] != column[:-1]
     for start, end in pairwise([0, *np.flatnonzero(changes).tolist(), batch.num_rows]):
-        for part in parts(ordered.slice(start, end - start)):
+        for part in split_parts(ordered.slice(start, end - start)):
             yield tuple(int(column[start]) for column in columns), part
 
 
@@ -254,28 +254,28 @@ def due_us(batch: pa.RecordBatch, due: str) -> NDArray[np.int64]:
 # --- one gathered batch ----------------------------------------------------------------------------------------------
 
 
-def _packages(
-    packing: Packing, rows: pa.RecordBatch, share: int, near_ms: int
+def _pack_batch(
+    packing: PackOptions, rows: pa.RecordBatch, share: int, near_ms: int
 ) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield the packages of a batch, grouped by the place of the rows at ``near_ms``, which is about now."""
-    rows = _with_due_times(packing, rows)
+    rows = _handle_null_due_times(packing, rows)
     if not rows.num_rows:
         return
     due = due_us(rows, packing.due)
     places = packing.wheel.places(due, near_ms)
     content = pa.RecordBatch.from_arrays(rows.columns[: len(packing.schema)], schema=packing.schema)
-    if packing.cancelling:
+    if packing.has_cancels:
         numbers = _int64(rows.column(rows.schema.get_field_index(SLOT)))
     else:
         # The slot is computed only from values that stay the same if Spark repeats a task with its rows in another
         # order. A row
         # that changed its slot between two attempts could be lost or duplicated.
         numbers = (due // (packing.wheel.resolution_ms * 1000) + share) % len(packing.slots)
-    for (number, place), part in spread(content, numbers, places):
+    for (number, place), part in split_by_keys(content, numbers, places):
         yield packing.slots[number], place, int(due_us(part, packing.due).max()), to_content(part)
 
 
-def _with_due_times(packing: Packing, rows: pa.RecordBatch) -> pa.RecordBatch:
+def _handle_null_due_times(packing: PackOptions, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Handle null due times as ``null_due`` says: keep them, drop them, or raise PipelineError."""
     column = rows.column(rows.schema.get_field_index(packing.due))
     if not column.null_count or packing.null_due == "now":
@@ -295,7 +295,7 @@ def _share_of_task() -> int:
     return task.partitionId() + int(task.getLocalProperty("streaming.sql.batchId") or 0)
 
 
-def _gathered(batches: Batches) -> Batches:
+def _join_small_batches(batches: Batches) -> Batches:
     """Join small batches up to ``_GATHERED_ROWS`` or ``_GATHERED_BYTES``."""
     small: list[pa.RecordBatch] = []
     for batch in batches:

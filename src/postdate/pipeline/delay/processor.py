@@ -35,13 +35,13 @@ from postdate.pipeline.delay.packing import (
     HELLO,
     OVERDUE,
     PACKAGE_BYTES,
-    Packing,
+    PackOptions,
     due_us,
     from_content,
-    spread,
+    split_by_keys,
     to_content,
 )
-from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, Cancelling, Slot, struct
+from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, CancelOptions, Slot, struct
 
 EMITTED = "content binary"
 
@@ -68,13 +68,13 @@ class _Index:
     fresh_bytes: int = 0
 
 
-class Delaying(StatefulProcessor):
+class DelayProcessor(StatefulProcessor):
     """Keeps packages until they are due. ``options`` must stay the same as long as rows wait."""
 
-    def __init__(self, packing: Packing, options: Mapping[str, Any], cancelling: Cancelling | None) -> None:
+    def __init__(self, packing: PackOptions, options: Mapping[str, Any], cancel_options: CancelOptions | None) -> None:
         self._packing, self._wheel = packing, packing.wheel
         self._options = options
-        self._cancelling = cancelling
+        self._cancel_options = cancel_options
         self._rows_spread = 0
         self._slots: dict[int, Slot] = {}
 
@@ -94,11 +94,11 @@ class Delaying(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Keep rows that wait and release due rows, after applying the cancels of the same micro-batch."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
-        slot = self._slot(key[0], now_ms)
-        due_already = self._arriving(slot, rows, now_ms)
-        if self._cancelling is not None:
-            due_already = iter(list(due_already))
-        yield from self._emitted(slot, due_already)
+        slot = self._load_slot(key[0], now_ms)
+        due_contents = self._add_packages(slot, rows, now_ms)
+        if self._cancel_options is not None:
+            due_contents = iter(list(due_contents))
+        yield from self._emit_frames(slot, due_contents)
         slot.save()
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
@@ -109,18 +109,18 @@ class Delaying(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Release the rows of a narrow bucket, or spread the rows of a wide one."""
         now_ms = timerValues.getCurrentProcessingTimeInMs()
-        slot = self._slot(key[0], now_ms)
+        slot = self._load_slot(key[0], now_ms)
         place = self._wheel.place_of(expiredTimerInfo.getExpiryTimeInMs())
         if self._wheel.level(place):
-            yield from self._emitted(slot, self._take_apart(slot, place, now_ms))
+            yield from self._emit_frames(slot, self._split_bucket(slot, place, now_ms))
         else:
-            yield from self._emitted(slot, self._removed(place, self._index(place)))
+            yield from self._emit_frames(slot, self._remove_packages(place, self._load_index(place)))
             self._indexes.removeKey((place,))
 
     def close(self) -> None:
         """Do nothing, because Spark closes the state."""
 
-    def _arriving(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
+    def _add_packages(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
         """Keep rows that wait and add cancels; yield the rows that are due already."""
         indexes: dict[int, _Index] = {}
         for frame in frames:
@@ -128,17 +128,17 @@ class Delaying(StatefulProcessor):
                 if place == HELLO:
                     continue
                 if place == CANCELS:
-                    slot.cancel(content, now_ms)
+                    slot.add_cancelled_ids(content, now_ms)
                     continue
                 slot.latest_due_us = max(slot.latest_due_us, int(last_due_us))
-                for row_place, part in self._placed(content, int(place), now_ms):
+                for row_place, part in self._split_by_place(content, int(place), now_ms):
                     if row_place == OVERDUE:
                         yield part
                     else:
-                        self._keep(indexes, row_place, part)
-        self._save(indexes)
+                        self._add_package(indexes, row_place, part)
+        self._save_indexes(indexes)
 
-    def _placed(self, content: bytes, place: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
+    def _split_by_place(self, content: bytes, place: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
         """Yield the rows of a package that arrives, by their place at the time of the micro-batch.
 
         The executor grouped them by its own clock into ``place``, which is nearly always right for all of them. Then
@@ -146,31 +146,31 @@ class Delaying(StatefulProcessor):
         """
         rows = from_content(content, self._packing.schema)
         places = self._wheel.places(due_us(rows, self._packing.due), now_ms)
-        if self._packing.cancelling:
+        if self._packing.has_cancels:
             rows = rows.append_column(ARRIVED, pa.array(np.full(rows.num_rows, now_ms, dtype=np.int64)))
         elif (places == place).all():
             yield place, content
             return
-        for (row_place,), part in spread(rows, places):
+        for (row_place,), part in split_by_keys(rows, places):
             yield row_place, to_content(part)
 
     # --- slots -----------------------------------------------------------------------------------------------------
 
-    def _slot(self, number: int, now_ms: int) -> Slot:
+    def _load_slot(self, number: int, now_ms: int) -> Slot:
         """Return the slot, loaded once in a micro-batch."""
         if number not in self._slots:
-            slot = Slot(self._values, self._cancelled, self._packing, self._cancelling)
-            slot.compare(self._options)
-            slot.forget(now_ms)
+            slot = Slot(self._values, self._cancelled, self._packing, self._cancel_options)
+            slot.check_options(self._options)
+            slot.remove_expired_cancels(now_ms)
             self._slots[number] = slot
         return self._slots[number]
 
-    def _emitted(self, slot: Slot, contents: Iterator[bytes]) -> Iterator[pd.DataFrame]:
+    def _emit_frames(self, slot: Slot, contents: Iterator[bytes]) -> Iterator[pd.DataFrame]:
         """Yield packages without cancelled rows, several in one frame."""
         packages: list[bytes] = []
         size = 0
         for content in contents:
-            remaining = slot.without_cancelled(content)
+            remaining = slot.filter_cancelled(content)
             if remaining is not None:
                 packages.append(remaining)
                 size += len(remaining)
@@ -182,14 +182,14 @@ class Delaying(StatefulProcessor):
 
     # --- places ----------------------------------------------------------------------------------------------------
 
-    def _index(self, place: int) -> _Index:
+    def _load_index(self, place: int) -> _Index:
         row = self._indexes.getValue((place,))
         return _Index() if row is None else _Index(*row)
 
-    def _keep(self, indexes: dict[int, _Index], place: int, content: bytes) -> None:
-        """Add a package to a place; :meth:`_save` writes the indexes."""
+    def _add_package(self, indexes: dict[int, _Index], place: int, content: bytes) -> None:
+        """Add a package to a place; :meth:`_save_indexes` writes the indexes."""
         if place not in indexes:
-            indexes[place] = self._index(place)
+            indexes[place] = self._load_index(place)
             if not indexes[place].next:
                 self._handle.registerTimer(self._wheel.timer_ms(place))
         index = indexes[place]
@@ -197,25 +197,28 @@ class Delaying(StatefulProcessor):
         index.next += 1
         index.fresh_bytes += len(content)
 
-    def _save(self, indexes: Mapping[int, _Index]) -> None:
+    def _save_indexes(self, indexes: Mapping[int, _Index]) -> None:
         for place, index in indexes.items():
             if self._wheel.level(place) and index.next - index.fresh >= _MERGED_PACKAGES:
-                self._merge(place, index)
+                self._merge_packages(place, index)
             self._indexes.updateValue((place,), astuple(index))
 
-    def _merge(self, place: int, index: _Index) -> None:
+    def _merge_packages(self, place: int, index: _Index) -> None:
         """Merge the fresh packages if they are small.
 
         Otherwise rows that arrive one by one would each stay a package.
         """
         if index.fresh_bytes <= _MERGED_BYTES:
             start = index.fresh
-            batches = [self._opened(content) for content in self._removed(place, _Index(first=start, next=index.next))]
+            batches = [
+                self._open_package(content)
+                for content in self._remove_packages(place, _Index(first=start, next=index.next))
+            ]
             self._packages.updateValue((place, start), (to_content(concat_batches(batches)),))
             index.next = start + 1
         index.fresh, index.fresh_bytes = index.next, 0
 
-    def _removed(self, place: int, index: _Index) -> Iterator[bytes]:
+    def _remove_packages(self, place: int, index: _Index) -> Iterator[bytes]:
         """Remove the packages of a place, and yield them."""
         while index.first < index.next:
             key = (place, index.first)
@@ -225,35 +228,35 @@ class Delaying(StatefulProcessor):
             index.first += 1
             yield bytes(row[0])
 
-    def _take_apart(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
+    def _split_bucket(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
         """Spread the rows of a wide bucket over narrower ones. Yield the rows that are due by now.
 
         This stops after :data:`ROWS_SPREAD` rows and continues in the next micro-batch, but always finishes before the
         bucket begins. So no due row stays behind in a wide bucket.
         """
-        index = self._index(place)
-        later = self._wheel.later_timer_ms(place, now_ms)
-        narrower: dict[int, _Index] = {}
-        for content in self._removed(place, index):
-            remaining = slot.without_cancelled(content)
+        index = self._load_index(place)
+        later_timer = self._wheel.later_timer_ms(place, now_ms)
+        narrower_indexes: dict[int, _Index] = {}
+        for content in self._remove_packages(place, index):
+            remaining = slot.filter_cancelled(content)
             if remaining is not None:
-                rows = self._opened(remaining)
+                rows = self._open_package(remaining)
                 self._rows_spread += rows.num_rows
                 places = self._wheel.places(due_us(rows, self._packing.due), now_ms, self._wheel.level(place))
-                for (narrower_place,), part in spread(rows, places):
+                for (narrower_place,), part in split_by_keys(rows, places):
                     if narrower_place == OVERDUE:
                         yield to_content(part)
                     else:
-                        self._keep(narrower, narrower_place, to_content(part))
-            if self._rows_spread >= ROWS_SPREAD and later is not None:
+                        self._add_package(narrower_indexes, narrower_place, to_content(part))
+            if self._rows_spread >= ROWS_SPREAD and later_timer is not None:
                 break
-        self._save(narrower)
-        if later is not None and index.first < index.next:
+        self._save_indexes(narrower_indexes)
+        if later_timer is not None and index.first < index.next:
             index.fresh = max(index.fresh, index.first)
             self._indexes.updateValue((place,), astuple(index))
-            self._handle.registerTimer(later)
+            self._handle.registerTimer(later_timer)
         else:
             self._indexes.removeKey((place,))
 
-    def _opened(self, content: bytes) -> pa.RecordBatch:
+    def _open_package(self, content: bytes) -> pa.RecordBatch:
         return from_content(content, self._packing.stored_schema)

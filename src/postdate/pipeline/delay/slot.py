@@ -24,7 +24,7 @@ from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import ARRIVED, Packing, from_content, to_content
+from postdate.pipeline.delay.packing import ARRIVED, PackOptions, from_content, to_content
 
 CHUNK_IDS = 4_096
 """Approximate number of ids in one value. A value is rewritten in each micro-batch with cancels until it is full."""
@@ -58,7 +58,7 @@ CANCELLED = struct(content=BinaryType(), newest_ms=LongType(), hold_until_ms=Lon
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelling:
+class CancelOptions:
     """How rows are cancelled, up to ``keep_ms`` after a cancel. The object is pickled to executors."""
 
     id_column: str
@@ -68,16 +68,18 @@ class Cancelling:
 class Slot:
     """One key of the state during one micro-batch, without its packages. Spark sets the key."""
 
-    def __init__(self, value: ValueState, chunks: MapState, packing: Packing, cancelling: Cancelling | None) -> None:
-        self._value, self._packing, self._cancelling = value, packing, cancelling
+    def __init__(
+        self, value: ValueState, chunks: MapState, packing: PackOptions, cancel_options: CancelOptions | None
+    ) -> None:
+        self._value, self._packing, self._cancels = value, packing, cancel_options
         row = value.get()
-        self._saved = None if row is None else tuple(row)
-        self._options, self.latest_due_us, self._first, self._next = self._saved or (None, 0, 0, 0)
+        self._saved_row = None if row is None else tuple(row)
+        self._options, self.latest_due_us, self._first, self._next = self._saved_row or (None, 0, 0, 0)
         self._chunk_states = chunks
-        self._read: dict[int, Chunk] | None = None
+        self._chunk_cache: dict[int, Chunk] | None = None
         self._ids: pa.Table | None = None
 
-    def compare(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Mapping[str, Any]) -> None:
         """Store the query's options in a new state.
 
         Raise PipelineError if an old state was written with other options.
@@ -85,12 +87,12 @@ class Slot:
         if self._options is None:
             self._options = json.dumps(dict(options))
             return
-        before = json.loads(self._options)
-        if before != options:
+        stored_options = json.loads(self._options)
+        if stored_options != options:
             differing = [
-                f"{name} was {before.get(name)!r} and is {options.get(name)!r}"
-                for name in sorted({*before, *options})
-                if before.get(name) != options.get(name)
+                f"{name} was {stored_options.get(name)!r} and is {options.get(name)!r}"
+                for name in sorted({*stored_options, *options})
+                if stored_options.get(name) != options.get(name)
             ]
             raise PipelineError(
                 f"the rows that wait in this checkpoint were stored with other options: {'; '.join(differing)}. Start "
@@ -99,30 +101,32 @@ class Slot:
 
     def save(self) -> None:
         row = (self._options, self.latest_due_us, self._first, self._next)
-        if row != self._saved:
+        if row != self._saved_row:
             self._value.update(row)
-            self._saved = row
+            self._saved_row = row
 
     # --- cancelled ids ---------------------------------------------------------------------------------------------
 
-    def cancel(self, content: bytes, now_ms: int) -> None:
+    def add_cancelled_ids(self, content: bytes, now_ms: int) -> None:
         """Store ids to cancel, in the last chunk if it has free space and rows that it concerns may still arrive.
 
         ``content`` is a record batch of ids. They are cancelled at ``now_ms``, the time of the micro-batch.
         """
         schema = self._schema
         ids = from_content(content, pa.schema([schema.field("id")]))
-        added = ids.append_column("cancelled_at_ms", pa.array(np.full(ids.num_rows, now_ms, dtype=np.int64)))
+        new_ids = ids.append_column("cancelled_at_ms", pa.array(np.full(ids.num_rows, now_ms, dtype=np.int64)))
         number = max(self._chunks, default=-1)
         last = self._chunks.get(number)
         if last is not None and last.hold_until_ms is None:
             last_ids = from_content(last.content, schema)
-            if last_ids.num_rows + added.num_rows <= CHUNK_IDS:
-                self._put(number, Chunk(to_content(concat_batches([last_ids, added])), max(now_ms, last.newest_ms)))
+            if last_ids.num_rows + new_ids.num_rows <= CHUNK_IDS:
+                self._write_chunk(
+                    number, Chunk(to_content(concat_batches([last_ids, new_ids])), max(now_ms, last.newest_ms))
+                )
                 return
-        self._put(number + 1, Chunk(to_content(added), now_ms))
+        self._write_chunk(number + 1, Chunk(to_content(new_ids), now_ms))
 
-    def forget(self, now_ms: int) -> None:
+    def remove_expired_cancels(self, now_ms: int) -> None:
         """Remove cancels that cannot concern any row any more.
 
         ``now_ms`` is the time of this micro-batch. Rows that were due before the previous micro-batch have been
@@ -138,49 +142,49 @@ class Slot:
                 while self._first < self._next and self._chunk_states.getValue((self._first,)) is None:
                     self._first += 1
                 continue
-            aged = chunk
-            if aged.hold_until_ms is None and now_ms > aged.newest_ms + self._how.keep_ms:
-                aged = replace(aged, hold_until_ms=latest_due_ms)
-            if aged.hold_until_ms is not None and aged.over_ms is None and now_ms > aged.hold_until_ms:
-                aged = replace(aged, over_ms=now_ms)
-            if aged is not chunk:
-                self._put(number, aged)
+            updated = chunk
+            if updated.hold_until_ms is None and now_ms > updated.newest_ms + self._cancel_options.keep_ms:
+                updated = replace(updated, hold_until_ms=latest_due_ms)
+            if updated.hold_until_ms is not None and updated.over_ms is None and now_ms > updated.hold_until_ms:
+                updated = replace(updated, over_ms=now_ms)
+            if updated is not chunk:
+                self._write_chunk(number, updated)
         self.save()
 
-    def without_cancelled(self, content: bytes) -> bytes | None:
+    def filter_cancelled(self, content: bytes) -> bytes | None:
         """Return a package without its cancelled rows; ``None`` if no row is left."""
-        if self._cancelling is None or self._first == self._next:
+        if self._cancels is None or self._first == self._next:
             return content
         rows, cancelled = from_content(content, self._packing.stored_schema), self._cancelled_ids()
-        ids = rows.column(rows.schema.get_field_index(self._cancelling.id_column))
+        ids = rows.column(rows.schema.get_field_index(self._cancels.id_column))
         indexes = pc.index_in(ids, value_set=cancelled.column("id"))
         if indexes.null_count == rows.num_rows:
             return content
-        last_arrival = pc.add(pc.take(cancelled.column("cancelled_at_ms_max"), indexes), self._cancelling.keep_ms)
+        last_arrival = pc.add(pc.take(cancelled.column("cancelled_at_ms_max"), indexes), self._cancels.keep_ms)
         arrived = rows.column(rows.schema.get_field_index(ARRIVED))
-        stays = pc.greater(arrived, last_arrival).fill_null(True).to_numpy(zero_copy_only=False)
-        remaining = rows.filter(pa.array(stays, pa.bool_()))
+        is_remaining = pc.greater(arrived, last_arrival).fill_null(True).to_numpy(zero_copy_only=False)
+        remaining = rows.filter(pa.array(is_remaining, pa.bool_()))
         return to_content(remaining) if remaining.num_rows else None
 
     @property
-    def _how(self) -> Cancelling:
-        assert self._cancelling is not None, "only queries with cancels have ids to cancel"
-        return self._cancelling
+    def _cancel_options(self) -> CancelOptions:
+        assert self._cancels is not None, "only queries with cancels have ids to cancel"
+        return self._cancels
 
     @property
     def _schema(self) -> pa.Schema:
-        id_type = self._packing.schema.field(self._how.id_column).type
+        id_type = self._packing.schema.field(self._cancel_options.id_column).type
         return pa.schema([("id", id_type), ("cancelled_at_ms", pa.int64())])
 
     @property
     def _chunks(self) -> dict[int, Chunk]:
         """All chunks with their numbers, oldest first. They are read once."""
-        if self._read is None:
+        if self._chunk_cache is None:
             rows = ((number, self._chunk_states.getValue((number,))) for number in range(self._first, self._next))
-            self._read = {number: Chunk(bytes(row[0]), *row[1:]) for number, row in rows if row is not None}
-        return self._read
+            self._chunk_cache = {number: Chunk(bytes(row[0]), *row[1:]) for number, row in rows if row is not None}
+        return self._chunk_cache
 
-    def _put(self, number: int, chunk: Chunk) -> None:
+    def _write_chunk(self, number: int, chunk: Chunk) -> None:
         self._chunks[number] = chunk
         self._ids = None
         self._chunk_states.updateValue((number,), (chunk.content, chunk.newest_ms, chunk.hold_until_ms, chunk.over_ms))
@@ -191,6 +195,6 @@ class Slot:
         if self._ids is None:
             schema = self._schema
             batches = [from_content(chunk.content, schema) for chunk in self._chunks.values()]
-            everything = pa.Table.from_batches(batches, schema=schema)
-            self._ids = everything.group_by("id").aggregate([("cancelled_at_ms", "max")]).combine_chunks()
+            all_ids = pa.Table.from_batches(batches, schema=schema)
+            self._ids = all_ids.group_by("id").aggregate([("cancelled_at_ms", "max")]).combine_chunks()
         return self._ids

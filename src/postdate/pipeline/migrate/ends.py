@@ -12,8 +12,8 @@ from postdate.clock import from_microseconds
 from postdate.config import Address
 from postdate.errors import NotSupported
 from postdate.messages import DelayedMessage
-from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, restored
-from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute, opened
+from postdate.pipeline.rows import LEDGER_ARROW, MESSAGE_COLUMNS, messages_of
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec, absolute_address_of, open_spec
 from postdate.ports import AdministrableStore, Record, RecordKind, Scan, ScanFilter, ScannableStore
 from postdate.wiring.sources import migration_source
 
@@ -36,17 +36,17 @@ class OriginSpec:
     prefixes: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "address", absolute(self.address))
+        object.__setattr__(self, "address", absolute_address_of(self.address))
 
     def __repr__(self) -> str:
-        return f"OriginSpec({self.shown!r}, schema={self.schema!r})"
+        return f"OriginSpec({self.redacted_address!r}, schema={self.schema!r})"
 
     @property
-    def shown(self) -> str:
+    def redacted_address(self) -> str:
         """The address without its password: for logs and reports."""
-        return Address(self.address).shown
+        return Address(self.address).redacted_text
 
-    def opened(self) -> AbstractContextManager[MigrationSource]:
+    def open(self) -> AbstractContextManager[MigrationSource]:
         """Open the storage for the length of the block. It connects at first use.
 
         Raises:
@@ -58,54 +58,57 @@ class OriginSpec:
 # --- where they go ----------------------------------------------------------------------------------------------------
 
 
-_FEW: Final = 50
+_MOST_LOOKUPS: Final = 50
 """Up to this number, messages are looked up one by one, by index. A larger number is looked up in one scan."""
 
 
 class TargetStore(OpenStore):
-    def waiting(self, ids: Sequence[str]) -> list[DelayedMessage]:
+    def read_pending(self, ids: Sequence[str]) -> list[DelayedMessage]:
         """Return the pending messages among these, in any order."""
-        store = self.itself
-        if not isinstance(store, ScannableStore) or len(ids) <= _FEW:
-            return self.portal.call(_pending, store, ids)
+        store = self.store
+        if not isinstance(store, ScannableStore) or len(ids) <= _MOST_LOOKUPS:
+            return self.portal.call(_read_pending, store, ids)
         scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), ScanFilter(message_ids=tuple(ids)))
         parts = store.scan_parts("pending", 1)
-        return [each for part in parts for batch in self.scan(scan, part, MESSAGE_COLUMNS) for each in restored(batch)]
+        return [
+            each for part in parts for batch in self.scan(scan, part, MESSAGE_COLUMNS) for each in messages_of(batch)
+        ]
 
-    def existing(self, ids: Sequence[str]) -> set[str]:
+    def find_stored_ids(self, ids: Sequence[str]) -> set[str]:
         """Return the ids that were ever stored, whatever their outcome."""
-        return {record.message_id for record in self.recorded(ids) if record.kind is RecordKind.SCHEDULED}
+        return {record.message_id for record in self.read_records(ids) if record.kind is RecordKind.SCHEDULED}
 
-    def recorded(self, ids: Sequence[str]) -> list[Record]:
+    def read_records(self, ids: Sequence[str]) -> list[Record]:
         """Return the records of the messages, in any order."""
-        store = self.itself
-        if not isinstance(store, ScannableStore) or len(ids) <= _FEW:
-            return self.portal.call(_histories, store, ids)
+        store = self.store
+        if not isinstance(store, ScannableStore) or len(ids) <= _MOST_LOOKUPS:
+            return self.portal.call(_read_histories, store, ids)
         scan = Scan("records", tuple(LEDGER_ARROW.names), ScanFilter(message_ids=tuple(ids)))
         parts = store.scan_parts("records", 1)
         return [_record(row) for part in parts for page in store.scan(scan, part, PAGE_ROWS) for row in page]
 
 
 @contextmanager
-def opened_target(spec: StoreSpec) -> Generator[TargetStore]:
+def open_target(spec: StoreSpec) -> Generator[TargetStore]:
     """Open an existing store for the length of the block.
 
     Raises StoreError if it is missing or unreachable, and NotSupported if it is no :class:`AdministrableStore`.
     """
-    with opened(spec) as store:
-        if not isinstance(store.itself, AdministrableStore):
+    with open_spec(spec) as store:
+        if not isinstance(store.store, AdministrableStore):
             raise NotSupported(
-                f"the store {spec.shown!r} does not show what is in it, and a migration looks there for what it has "
+                f"the store {spec.redacted_address!r} does not show what is in it, and a migration looks there for "
+                f"what it has "
                 f"moved: name another store, or let this one be an AdministrableStore"
             )
-        yield TargetStore(store.itself, store.portal)
+        yield TargetStore(store.store, store.portal)
 
 
-async def _pending(store: Any, ids: Sequence[str]) -> list[DelayedMessage]:
+async def _read_pending(store: Any, ids: Sequence[str]) -> list[DelayedMessage]:
     return [message for message in [await store.get(each) for each in ids] if message is not None]
 
 
-async def _histories(store: Any, ids: Sequence[str]) -> list[Record]:
+async def _read_histories(store: Any, ids: Sequence[str]) -> list[Record]:
     return [record for each in ids for record in await store.history(each)]
 
 

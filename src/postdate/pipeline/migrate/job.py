@@ -22,22 +22,22 @@ from pyspark.sql import SparkSession
 from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
-from postdate.pipeline.migrate.ends import TargetStore, opened_target
+from postdate.pipeline.migrate.ends import TargetStore, open_target
 from postdate.pipeline.migrate.looking import (
     MigrateJob,
-    going_on,
-    nothing_new,
-    on_their_way,
+    check_parameters,
+    check_problems,
+    find_unfinished,
     preview_open,
-    same_parameters,
-    selected,
+    select_endpoints,
+    select_unfinished,
     status_of,
 )
 from postdate.pipeline.migrate.moving import BatchTask, Tally, move_batch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tasks import SparkTasks, TaskWork
 from postdate.pipeline.migrate.verifying import verify_batch
-from postdate.pipeline.session import require_utc
+from postdate.pipeline.session import check_utc
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 _ROUNDS_AHEAD: Final = 2
@@ -68,29 +68,33 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         StoreError: the source or the target failed; resume later.
     """
     started = time.perf_counter()
-    require_utc(spark)
-    with job.origin.opened() as source:
-        going, names = on_their_way(source), selected(source, job.endpoints, source.history())
-        runs = [going[name] for name in names if name in going]
+    check_utc(spark)
+    with job.origin.open() as source:
+        unfinished, names = find_unfinished(source), select_endpoints(source, job.endpoints, source.history())
+        runs = [unfinished[name] for name in names if name in unfinished]
         for run in runs:
-            same_parameters(run, job.parameters)
-        driver = _MigrationSteps(spark, source, job)
-        driver.move_hidden(runs)
+            check_parameters(run, job.parameters)
+        steps = _MigrationSteps(spark, source, job)
+        steps.move_hidden(runs)
         # Prepared runs need no preview, because they hide no more messages.
-        hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
-        counts = driver.get_ready_and_look(hiding)
-        parameters, clock = dict(job.parameters), SystemClock()
-        fresh = [
-            MigrationRun(uuid.uuid4().hex, name, MigrationStatus.PREPARING, parameters, job.cutoff, clock.now())
-            for name in hiding
-            if name not in going and counts[name]
+        names_to_hide = [
+            name for name in names if name not in unfinished or unfinished[name].status is MigrationStatus.PREPARING
         ]
-        for run in fresh:
-            source.begin(run)
-        by_endpoint = driver.finish([*runs, *fresh])
+        counts = steps.start_workers_and_preview(names_to_hide)
+        parameters, clock = dict(job.parameters), SystemClock()
+        new_runs = [
+            MigrationRun(uuid.uuid4().hex, name, MigrationStatus.PREPARING, parameters, job.cutoff, clock.now())
+            for name in names_to_hide
+            if name not in unfinished and counts[name]
+        ]
+        for run in new_runs:
+            source.start_run(run)
+        by_endpoint = steps.finish([*runs, *new_runs])
     idle = [EndpointResult(name, None, "nothing to move") for name in names if name not in by_endpoint]
     results = sorted([*by_endpoint.values(), *idle], key=lambda each: each.endpoint)
-    return MigrateResult(job.origin.shown, job.target.shown, tuple(results), time.perf_counter() - started)
+    return MigrateResult(
+        job.origin.redacted_address, job.target.redacted_address, tuple(results), time.perf_counter() - started
+    )
 
 
 def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
@@ -106,26 +110,29 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         StoreError: the source or the target failed; resume later.
     """
     started = time.perf_counter()
-    require_utc(spark)
-    with job.origin.opened() as source:
-        runs = going_on(source, job, "to go on with")
-        driver = _MigrationSteps(spark, source, job)
-        driver.move_hidden(runs)
-        hiding = [run for run in runs if run.status is MigrationStatus.PREPARING]
-        for run in hiding:
-            _unhindered(source, replace(job, cutoff=run.cutoff), [run.endpoint])
-        if hiding:
-            driver.tasks().get_ready()  # Spark's workers start now, so that hidden messages need not wait for them.
-        by_endpoint = driver.finish(runs)
+    check_utc(spark)
+    with job.origin.open() as source:
+        runs = select_unfinished(source, job, "to go on with")
+        steps = _MigrationSteps(spark, source, job)
+        steps.move_hidden(runs)
+        runs_to_hide = [run for run in runs if run.status is MigrationStatus.PREPARING]
+        for run in runs_to_hide:
+            _check_preview(source, replace(job, cutoff=run.cutoff), [run.endpoint])
+        if runs_to_hide:
+            # Spark's workers start now, so that hidden messages need not wait for them.
+            steps.create_tasks().start_workers()
+        by_endpoint = steps.finish(runs)
     results = tuple(by_endpoint[run.endpoint] for run in runs)
-    return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
+    return MigrateResult(
+        job.origin.redacted_address, job.target.redacted_address, results, time.perf_counter() - started
+    )
 
 
-def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) -> dict[str, int]:
+def _check_preview(source: MigrationSource, job: MigrateJob, names: Sequence[str]) -> dict[str, int]:
     """Return the number of messages to hide by endpoint; raise PipelineError if one of them cannot move."""
-    looked = preview_open(source, job, names, SystemClock().now())
-    nothing_new(looked)
-    return {each.endpoint: each.count for each in looked.endpoints}
+    preview = preview_open(source, job, names, SystemClock().now())
+    check_problems(preview)
+    return {each.endpoint: each.count for each in preview.endpoints}
 
 
 @dataclass(slots=True)
@@ -138,15 +145,15 @@ class _MigrationSteps:
     _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
 
-    def get_ready_and_look(self, names: Sequence[str]) -> dict[str, int]:
+    def start_workers_and_preview(self, names: Sequence[str]) -> dict[str, int]:
         """Return the number of messages to hide by endpoint.
 
         When this returns, Spark's workers have started as well.
         """
-        with ThreadPoolExecutor(1, "postdate-migrate") as other:
-            ready = other.submit(self.tasks().get_ready)
-            counts = _unhindered(self.source, self.job, names)
-            ready.result()
+        with ThreadPoolExecutor(1, "postdate-migrate") as executor:
+            workers_started = executor.submit(self.create_tasks().start_workers)
+            counts = _check_preview(self.source, self.job, names)
+            workers_started.result()
         return counts
 
     def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
@@ -159,17 +166,17 @@ class _MigrationSteps:
         self._runs |= {run.run_id: run for run in runs}
         self._hide_and_move([run for run in runs if run.status is MigrationStatus.PREPARING])
         self._compare(runs)
-        return {run.endpoint: self._finished(run) for run in runs}
+        return {run.endpoint: self._finish_run(run) for run in runs}
 
     def _compare(self, runs: Sequence[MigrationRun]) -> None:
         tasks = [task for run in runs for task in tasks_of(run, self.source.batches(run), BatchStatus.COMPLETED)]
         if not tasks:
             return
         log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
-        for comparison in self.tasks().verify(tasks):
-            self._tallies[comparison.run_id].compared(comparison)
+        for comparison in self.create_tasks().verify(tasks):
+            self._tallies[comparison.run_id].add_comparison(comparison)
 
-    def tasks(self) -> SparkTasks:
+    def create_tasks(self) -> SparkTasks:
         return SparkTasks(self.spark, TaskWork(self.job.origin, self.job.target, dict(self._runs)))
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
@@ -180,67 +187,67 @@ class _MigrationSteps:
         The number of batches hidden ahead grows while a job moves them in a small part of the margin. Each job costs
         Spark some tenths of a second, however much it moves, and no hidden message may become due meanwhile.
         """
-        a_round = max(self.spark.sparkContext.defaultParallelism, 2)
-        ahead, soon = _ROUNDS_AHEAD * a_round, self.job.margin / _SOON
+        round_size = max(self.spark.sparkContext.defaultParallelism, 2)
+        ahead_count, soon_duration = _ROUNDS_AHEAD * round_size, self.job.margin / _SOON
         hidden = list[BatchTask]()
-        moving: Future[timedelta] | None = None
+        move_future: Future[timedelta] | None = None
         with ThreadPoolExecutor(1, "postdate-migrate") as mover:
             for run in runs:
-                for batches in self._rounds(run, a_round):
+                for batches in self._rounds(run, round_size):
                     hidden += batches
-                    if moving is None or moving.done() or len(hidden) >= ahead:
-                        took = timedelta(0) if moving is None else moving.result()
-                        if took >= soon:
-                            ahead = max(ahead // 2, a_round)
-                        elif len(hidden) >= ahead:
-                            ahead *= 2
-                        moving, hidden = mover.submit(self._move, hidden), []
-            if moving is not None:
-                moving.result()
+                    if move_future is None or move_future.done() or len(hidden) >= ahead_count:
+                        move_duration = timedelta(0) if move_future is None else move_future.result()
+                        if move_duration >= soon_duration:
+                            ahead_count = max(ahead_count // 2, round_size)
+                        elif len(hidden) >= ahead_count:
+                            ahead_count *= 2
+                        move_future, hidden = mover.submit(self._move, hidden), []
+            if move_future is not None:
+                move_future.result()
             self._move(hidden)
 
     def _move(self, tasks: Sequence[BatchTask]) -> timedelta:
         """Move batches, and return how long it took."""
         started = time.perf_counter()
-        for batch in self.tasks().move(tasks):
-            self._tallies[batch.run_id].moved(batch)
+        for batch in self.create_tasks().move(tasks):
+            self._tallies[batch.run_id].add_moved(batch)
         return timedelta(seconds=time.perf_counter() - started)
 
-    def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:
+    def _rounds(self, run: MigrationRun, round_size: int) -> Iterable[list[BatchTask]]:
         """Hide rounds until one is not full.
 
         The loop must not wait for an empty round: new messages may be added all the time.
         """
         count = sum(batch.count for batch in self.source.batches(run))
-        full = True
-        while full:
+        is_full = True
+        while is_full:
             try:
-                hidden = self.source.hide(run, self.job.batch_size, a_round, self.job.margin)
+                hidden = self.source.hide(run, self.job.batch_size, round_size, self.job.margin)
             except MigrationConflict:
-                self._ended_by_another(run)
+                self._accept_completed(run)
                 return
             except StoreUnavailable as error:
                 # The round was too slow for the margin, and hid nothing, so a smaller one is tried. A lost connection
                 # is another fault.
-                if a_round == 1 or isinstance(error, StoreUnreachable):
+                if round_size == 1 or isinstance(error, StoreUnreachable):
                     raise
-                a_round //= 2
-                log.warning("%s: hiding again, %d batches at a time: %s", run.endpoint, a_round, error)
+                round_size //= 2
+                log.warning("%s: hiding again, %d batches at a time: %s", run.endpoint, round_size, error)
                 continue
-            in_round = sum(batch.count for batch in hidden)
-            count, full = count + in_round, in_round >= self.job.batch_size * a_round
-            if not full:
-                self._prepared(run)
+            round_count = sum(batch.count for batch in hidden)
+            count, is_full = count + round_count, round_count >= self.job.batch_size * round_size
+            if not is_full:
+                self._mark_prepared(run)
             log.info("%s: %s messages hidden from the old manager", run.endpoint, f"{count:,}")
             yield tasks_of(run, hidden, *BatchStatus)
 
-    def _prepared(self, run: MigrationRun) -> None:
+    def _mark_prepared(self, run: MigrationRun) -> None:
         try:
             self.source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
         except MigrationConflict:
-            self._ended_by_another(run)
+            self._accept_completed(run)
 
-    def _ended_by_another(self, run: MigrationRun) -> None:
+    def _accept_completed(self, run: MigrationRun) -> None:
         """Accept a run that another process has completed. Raise MigrationConflict for an aborted run."""
         if status_of(self.source, run) is MigrationStatus.COMPLETED:
             log.info("%s: another process has completed migration %s meanwhile", run.endpoint, run.run_id)
@@ -252,10 +259,10 @@ class _MigrationSteps:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _finished(self, run: MigrationRun) -> EndpointResult:
+    def _finish_run(self, run: MigrationRun) -> EndpointResult:
         """Mark a run completed, if every batch has moved and matches."""
         result = self._tallies[run.run_id].result_of(run, status_of(self.source, run), self.source.batches(run))
-        if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
+        if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.is_exact:
             return result
         self.source.set_status(run, MigrationStatus.COMPLETED, SystemClock().now())
         return replace(result, status=MigrationStatus.COMPLETED.name.lower())
@@ -283,46 +290,48 @@ def abort(job: MigrateJob) -> MigrateResult:
         StoreError: the target failed while batches were finished. All other batches were returned; abort again.
     """
     started = time.perf_counter()
-    with job.origin.opened() as source:
-        runs = going_on(source, job, "to abort")
+    with job.origin.open() as source:
+        runs = select_unfinished(source, job, "to abort")
         for run in runs:
             # From here on, a driver that is still alive hides no more messages, and returned messages stay returned.
             source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
-            _give_back(source, run)
-        results = tuple(_aborted(source, job, run) for run in runs)
-    return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
+            _return_pending_batches(source, run)
+        results = tuple(_finish_abort(source, job, run) for run in runs)
+    return MigrateResult(
+        job.origin.redacted_address, job.target.redacted_address, results, time.perf_counter() - started
+    )
 
 
-def _give_back(source: MigrationSource, run: MigrationRun) -> None:
+def _return_pending_batches(source: MigrationSource, run: MigrationRun) -> None:
     for batch in source.batches(run):
         if batch.status is BatchStatus.PENDING:
-            source.give_back(run, batch.number)
+            source.return_batch(run, batch.number)
 
 
-def _aborted(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> EndpointResult:
+def _finish_abort(source: MigrationSource, job: MigrateJob, run: MigrationRun) -> EndpointResult:
     tally = Tally()
-    _end(source, job, run, tally)
+    _abort_run(source, job, run, tally)
     batches = source.batches(run)
-    moved = tasks_of(run, batches, BatchStatus.COMPLETED)
-    if moved:
-        with opened_target(job.target) as target:
-            for task in moved:
-                tally.compared(verify_batch(source, target, run, task))
+    completed_tasks = tasks_of(run, batches, BatchStatus.COMPLETED)
+    if completed_tasks:
+        with open_target(job.target) as target:
+            for task in completed_tasks:
+                tally.add_comparison(verify_batch(source, target, run, task))
     return tally.result_of(run, status_of(source, run), batches)
 
 
-def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
+def _abort_run(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
     """Return and finish batches until none is open, then mark the run aborted.
 
     Meanwhile a live driver may still move some.
     """
     for remaining_tries in reversed(range(_TRIES)):
-        _give_back(source, run)
+        _return_pending_batches(source, run)
         staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)
         if staged:
-            with opened_target(job.target) as target:
+            with open_target(job.target) as target:
                 for task in staged:
-                    _finish(source, target, run, task, tally)
+                    _finish_batch(source, target, run, task, tally)
         try:
             source.set_status(run, MigrationStatus.ABORTED, SystemClock().now())
         except MigrationConflict:
@@ -334,9 +343,11 @@ def _end(source: MigrationSource, job: MigrateJob, run: MigrationRun, tally: Tal
             return
 
 
-def _finish(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally) -> None:
-    done = move_batch(source, target, run, task)
-    if done is None or done.problem:
-        problem = "was given back" if done is None else done.problem
+def _finish_batch(
+    source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally
+) -> None:
+    moved_batch = move_batch(source, target, run, task)
+    if moved_batch is None or moved_batch.problem:
+        problem = "was given back" if moved_batch is None else moved_batch.problem
         raise PipelineError(f"batch {task.number} of {run.endpoint} cannot be finished: {problem}")
-    tally.moved(done)
+    tally.add_moved(moved_batch)

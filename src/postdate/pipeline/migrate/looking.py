@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from postdate.backends.sql.timeouts_migration.tables import MigrationSource
-from postdate.config import Address, resolved
+from postdate.config import Address, resolve_address
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.migrate.ends import OriginSpec, opened_target
+from postdate.pipeline.migrate.ends import OriginSpec, open_target
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
@@ -69,22 +69,24 @@ def target_of(store: StoreSpec) -> dict[str, str]:
 
     An address and a reference to it give the same names.
     """
-    address = Address(str(resolved(store.address, os.environ)))
-    named = {"target": address.shown, "table": store.table or f"{store.endpoint}.timeouts"}
-    return named | ({} if store.schema is None else {"schema": store.schema})
+    address = Address(str(resolve_address(store.address, os.environ)))
+    identity = {"target": address.redacted_text, "table": store.table or f"{store.endpoint}.timeouts"}
+    return identity | ({} if store.schema is None else {"schema": store.schema})
 
 
-def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Sequence[MigrationRun]) -> list[str]:
+def select_endpoints(
+    source: MigrationSource, endpoints: Sequence[str] | None, runs: Sequence[MigrationRun]
+) -> list[str]:
     """Return the names of endpoints as the source writes them.
 
     ``endpoints`` are in any case; ``None``: all. Endpoints of the unfinished ``runs`` are known even if they have no
     message left. Raises PipelineError for an unknown or ambiguous endpoint.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
-    return names if endpoints is None else list(dict.fromkeys(endpoint_named(each, names) for each in endpoints))
+    return names if endpoints is None else list(dict.fromkeys(match_endpoint(each, names) for each in endpoints))
 
 
-def endpoint_named(endpoint: str, names: Sequence[str]) -> str:
+def match_endpoint(endpoint: str, names: Sequence[str]) -> str:
     """Return the name among ``names`` that matches: as written, or in another case, or with underscores for dots.
 
     Tables are named after endpoints, with underscores for dots. Raises PipelineError for no match, or several.
@@ -94,15 +96,15 @@ def endpoint_named(endpoint: str, names: Sequence[str]) -> str:
             return spelling
         matches = [name for name in names if name.casefold() == spelling.casefold()]
         if len(matches) > 1:
-            several = ", ".join(matches)
-            raise PipelineError(f"endpoint {endpoint!r} may be any of {several}; write it as one of these")
+            matches_text = ", ".join(matches)
+            raise PipelineError(f"endpoint {endpoint!r} may be any of {matches_text}; write it as one of these")
         if matches:
             return matches[0]
-    there = ", ".join(names) or "none at all: are the tables in another schema (--schema)?"
-    raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {there}")
+    names_text = ", ".join(names) or "none at all: are the tables in another schema (--schema)?"
+    raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {names_text}")
 
 
-def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:
+def find_unfinished(source: MigrationSource) -> dict[str, MigrationRun]:
     """Return the runs that are neither completed nor aborted, by endpoint."""
     return {run.endpoint: run for run in source.history() if run.status in ON_ITS_WAY}
 
@@ -111,31 +113,32 @@ def status_of(source: MigrationSource, run: MigrationRun) -> MigrationStatus:
     return next(each.status for each in source.history() if each.run_id == run.run_id)
 
 
-def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[MigrationRun]:
+def select_unfinished(source: MigrationSource, job: MigrateJob, purpose: str) -> list[MigrationRun]:
     """Return the unfinished runs of the endpoints of the job.
 
-    Raises PipelineError without any (``what``: ``to abort``), and MigrationConflict for a run with another target.
+    Raises PipelineError without any (``purpose``: ``to abort``), and MigrationConflict for a run with another target.
     """
-    going = on_their_way(source)
-    names = [name for name in selected(source, job.endpoints, source.history()) if name in going]
+    unfinished = find_unfinished(source)
+    names = [name for name in select_endpoints(source, job.endpoints, source.history()) if name in unfinished]
     if not names:
-        raise PipelineError(f"no migration is on its way in {job.origin.shown}; there is nothing {what}")
+        raise PipelineError(f"no migration is on its way in {job.origin.redacted_address}; there is nothing {purpose}")
     for name in names:
-        same_parameters(going[name], target_of(job.target))
-    return [going[name] for name in names]
+        check_parameters(unfinished[name], target_of(job.target))
+    return [unfinished[name] for name in names]
 
 
-def same_parameters(run: MigrationRun, parameters: Mapping[str, str]) -> None:
+def check_parameters(run: MigrationRun, parameters: Mapping[str, str]) -> None:
     """Raise MigrationConflict for a run that was begun with other parameters."""
-    begun = {name: run.parameters.get(name) for name in parameters}
-    if begun != dict(parameters):
+    run_parameters = {name: run.parameters.get(name) for name in parameters}
+    if run_parameters != dict(parameters):
         raise MigrationConflict(
-            f"the migration {run.run_id} of {run.endpoint} is on its way, begun with {begun_with(begun)}; "
-            f"this one has {begun_with(parameters)}: go on with `resume`, or end it with `abort`"
+            f"the migration {run.run_id} of {run.endpoint} is on its way, begun with "
+            f"{parameters_text(run_parameters)}; "
+            f"this one has {parameters_text(parameters)}: go on with `resume`, or end it with `abort`"
         )
 
 
-def begun_with(parameters: Mapping[str, str | None]) -> str:
+def parameters_text(parameters: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
 
 
@@ -150,13 +153,13 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
         NotSupported: the target does not show its messages.
         PipelineError: there is no such endpoint.
     """
-    with job.origin.opened() as source:
-        return preview_open(source, job, selected(source, job.endpoints, source.history()), now)
+    with job.origin.open() as source:
+        return preview_open(source, job, select_endpoints(source, job.endpoints, source.history()), now)
 
 
-def nothing_new(looked: PreviewResult) -> None:
+def check_problems(preview: PreviewResult) -> None:
     """Raise PipelineError if one of the endpoints cannot move."""
-    problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
+    problems = [f"{each.endpoint}: {problem}" for each in preview.endpoints for problem in each.problems]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
@@ -164,15 +167,17 @@ def nothing_new(looked: PreviewResult) -> None:
 
 def preview_open(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
     """Return the preview of these endpoints of an open source. It raises the same errors as :func:`preview`."""
-    with opened_target(job.target) as store:
-        store.overdue(now)  # The answer is not used: the call raises an error if the tables are missing.
+    with open_target(job.target) as store:
+        store.count_overdue(now)  # The answer is not used: the call raises an error if the tables are missing.
         largest = store.largest_message_bytes
     previews_of_source = (source.preview(name, job.cutoff) for name in names)
-    previews = tuple(_previewed(each, largest, now, job.margin) for each in previews_of_source)
-    return PreviewResult(job.origin.shown, job.target.shown, previews)
+    previews = tuple(_preview_endpoint(each, largest, now, job.margin) for each in previews_of_source)
+    return PreviewResult(job.origin.redacted_address, job.target.redacted_address, previews)
 
 
-def _previewed(preview: MigrationPreview, largest_bytes: int, now: datetime, margin: timedelta) -> EndpointPreview:
+def _preview_endpoint(
+    preview: MigrationPreview, largest_bytes: int, now: datetime, margin: timedelta
+) -> EndpointPreview:
     too_large = (
         f"{preview.largest_id} has {preview.largest_bytes:,} bytes of headers and body, and the target takes "
         f"{largest_bytes:,}; let it take larger messages, or move this one by hand"
@@ -180,7 +185,7 @@ def _previewed(preview: MigrationPreview, largest_bytes: int, now: datetime, mar
     return EndpointPreview(
         preview.endpoint,
         preview.count,
-        preview.left,
+        preview.count_before_cutoff,
         preview.earliest,
         preview.latest,
         dict(preview.destinations),
@@ -194,8 +199,8 @@ def _warnings(preview: MigrationPreview, now: datetime, margin: timedelta) -> tu
         return ()
     seconds = int((preview.earliest - now) / timedelta(seconds=1))
     when = f"in {seconds // 60} min {seconds % 60} s" if seconds >= 0 else "already"
-    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays where it is"
-    return (f"the earliest is due {when}: {stays}",)
+    remark = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays where it is"
+    return (f"the earliest is due {when}: {remark}",)
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -208,8 +213,8 @@ def status(origin: OriginSpec, endpoints: Sequence[str] | None = None) -> Status
         StoreError: the source is missing or unreachable.
         PipelineError: there is no such endpoint.
     """
-    with origin.opened() as source:
+    with origin.open() as source:
         runs = source.history()
-        names = [run.endpoint for run in runs] if endpoints is None else selected(source, endpoints, runs)
+        names = [run.endpoint for run in runs] if endpoints is None else select_endpoints(source, endpoints, runs)
         statuses = [RunStatus.of(run, source.batches(run)) for run in runs if run.endpoint in names]
-        return StatusResult(origin.shown, tuple(statuses))
+        return StatusResult(origin.redacted_address, tuple(statuses))

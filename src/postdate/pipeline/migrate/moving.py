@@ -27,8 +27,8 @@ from postdate.backends.sql.timeouts_migration.tables import MigrationSource
 from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
 from postdate.pipeline.migrate.ends import TargetStore
-from postdate.pipeline.migrate.results import NAMED, Difference, EndpointResult, RunStatus, Verified
-from postdate.pipeline.rows import INSTANT, checked, pc, to_columns
+from postdate.pipeline.migrate.results import NAMED, BatchComparison, Difference, EndpointResult, RunStatus
+from postdate.pipeline.rows import INSTANT, pc, split_columns, to_columns
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
 
@@ -58,9 +58,9 @@ class BatchTask:
     count: int
 
 
-def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchStatus) -> list[BatchTask]:
+def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *statuses: BatchStatus) -> list[BatchTask]:
     """Return the tasks for a run's batches that have one of the statuses, in the order given."""
-    return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in of]
+    return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in statuses]
 
 
 def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, task: BatchTask) -> MovedBatch | None:
@@ -71,58 +71,61 @@ def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, 
     """
     number = task.number
     try:
-        read = to_columns(source.read(run, number))
+        stored_messages = to_columns(source.read_batch(run, number))
     except MessageError as error:
         return MovedBatch(run.run_id, number, problem=str(error))
-    if read.num_rows != task.count:
-        if _status(source, run, number) is BatchStatus.RETURNED:
+    if stored_messages.num_rows != task.count:
+        if _find_status(source, run, number) is BatchStatus.RETURNED:
             return None
         raise PipelineError(
-            f"batch {number} of run {run.run_id} has {read.num_rows:,} messages in the source, and not {task.count:,}"
+            f"batch {number} of run {run.run_id} has {stored_messages.num_rows:,} messages in the source, and not "
+            f"{task.count:,}"
         )
-    messages, bad = checked(read, target.largest_message_bytes, of_a_store=True)
-    if bad:
-        first = read.column("message_id")[bad[0].position].as_py()
-        more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""
-        return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad[0].detail}{more}")
-    store = _store if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED) else _again
-    return store(source, target, run, number, messages)
+    messages, bad_rows = split_columns(stored_messages, target.largest_message_bytes, allows_store_messages=True)
+    if bad_rows:
+        first = stored_messages.column("message_id")[bad_rows[0].position].as_py()
+        more = f", and {len(bad_rows) - 1} more like it" if len(bad_rows) > 1 else ""
+        return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad_rows[0].detail}{more}")
+    step = _store_batch if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED) else _continue_batch
+    return step(source, target, run, number, messages)
 
 
-def _again(
+def _continue_batch(
     source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
 ) -> MovedBatch | None:
     """Continue a batch that another process, perhaps a task just now, has begun to move."""
-    status = _status(source, run, number)
+    status = _find_status(source, run, number)
     if status is BatchStatus.RETURNED:
         return None
     if status is BatchStatus.COMPLETED:
         return MovedBatch(run.run_id, number)
     ids = messages.column("message_id")
-    there = pc.is_in(ids, value_set=pa.array(sorted(target.existing(cast("list[str]", ids.to_pylist()))), pa.string()))
+    is_stored = pc.is_in(
+        ids, value_set=pa.array(sorted(target.find_stored_ids(cast("list[str]", ids.to_pylist()))), pa.string())
+    )
     # The previous attempt most likely stored the known messages. The comparison later shows whether they are the same.
-    return _store(source, target, run, number, messages.filter(pc.invert(there)))
+    return _store_batch(source, target, run, number, messages.filter(pc.invert(is_stored)))
 
 
-def _status(source: MigrationSource, run: MigrationRun, number: int) -> BatchStatus:
+def _find_status(source: MigrationSource, run: MigrationRun, number: int) -> BatchStatus:
     return next(batch.status for batch in source.batches(run) if batch.number == number)
 
 
-def _store(
+def _store_batch(
     source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
 ) -> MovedBatch:
     now = SystemClock().now()
     report = target.store_batch(messages, now)
-    if report.stored + len(report.already_there) != messages.num_rows:
+    if report.stored + len(report.duplicate_ids) != messages.num_rows:
         raise PipelineError(
             f"the target has {report.stored:,} messages of batch {number} of run {run.run_id} and "
-            f"{len(report.already_there):,} that it knew, which are not {messages.num_rows:,}"
+            f"{len(report.duplicate_ids):,} that it knew, which are not {messages.num_rows:,}"
         )
     source.advance(run, number, BatchStatus.STAGED, BatchStatus.COMPLETED)
-    return MovedBatch(run.run_id, number, len(report.already_there), late_in(messages, now))
+    return MovedBatch(run.run_id, number, len(report.duplicate_ids), count_late(messages, now))
 
 
-def late_in(messages: pa.RecordBatch, now: datetime) -> int:
+def count_late(messages: pa.RecordBatch, now: datetime) -> int:
     """Return how many messages of a batch were due before ``now``."""
     return pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0
 
@@ -140,14 +143,14 @@ class Tally:
     differences: list[Difference] = field(default_factory=list[Difference])
     problems: list[str] = field(default_factory=list[str])
 
-    def moved(self, batch: MovedBatch) -> None:
+    def add_moved(self, batch: MovedBatch) -> None:
         """Count a batch that was moved, or refused."""
         self.already_there += batch.already_there
         self.stored_late += batch.stored_late
         if batch.problem:
             self.problems.append(batch.problem)
 
-    def compared(self, comparison: Verified) -> None:
+    def add_comparison(self, comparison: BatchComparison) -> None:
         self.verified += comparison.verified
         self.delivered_meanwhile += comparison.moved_on
         self.mismatched += len(comparison.differences)

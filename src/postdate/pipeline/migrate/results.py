@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from postdate.pipeline.plain import plain
+from postdate.pipeline.plain import to_plain
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
 
 NAMED = 100
@@ -48,13 +48,13 @@ class PreviewResult:
     endpoints: tuple[EndpointPreview, ...]
 
     @property
-    def possible(self) -> bool:
+    def is_possible(self) -> bool:
         """Whether no endpoint has a problem."""
         return not any(each.problems for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
         addresses = {"source": self.source, "target": self.target}
-        return {**addresses, "possible": self.possible, "endpoints": plain(self.endpoints)}
+        return {**addresses, "possible": self.is_possible, "endpoints": to_plain(self.endpoints)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class BatchComparison:
     """Result of comparing one batch. ``moved_on``: the target has delivered, ended or rescheduled these messages."""
 
     run_id: str
@@ -112,7 +112,7 @@ class EndpointResult:
     problems: tuple[str, ...] = ()
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether every moved message is accounted for."""
         return not self.refused and not self.mismatched and self.moved == self.verified + self.delivered_meanwhile
 
@@ -127,15 +127,15 @@ class MigrateResult:
     took_seconds: float
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether every moved message is accounted for, and none was refused."""
-        return all(each.exact for each in self.endpoints)
+        return all(each.is_exact for each in self.endpoints)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all runs are completed, exactly, and without a problem. An aborted run is not complete."""
-        ended = all(each.run_id is None or each.status == "completed" for each in self.endpoints)
-        return ended and self.exact and not any(each.problems for each in self.endpoints)
+        has_completed = all(each.run_id is None or each.status == "completed" for each in self.endpoints)
+        return has_completed and self.is_exact and not any(each.problems for each in self.endpoints)
 
     @property
     def moved(self) -> int:
@@ -143,7 +143,7 @@ class MigrateResult:
         return sum(each.moved for each in self.endpoints)
 
     def to_json(self) -> dict[str, Any]:
-        return {**plain(self), "exact": self.exact, "complete": self.complete}
+        return {**to_plain(self), "exact": self.is_exact, "complete": self.is_complete}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +174,5 @@ class RunStatus:
         )
 
     def to_json(self) -> dict[str, Any]:
-        fields = plain(self)
+        fields = to_plain(self)
         return {**fields.pop("run"), **fields}

@@ -12,10 +12,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.clock import SystemClock
-from postdate.pipeline.failures import one_line_errors
-from postdate.pipeline.migrate.ends import OriginSpec, opened_target
+from postdate.pipeline.failures import shorten_errors
+from postdate.pipeline.migrate.ends import OriginSpec, open_target
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
-from postdate.pipeline.migrate.results import Verified
+from postdate.pipeline.migrate.results import BatchComparison
 from postdate.pipeline.migrate.verifying import verify_batch
 from postdate.pipeline.rows import Batches
 from postdate.pipeline.stores import StoreSpec
@@ -36,32 +36,32 @@ class SparkTasks:
     spark: SparkSession
     work: TaskWork
 
-    def get_ready(self) -> None:
+    def start_workers(self) -> None:
         """Start the workers, and check that they reach both sides, before anything is hidden.
 
         Otherwise raise PipelineError.
         """
         slots = self.spark.sparkContext.defaultParallelism
-        _collected(self._slots(slots), self.work.reach, MovedBatch)
+        _collect(self._slots(slots), self.work.check_connections, MovedBatch)
 
     def move(self, tasks: Sequence[BatchTask]) -> list[MovedBatch]:
         """Move batches, in their order. Batches that an abort returned are missing in the result.
 
         Raises PipelineError if a task failed: run its unfinished batches again.
         """
-        return self._on_slots(tasks, self.work.move, MovedBatch)
+        return self._run_on_slots(tasks, self.work.move, MovedBatch)
 
-    def verify(self, tasks: Sequence[BatchTask]) -> list[Verified]:
+    def verify(self, tasks: Sequence[BatchTask]) -> list[BatchComparison]:
         """Compare moved batches with the target."""
-        return self._on_slots(tasks, self.work.verify, Verified)
+        return self._run_on_slots(tasks, self.work.verify, BatchComparison)
 
-    def _on_slots(self, tasks: Sequence[BatchTask], work: _Work, kind: type[T]) -> list[T]:
+    def _run_on_slots(self, tasks: Sequence[BatchTask], work: _Work, kind: type[T]) -> list[T]:
         if not tasks:
             return []
-        shares = self._dealt(tasks)
-        return _collected(self._slots(len(shares)), partial(work, shares), kind)
+        shares = self._distribute(tasks)
+        return _collect(self._slots(len(shares)), partial(work, shares), kind)
 
-    def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
+    def _distribute(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
         """Distribute batches in turn, so that the earliest due batches move first, on any core."""
         slots = min(len(tasks), self.spark.sparkContext.defaultParallelism)
         return [tasks[slot::slots] for slot in range(slots)]
@@ -70,8 +70,8 @@ class SparkTasks:
         return self.spark.range(0, count, 1, max(count, 1))
 
 
-def _collected(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
-    with one_line_errors("the migration has failed"):
+def _collect(frame: DataFrame, task: _Task, kind: type[T]) -> list[T]:
+    with shorten_errors("the migration has failed"):
         return [msgspec.json.decode(row[0], type=kind) for row in frame.mapInArrow(task, "found string").collect()]
 
 
@@ -86,21 +86,21 @@ class TaskWork:
     target: StoreSpec
     runs: Mapping[str, MigrationRun]
 
-    def reach(self, slots: Batches) -> Batches:
-        with self.origin.opened() as source, opened_target(self.target) as store:
+    def check_connections(self, slots: Batches) -> Batches:
+        with self.origin.open() as source, open_target(self.target) as store:
             for _ in _numbers(slots):
                 source.history()
-                store.overdue(SystemClock().now())
+                store.count_overdue(SystemClock().now())
                 yield _results([])
 
     def move(self, shares: _Shares, slots: Batches) -> Batches:
-        with self.origin.opened() as source, opened_target(self.target) as store:
+        with self.origin.open() as source, open_target(self.target) as store:
             for number in _numbers(slots):
-                done = [move_batch(source, store, self.runs[task.run_id], task) for task in shares[number]]
-                yield _results([each for each in done if each is not None])
+                moved_batches = [move_batch(source, store, self.runs[task.run_id], task) for task in shares[number]]
+                yield _results([each for each in moved_batches if each is not None])
 
     def verify(self, shares: _Shares, slots: Batches) -> Batches:
-        with self.origin.opened() as source, opened_target(self.target) as store:
+        with self.origin.open() as source, open_target(self.target) as store:
             for number in _numbers(slots):
                 yield _results([verify_batch(source, store, self.runs[task.run_id], task) for task in shares[number]])
 

@@ -26,9 +26,9 @@ from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.rows import spark_schema
 from postdate.pipeline.source.options import SourceOptions, StoreUse
-from postdate.pipeline.source.reading import Reading, columns_read, reader_for
-from postdate.pipeline.source.streaming import Following, RecordStreamReader
-from postdate.pipeline.source.writing import StoreWriter, StreamStoreWriter, Writing, check_columns
+from postdate.pipeline.source.reading import ReadPlan, create_reader, selected_columns
+from postdate.pipeline.source.streaming import FollowPlan, RecordStreamReader
+from postdate.pipeline.source.writing import StoreWriter, StreamStoreWriter, WritePlan, check_columns
 
 __all__ = ["FORMAT", "PostdateDataSource", "register"]
 
@@ -56,26 +56,26 @@ class PostdateDataSource(DataSource):
 
     def schema(self) -> str:
         # Spark does not say here whether the result is a frame or a stream. Only records can be followed as a stream.
-        return spark_schema(columns_read(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
+        return spark_schema(selected_columns(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return reader_for(Reading.of(SourceOptions(self.options, StoreUse.READING), schema))
+        return create_reader(ReadPlan.of(SourceOptions(self.options, StoreUse.READING), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return RecordStreamReader(Following.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
+        return RecordStreamReader(FollowPlan.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Create missing tables, and return the writer of a data frame. Refuse ``overwrite`` and wrong columns."""
-        writing = self._writing(StoreUse.WRITING, schema, overwrite)
-        writing.set_up()
-        return StoreWriter(writing, SystemClock().now())
+        plan = self._create_write_plan(StoreUse.WRITING, schema, overwrite)
+        plan.create_tables()
+        return StoreWriter(plan, SystemClock().now())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return StreamStoreWriter(self._writing(StoreUse.WRITING_A_STREAM, schema, overwrite))
+        return StreamStoreWriter(self._create_write_plan(StoreUse.WRITING_A_STREAM, schema, overwrite))
 
-    def _writing(self, use: StoreUse, schema: StructType, overwrite: bool) -> Writing:
+    def _create_write_plan(self, use: StoreUse, schema: StructType, overwrite: bool) -> WritePlan:
         if overwrite:
             raise PipelineError("messages are never overwritten; write with mode('append'): ids already there are kept")
-        writing = Writing.of(SourceOptions(self.options, use))
-        check_columns(schema, at_once=writing.sweep is not None)
-        return writing
+        plan = WritePlan.of(SourceOptions(self.options, use))
+        check_columns(schema, for_queues=plan.sweep is not None)
+        return plan

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from postdate.config import resolved
+from postdate.config import resolve_address
 from postdate.errors import PipelineError
 from postdate.pipeline.frames import read_part, scan_parts
 from postdate.pipeline.rows import arrow_schema
@@ -47,18 +47,18 @@ _THERE_WHEN_PENDING: Final = frozenset({"destination", "due", "headers", "body",
 
 
 @dataclass
-class Pushed:
-    """The conditions that the store applies. Each one reduces the rows of ``what``."""
+class PushedFilters:
+    """The conditions that the store applies. Each one reduces the rows of ``table``."""
 
-    what: str
+    table: str
     _texts: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     _due_from: datetime | None = None
     _due_to: datetime | None = None
 
-    def take(self, filters: Iterable[Filter]) -> list[Filter]:
+    def accept(self, filters: Iterable[Filter]) -> list[Filter]:
         """Take the filters that the store applies exactly. Return the others."""
         all_filters = list(filters)
-        remaining = [each for each in all_filters if not isinstance(each, IsNotNull) and not self._takes(each)]
+        remaining = [each for each in all_filters if not isinstance(each, IsNotNull) and not self._accept_filter(each)]
         # A condition in the store implies that its column is not null.
         remaining += [
             each for each in all_filters if isinstance(each, IsNotNull) and not self._has_value(each.attribute)
@@ -72,42 +72,46 @@ class Pushed:
         return frozenset() in self._texts.values() or empty_range
 
     @property
-    def where(self) -> ScanFilter:
-        listed = {column: tuple(sorted(texts)) for column, texts in self._texts.items()}
-        return ScanFilter(listed.get("message_id"), listed.get(self._destination), self._due_from, self._due_to)
+    def scan_filter(self) -> ScanFilter:
+        texts_by_column = {column: tuple(sorted(texts)) for column, texts in self._texts.items()}
+        return ScanFilter(
+            texts_by_column.get("message_id"), texts_by_column.get(self._destination), self._due_from, self._due_to
+        )
 
     @property
     def _destination(self) -> str:
-        return "queue" if self.what == QUEUED else "destination"
+        return "queue" if self.table == QUEUED else "destination"
 
     def _has_value(self, path: tuple[str, ...]) -> bool:
         (column, *inner) = path
         if inner:
             return False
-        there = column in _ALWAYS_THERE or (self.what == "pending" and column in _THERE_WHEN_PENDING)
+        has_column = column in _ALWAYS_THERE or (self.table == "pending" and column in _THERE_WHEN_PENDING)
         is_due = column == "due" and (self._due_from or self._due_to) is not None
-        return there or is_due or column in self._texts
+        return has_column or is_due or column in self._texts
 
-    def _takes(self, each: Filter) -> bool:
+    def _accept_filter(self, each: Filter) -> bool:
         match each:
             case EqualTo((column,), value) | EqualNullSafe((column,), value):
-                return self._equals(column, value)
+                return self._accept_equal(column, value)
             case In((column,), values):
-                return self._is_one_of(column, [value for value in values if value is not None])
+                return self._accept_one_of(column, [value for value in values if value is not None])
             case GreaterThan(("due",), value) | GreaterThanOrEqual(("due",), value) if _is_instant(value):
-                return self._is_due(value if isinstance(each, GreaterThanOrEqual) else _after(value), None)
+                return self._accept_due_range(
+                    value if isinstance(each, GreaterThanOrEqual) else _next_instant(value), None
+                )
             case LessThan(("due",), value) | LessThanOrEqual(("due",), value) if _is_instant(value):
-                return self._is_due(None, value if isinstance(each, LessThan) else _after(value))
+                return self._accept_due_range(None, value if isinstance(each, LessThan) else _next_instant(value))
             case _:
                 return False
 
-    def _equals(self, column: str, value: object) -> bool:
+    def _accept_equal(self, column: str, value: object) -> bool:
         if _is_instant(value):
-            after = _after(value)
-            return column == "due" and after is not None and self._is_due(value, after)
-        return self._is_one_of(column, [value])
+            instant_after = _next_instant(value)
+            return column == "due" and instant_after is not None and self._accept_due_range(value, instant_after)
+        return self._accept_one_of(column, [value])
 
-    def _is_one_of(self, column: str, values: Sequence[object]) -> bool:
+    def _accept_one_of(self, column: str, values: Sequence[object]) -> bool:
         if column not in {"message_id", self._destination} or len(values) > MOST_TEXTS:
             return False
         if not all(isinstance(value, str) for value in values):
@@ -116,7 +120,7 @@ class Pushed:
         self._texts[column] = texts & self._texts.get(column, texts)
         return True
 
-    def _is_due(self, first: datetime | None, end: datetime | None) -> bool:
+    def _accept_due_range(self, first: datetime | None, end: datetime | None) -> bool:
         if first is None and end is None:  # The time is after the last possible instant.
             return False
         if first is not None:
@@ -132,7 +136,7 @@ def _is_instant(value: object) -> TypeGuard[datetime]:
     return isinstance(value, datetime) and value.tzinfo is not None
 
 
-def _after(instant: datetime) -> datetime | None:
+def _next_instant(instant: datetime) -> datetime | None:
     """Return the next instant; times are whole microseconds."""
     try:
         return instant + _INSTANT
@@ -155,9 +159,9 @@ def _can_be_stored(text: str) -> bool:
 _PLANS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-def columns_read(options: SourceOptions) -> pa.Schema:
+def selected_columns(options: SourceOptions) -> pa.Schema:
     """Return the columns that the options choose. Raise PipelineError if there is no such table or column."""
-    return arrow_schema(options.what(PENDING, RECORDS, QUEUED), options.get("columns", ()))
+    return arrow_schema(options.row_kind(PENDING, RECORDS, QUEUED), options.get("columns", ()))
 
 
 def columns_of_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
@@ -165,20 +169,21 @@ def columns_of_schema(options: SourceOptions, schema: StructType) -> pa.Schema:
 
     Raises PipelineError unless all are columns of this source, each with its own type.
     """
-    what = options.what(PENDING, RECORDS, QUEUED)
-    columns = arrow_schema(what, schema.fieldNames())
-    for asked, expected in zip(schema.fields, from_arrow_schema(columns).fields, strict=True):
-        actual_type, expected_type = asked.dataType.simpleString(), expected.dataType.simpleString()
+    table = options.row_kind(PENDING, RECORDS, QUEUED)
+    columns = arrow_schema(table, schema.fieldNames())
+    for given_field, expected in zip(schema.fields, from_arrow_schema(columns).fields, strict=True):
+        actual_type, expected_type = given_field.dataType.simpleString(), expected.dataType.simpleString()
         if actual_type != expected_type:
             raise PipelineError(
-                f"the column {asked.name!r} of {what} is {expected_type}, not {actual_type}: leave schema(...) out, or "
+                f"the column {given_field.name!r} of {table} is {expected_type}, not {actual_type}: leave schema(...) "
+                f"out, or "
                 f"give it that type and cast afterwards"
             )
     return columns
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadPlan:
     """The rows to read, as a value that is sent to executors.
 
     ``compares_loosely``: trailing spaces of texts are ignored.
@@ -191,12 +196,12 @@ class Reading:
     compares_loosely: bool = False
 
     @classmethod
-    def of(cls, options: SourceOptions, schema: StructType) -> Reading:
-        spec, snapshot = options.existing(), options.get("snapshot")
+    def of(cls, options: SourceOptions, schema: StructType) -> ReadPlan:
+        spec, snapshot = options.existing_spec(), options.get("snapshot")
         columns = columns_of_schema(options, schema)
-        scan = Scan(options.what(PENDING, RECORDS, QUEUED), tuple(columns.names), snapshot=snapshot)
-        loosely = check_store(resolved(spec.address, os.environ)).backend.compares_loosely
-        return cls(spec, scan, columns, options.get("partitions", DEFAULT_PARTITIONS), loosely)
+        scan = Scan(options.row_kind(PENDING, RECORDS, QUEUED), tuple(columns.names), snapshot=snapshot)
+        compares_loosely = check_store(resolve_address(spec.address, os.environ)).backend.compares_loosely
+        return cls(spec, scan, columns, options.get("partitions", DEFAULT_PARTITIONS), compares_loosely)
 
 
 class StoreReader(DataSourceReader):
@@ -206,23 +211,23 @@ class StoreReader(DataSourceReader):
     planning process before the first task begins.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._pushed = Pushed(reading.scan.what)
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+        self._pushed_filters = PushedFilters(plan.scan.row_kind)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Split the store's present rows. Spark makes at least one task, so there is always a part, or ``None``."""
-        if self._pushed.is_impossible:
+        if self._pushed_filters.is_impossible:
             return [InputPartition(None)]
-        parts = scan_parts(self._reading.spec, self._reading.scan.what, self._reading.partitions)
+        parts = scan_parts(self._plan.spec, self._plan.scan.row_kind, self._plan.partitions)
         return [InputPartition(part) for part in parts or [None]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one part page by page. This runs on executors, once a task."""
-        reading, part = self._reading, partition.value
+        plan, part = self._plan, partition.value
         if part is not None:
-            scan = Scan(reading.scan.what, reading.scan.columns, self._pushed.where, reading.scan.snapshot)
-            yield from read_part(reading.spec, scan, reading.schema, part)
+            scan = Scan(plan.scan.row_kind, plan.scan.columns, self._pushed_filters.scan_filter, plan.scan.snapshot)
+            yield from read_part(plan.spec, scan, plan.schema, part)
 
 
 class FilteringStoreReader(StoreReader):
@@ -233,17 +238,17 @@ class FilteringStoreReader(StoreReader):
 
         Spark calls this before :meth:`partitions`.
         """
-        remaining = self._pushed.take(filters)
-        return filters if self._reading.compares_loosely else remaining
+        remaining = self._pushed_filters.accept(filters)
+        return filters if self._plan.compares_loosely else remaining
 
 
-def reader_for(reading: Reading) -> StoreReader:
+def create_reader(plan: ReadPlan) -> StoreReader:
     """Return a reader that takes filters if Spark offers filters.
 
     If filters are off in a session, which is the default, Spark refuses every reader that could take them. Such a
     session plans in another program than a session that offers filters. The program shows which case this is: it is the
     module with which Python was started, or that a Spark daemon has loaded.
     """
-    started_with = sys.modules["__main__"].__spec__
-    offered = _PLANS_FILTERS in sys.modules or (started_with is not None and started_with.name == _PLANS_FILTERS)
-    return FilteringStoreReader(reading) if offered else StoreReader(reading)
+    main_spec = sys.modules["__main__"].__spec__
+    has_filters = _PLANS_FILTERS in sys.modules or (main_spec is not None and main_spec.name == _PLANS_FILTERS)
+    return FilteringStoreReader(plan) if has_filters else StoreReader(plan)

@@ -29,10 +29,10 @@ from postdate.ports import Recording
 from postdate.ports.scanning import RecordStreamStore
 from postdate.wiring.sources import open_record_stream
 
-WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
+WRITER_TIMEOUT_SECONDS: Final = 10.0
 """How long a run over the available records waits for transactions that were open when the run began."""
 
-_LOOKS_EVERY_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 _FEWEST_NUMBERS_IN_A_SHARE: Final = 1_000
 
 log = logging.getLogger("postdate.pipeline")
@@ -53,17 +53,17 @@ def open_stream(spec: StoreSpec) -> RecordStreamStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class FollowPlan:
     """The records to follow, as a value that is sent to executors."""
 
     spec: StoreSpec
     schema: pa.Schema
     partitions: int
-    from_the_end: bool
+    starts_at_end: bool
     rows_per_batch: int
 
     @classmethod
-    def of(cls, options: SourceOptions, schema: StructType) -> Following:
+    def of(cls, options: SourceOptions, schema: StructType) -> FollowPlan:
         """Return the records that the options choose, in the columns of the schema.
 
         Raise PipelineError for other rows.
@@ -71,17 +71,17 @@ class Following:
         if options.get("what") != RECORDS:
             raise PipelineError("only records can be followed as a stream: write .option('what', 'records')")
         return cls(
-            spec=options.existing(),
+            spec=options.existing_spec(),
             schema=columns_of_schema(options, schema),
             partitions=options.get("partitions", DEFAULT_PARTITIONS),
-            from_the_end=options.get("startingAt") == LATEST,
+            starts_at_end=options.get("startingAt") == LATEST,
             rows_per_batch=options.get("maxRowsPerBatch", DEFAULT_ROWS_PER_BATCH),
         )
 
 
-def split(first: int, end: int, most: int) -> list[tuple[int, int]]:
-    """Return at most ``most`` ranges of about equal size. A small range is not worth a second task."""
-    shares = min(most, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
+def split_range(first: int, end: int, most_shares: int) -> list[tuple[int, int]]:
+    """Return at most ``most_shares`` ranges of about equal size. A small range is not worth a second task."""
+    shares = min(most_shares, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
     step = max(-(-(end - first) // max(shares, 1)), 1)
     return [(at, min(at + step, end)) for at in range(first, end, step)]
 
@@ -92,22 +92,22 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     An offset is ``{"store": identity, "where": text for people, "next": number}``: lower numbers have been read.
     """
 
-    def __init__(self, following: Following) -> None:
-        self._following = following
+    def __init__(self, plan: FollowPlan) -> None:
+        self._plan = plan
         # The stream is opened at first use, because Spark pickles the reader before.
         self._stream: RecordStreamStore | None = None
         self._target: int | None = None
 
-    def _opened(self) -> RecordStreamStore:
+    def _open_stream(self) -> RecordStreamStore:
         if self._stream is None:
-            self._stream = open_stream(self._following.spec)
+            self._stream = open_stream(self._plan.spec)
         return self._stream
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._offset(self._opened().next_number() if self._following.from_the_end else 0)
+        return self._offset(self._open_stream().next_number() if self._plan.starts_at_end else 0)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._following.rows_per_batch)
+        return ReadMaxRows(self._plan.rows_per_batch)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Set the end of this run before any record that is written from now on.
@@ -115,43 +115,43 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         This waits for open transactions for a while. The run ends below the records that these may still commit, even
         if other transactions committed higher numbers long before.
         """
-        stream, deadline = self._opened(), steady_seconds() + WRITERS_ARE_AWAITED_SECONDS
+        stream, deadline = self._open_stream(), steady_seconds() + WRITER_TIMEOUT_SECONDS
         end = stream.next_number()
-        target, patience = stream.safe_end(), threading.Event()
+        target, pause = stream.safe_end(), threading.Event()
         while target < end and steady_seconds() < deadline:
-            patience.wait(_LOOKS_EVERY_SECONDS)  # There is no event for the end of another client's transaction.
+            pause.wait(_POLL_SECONDS)  # There is no event for the end of another client's transaction.
             target = stream.safe_end()
         if target < end:
             log.warning(
                 "a transaction that writes to %s has been open for more than %g s; records from number %d on are left "
                 "to the next run",
-                stream.where,
-                WRITERS_ARE_AWAITED_SECONDS,
+                stream.location,
+                WRITER_TIMEOUT_SECONDS,
                 target,
             )
         self._target = min(target, end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch, or ``start`` itself if there is nothing new."""
-        first = self._number(start)
-        end = max(self._opened().safe_end() if self._target is None else self._target, first)
+        first = self._number_of(start)
+        end = max(self._open_stream().safe_end() if self._target is None else self._target, first)
         if isinstance(limit, ReadMaxRows):  # Numbers may have gaps, so a range has at most as many rows as numbers.
             end = min(end, first + limit.max_rows)
         return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the end of all numbers in use. The progress of the query uses it to show how much is unread."""
-        return self._offset(self._opened().next_number())
+        return self._offset(self._open_stream().next_number())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = split(self._number(start), self._number(end), self._following.partitions)
+        ranges = split_range(self._number_of(start), self._number_of(end), self._plan.partitions)
         return [InputPartition(numbers) for numbers in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range of numbers. This runs on executors, once a task."""
-        (first, end), schema = partition.value, self._following.schema
-        with closing(open_stream(self._following.spec)) as stream:
-            for page in stream.records(first, end, schema.names, PAGE_ROWS):
+        (first, end), schema = partition.value, self._plan.schema
+        with closing(open_stream(self._plan.spec)) as stream:
+            for page in stream.read_records(first, end, schema.names, PAGE_ROWS):
                 yield to_batch(page, schema)
 
     def stop(self) -> None:
@@ -160,15 +160,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stream.close()
 
     def _offset(self, number: int) -> dict[str, Any]:
-        stream = self._opened()
-        return {"store": stream.identity, "where": stream.where, "next": number}
+        stream = self._open_stream()
+        return {"store": stream.identity, "where": stream.location, "next": number}
 
-    def _number(self, offset: Mapping[str, Any]) -> int:
+    def _number_of(self, offset: Mapping[str, Any]) -> int:
         """Return the number of an offset, which may come from a checkpoint.
 
         Raises PipelineError for a checkpoint of another store, or if the store lost records that the query had read.
         """
-        stream = self._opened()
+        stream = self._open_stream()
         if not {"store", "where", "next"} <= offset.keys():
             raise PipelineError(
                 f"the checkpoint of this query holds no offset of the format postdate: {dict(offset)}; "
@@ -177,13 +177,15 @@ class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset["store"] != stream.identity:
             raise PipelineError(
                 f"the checkpoint of this query is of another store ({offset['where']}) than the options name "
-                f"({stream.where}), or the store was made anew or restored since; name that store, or give the query a "
+                f"({stream.location}), or the store was made anew or restored since; name that store, or give the "
+                f"query a "
                 f"new checkpoint, with which it begins at startingAt"
             )
         number = int(offset["next"])
         if number > stream.next_number():
             raise PipelineError(
-                f"the query has read the records of {stream.where} up to number {number - 1}, and the store has none "
+                f"the query has read the records of {stream.location} up to number {number - 1}, and the store has "
+                f"none "
                 f"so high: it was made anew, restored, or its records were removed; give the query a new checkpoint, "
                 f"with which it begins at startingAt"
             )

@@ -22,54 +22,54 @@ from pyspark.sql.types import DataType, DateType, StringType, StructType, Timest
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.dispatching import SweepSpec, drain_due
-from postdate.pipeline.rows import INSTANT, Batches, checked, in_texts, pc
+from postdate.pipeline.rows import INSTANT, Batches, pc, split_columns, texts_of
 from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
-from postdate.pipeline.stores import OpenStore, StoreSpec, opened
-from postdate.ports.scanning import TIMES, WRITTEN
+from postdate.pipeline.stores import OpenStore, StoreSpec, open_spec
+from postdate.ports.scanning import TIME_COLUMNS, WRITTEN_COLUMNS
 
 _TEXT: Final = "string"
 _TIME: Final = "timestamp"
 _HEADERS: Final = "map<string,string>"
-_WRITTEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+_COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        **{name: (_TIME if name in TIMES else _TEXT,) for name in WRITTEN},
+        **{name: (_TIME if name in TIME_COLUMNS else _TEXT,) for name in WRITTEN_COLUMNS},
         "headers": (_HEADERS, _TEXT),
         "body": ("binary", _TEXT),
     }
 )
 _NEEDED: Final = ("message_id", "destination", "due")
-_NOT_WRITTEN: Final = frozenset({"number_of_failures"})
+_IGNORED_COLUMNS: Final = frozenset({"number_of_failures"})
 """Columns of messages read from a store that have no meaning in another store."""
 
 
-def check_columns(schema: StructType, *, at_once: bool = False) -> None:
+def check_columns(schema: StructType, *, for_queues: bool = False) -> None:
     """Raise PipelineError for a column that is missing, unknown or of another type, before anything is written.
 
-    ``at_once``: messages go to their queues at once, so they have no due time.
+    ``for_queues``: messages go to their queues at once, so they have no due time.
     """
     names = schema.fieldNames()
-    if at_once and "due" in names:
+    if for_queues and "due" in names:
         raise PipelineError("what is written to queues goes there at once: drop the column 'due', or write to pending")
     for name in names:
-        if name not in _WRITTEN and name not in _NOT_WRITTEN:
-            close = difflib.get_close_matches(name.lower(), _WRITTEN, n=1)
-            mend = f"rename it to {close[0]}" if close and close[0] not in names else "drop it"
-            raise PipelineError(f"messages have no column {name!r}, only {', '.join(_WRITTEN)}; {mend}")
+        if name not in _COLUMN_TYPES and name not in _IGNORED_COLUMNS:
+            matches = difflib.get_close_matches(name.lower(), _COLUMN_TYPES, n=1)
+            mend = f"rename it to {matches[0]}" if matches and matches[0] not in names else "drop it"
+            raise PipelineError(f"messages have no column {name!r}, only {', '.join(_COLUMN_TYPES)}; {mend}")
     for name in _NEEDED:
-        if name not in names and not (at_once and name == "due"):
+        if name not in names and not (for_queues and name == "due"):
             raise PipelineError(f"messages need the column {name!r}; there are {', '.join(names) or 'none'}")
     for field in schema.fields:
-        if field.name in _WRITTEN and _named(field.dataType) not in _WRITTEN[field.name]:
+        if field.name in _COLUMN_TYPES and _type_name(field.dataType) not in _COLUMN_TYPES[field.name]:
             raise PipelineError(_wrong_type(field.name, field.dataType))
 
 
-def _named(kind: DataType) -> str:
+def _type_name(kind: DataType) -> str:
     return re.sub(r"\bstring collate \w+", _TEXT, kind.simpleString())
 
 
 def _wrong_type(name: str, kind: DataType) -> str:
-    text = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_WRITTEN[name])}"
-    match name in TIMES, kind:
+    text = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_COLUMN_TYPES[name])}"
+    match name in TIME_COLUMNS, kind:
         case True, TimestampNTZType():
             return (
                 f"{text}: its times have no zone. Say which they are in: "
@@ -83,11 +83,11 @@ def _wrong_type(name: str, kind: DataType) -> str:
         case _ if name == "headers":
             return f"{text}, a JSON object of texts"
         case _:
-            return f"{text}: F.col('{name}').cast('{_WRITTEN[name][0]}')"
+            return f"{text}: F.col('{name}').cast('{_COLUMN_TYPES[name][0]}')"
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class WritePlan:
     """Where to write, as a value that is sent to executors.
 
     With ``sweep``, messages are sent on to their queues at once.
@@ -98,26 +98,26 @@ class Writing:
     sweep: SweepSpec | None
 
     @classmethod
-    def of(cls, options: SourceOptions) -> Writing:
+    def of(cls, options: SourceOptions) -> WritePlan:
         """Return where to write, as the options say.
 
         Raise PipelineError for rows other than pending messages or queues, or if there are no queues.
         """
-        at_once = options.what(PENDING, QUEUED) == QUEUED
-        return cls(options.spec(), options.get("batch", DEFAULT_BATCH), options.sweep() if at_once else None)
+        for_queues = options.row_kind(PENDING, QUEUED) == QUEUED
+        return cls(options.spec(), options.get("batch", DEFAULT_BATCH), options.sweep_spec() if for_queues else None)
 
-    def set_up(self) -> None:
+    def create_tables(self) -> None:
         """Create missing tables, so that the job fails before any task begins if the store cannot be reached."""
-        with opened(self.spec, create=True) as store:
+        with open_spec(self.spec, create=True) as store:
             store.setup()
 
-    def store(self, batches: Batches, now: datetime) -> WriterCommitMessage:
+    def store_rows(self, batches: Batches, now: datetime) -> WriterCommitMessage:
         """Store all rows, and send the messages on if they are for queues. This runs on executors."""
         rows = 0
-        with opened(self.spec, create=True) as store:
+        with open_spec(self.spec, create=True) as store:
             for batch in batches:
                 for start in range(0, batch.num_rows, self.batch):
-                    _store_part(store, self._timed(batch.slice(start, self.batch), now), now, rows + start)
+                    _store_part(store, self._add_due_times(batch.slice(start, self.batch), now), now, rows + start)
                 rows += batch.num_rows
         if self.sweep is not None and rows:
             counts = drain_due(self.sweep)
@@ -128,7 +128,7 @@ class Writing:
                 )
         return WriterCommitMessage()
 
-    def _timed(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
+    def _add_due_times(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
         if self.sweep is None:
             return part
         # The due time is compared with the clock of this machine, which may be behind the driver's.
@@ -143,12 +143,12 @@ class StoreWriter(DataSourceArrowWriter):
     message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
     """
 
-    def __init__(self, writing: Writing, now: datetime) -> None:
-        self._writing, self._now = writing, now
+    def __init__(self, plan: WritePlan, now: datetime) -> None:
+        self._plan, self._now = plan, now
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of a task. This runs on executors, once a task."""
-        return self._writing.store(iterator, self._now)
+        return self._plan.store_rows(iterator, self._now)
 
 
 class StreamStoreWriter(DataSourceStreamArrowWriter):
@@ -157,21 +157,21 @@ class StreamStoreWriter(DataSourceStreamArrowWriter):
     Spark creates one writer to write each micro-batch and another to commit it, so only tasks open the store.
     """
 
-    def __init__(self, writing: Writing) -> None:
-        self._writing = writing
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of a task. This runs on executors, once a task of a micro-batch."""
-        self._writing.set_up()
-        return self._writing.store(iterator, SystemClock().now())
+        self._plan.create_tables()
+        return self._plan.store_rows(iterator, SystemClock().now())
 
 
 def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> None:
-    messages, bad = checked(with_headers_as_text(part), store.largest_message_bytes)
-    if bad:
-        first, context = min(bad, key=lambda row: row.position), TaskContext.get()
+    messages, bad_rows = split_columns(convert_headers_to_text(part), store.largest_message_bytes)
+    if bad_rows:
+        first, context = min(bad_rows, key=lambda row: row.position), TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
-        message_id = in_texts(part.select(["message_id"]).slice(first.position, 1))[0]["message_id"]
+        message_id = texts_of(part.select(["message_id"]).slice(first.position, 1))[0]["message_id"]
         raise PipelineError(
             f"row {first_row + first.position}{partition} (message id {message_id!r}) is no message: {first.detail}. "
             f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
@@ -185,7 +185,7 @@ _ESCAPED: Final = r"[\x00-\x1f\x22\\]"
 """A text without any of these characters is valid JSON between quotes."""
 
 
-def with_headers_as_text(rows: pa.RecordBatch) -> pa.RecordBatch:
+def convert_headers_to_text(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows with their headers as JSON text if they are a map. Headers that are text are not checked here."""
     position = rows.schema.get_field_index("headers")
     if position < 0 or not pa.types.is_map(rows.column(position).type):
@@ -197,7 +197,7 @@ def _texts(maps: Any) -> pa.Array[Any]:
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     offsets: Any = pc.subtract(maps.offsets, first)  # A slice of an array still has the pairs of its neighbours.
     keys, values = (each.slice(first, last - first) for each in (maps.keys, maps.items))
-    if _needs_care(keys, values):
+    if _has_special_text(keys, values):
         pairs = _escaped_pairs(keys, values)
     else:  # No text becomes a Python object: the pairs are joined inside their column.
         pairs = pc.binary_join_element_wise('"', keys, '":"', values, '"', "")
@@ -205,7 +205,7 @@ def _texts(maps: Any) -> pa.Array[Any]:
     return pc.if_else(maps.is_null(), pa.scalar(None, pa.string()), pc.binary_join_element_wise("{", joined, "}", ""))
 
 
-def _needs_care(keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
+def _has_special_text(keys: pa.Array[Any], values: pa.Array[Any]) -> bool:
     """Return whether a name has no value, or JSON must escape a character."""
     return bool(values.null_count) or any(
         pc.any(pc.match_substring_regex(each, _ESCAPED)).as_py() for each in (keys, values)
@@ -217,11 +217,11 @@ def _escaped_pairs(keys: pa.Array[Any], values: pa.Array[Any]) -> pa.Array[Any]:
     names: list[Any] = keys.cast(pa.binary()).to_pylist()
     texts: list[Any] = values.cast(pa.binary()).to_pylist()
     pairs = [
-        f"{_in_json(name)}:{'null' if text is None else _in_json(text)}".encode("utf-8", "surrogateescape")
+        f"{_encode_json(name)}:{'null' if text is None else _encode_json(text)}".encode("utf-8", "surrogateescape")
         for name, text in zip(names, texts, strict=True)
     ]
     return pa.array(pairs, pa.binary()).view(pa.string())
 
 
-def _in_json(text: bytes) -> str:
+def _encode_json(text: bytes) -> str:
     return json.dumps(text.decode("utf-8", "surrogateescape"), ensure_ascii=False)

@@ -21,7 +21,7 @@ from postdate.ports import (
     RecordKind,
     ReplacingStore,
 )
-from postdate.ports.changing import Making
+from postdate.ports.changing import CreateMessage
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -29,23 +29,23 @@ from postdate.testing.store_suite.subject import (
     SECOND,
     StoreSubject,
     claim_one,
-    claiming,
-    close,
+    close_adapter,
     expect_history,
-    having,
-    hold_one,
+    fixture_with_role,
     ids,
     message,
-    operated,
-    prepare,
-    replacing,
+    open_administrable,
+    open_claiming,
+    open_replacing,
+    prepare_store,
+    store_and_claim_one,
 )
 
 administration: Topic[StoreSubject] = Topic("administration")
 recording: Topic[StoreSubject] = Topic("recording")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def a_cancelled_message_is_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Cancel is true once, the message is never claimed, and the record says so (row 119)."""
     await store.store(message(), NOW)
@@ -61,29 +61,29 @@ async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> N
     store = subject.open()
     try:
         look = store.observer() if isinstance(store, AdministrableStore) else None
-        await prepare(store)
+        await prepare_store(store)
         await store.store(message(), NOW)
-        if look is not None and (standing := await look.standing("m-1")) is not None:
+        if look is not None and (standing := await look.pending_state_of("m-1")) is not None:
             expect_equal(standing.message, message(), "what the look tells")
     finally:
-        await close(store)
+        await close_adapter(store)
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def what_is_being_dispatched_is_left_alone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A claimed message is neither cancelled nor rescheduled; both say false."""
-    claim = await hold_one(store)
+    claim = await store_and_claim_one(store)
     expect(not await operator.cancel("m-1", NOW), "cancelling a claimed message is false")
     expect(not await operator.reschedule("m-1", NOW + SECOND, NOW), "rescheduling a claimed message is false")
     expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def one_message_waits_for_a_key(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The last one replaces all that the message is, keeps its id, and learns when the first was stored."""
     stored_times = list[datetime | None]()
 
-    def make(number: int) -> Making:
+    def make(number: int) -> CreateMessage:
         def made(message_id: str, stored_at: datetime | None) -> DelayedMessage:
             stored_times.append(stored_at)
             due = NOW + number * SECOND
@@ -106,7 +106,7 @@ async def one_message_waits_for_a_key(store: ClaimingStore, keyed: ReplacingStor
     await expect_history(store, "k~00000001", "SCHEDULED", "RESCHEDULED", "RESCHEDULED", "DELIVERED")
 
 
-@administration.with_fixtures(having(ReplacingStore, largest_message_bytes=1_000))
+@administration.with_fixtures(fixture_with_role(ReplacingStore, largest_message_bytes=1_000))
 async def what_is_too_large_replaces_nothing(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The message that waits is as it was."""
     first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
@@ -116,7 +116,7 @@ async def what_is_too_large_replaces_nothing(store: ClaimingStore, keyed: Replac
     expect_equal((waiting.message_id, waiting.body), (first, b"1"), "what waits")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """The new message waits beside it; the claim is in force, and what is claimed is as it was."""
     first = await keyed.replace("k", lambda id_, _: message(id_, body=b"1"), NOW)
@@ -127,7 +127,7 @@ async def what_is_being_delivered_is_not_replaced(store: ClaimingStore, keyed: R
     expect_equal((await claim_one(store, NOW + 2 * SECOND)).message.body, b"2", "what waits")
 
 
-async def _fail(store: ClaimingStore, times: int) -> Claim:
+async def _fail_attempts(store: ClaimingStore, times: int) -> Claim:
     """Let all attempts to deliver the only due message fail; return the last claim."""
     claim = await claim_one(store, NOW + 60 * SECOND)
     await store.retry_later(claim, NOW, NOW, "refused")
@@ -137,11 +137,11 @@ async def _fail(store: ClaimingStore, times: int) -> Claim:
     return claim
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def what_is_replaced_has_all_its_retries(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Failures of the message before are not those of the new one, and an old claim does not end the new one."""
     id_ = await keyed.replace("k", lambda id_, _: message(id_), NOW)
-    old = await _fail(store, 3)
+    old = await _fail_attempts(store, 3)
     expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), id_, "id")
     new = await claim_one(store, NOW + 60 * SECOND)
     expect_equal(new.message.number_of_failures, 0, "failures of the new message")
@@ -149,11 +149,11 @@ async def what_is_replaced_has_all_its_retries(store: ClaimingStore, keyed: Repl
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator: AdministrableStore) -> None:
     """It was never tried at its new due time; an old claim, of the same number of failures, does not end it."""
     await store.store(message(), NOW)
-    old = [await _fail(store, 1), await _fail(store, 2)]
+    old = [await _fail_attempts(store, 1), await _fail_attempts(store, 2)]
     expect(await operator.reschedule("m-1", NOW, NOW), "rescheduling a failing message is true")
     pending = await operator.get("m-1")
     expect_equal(pending and pending.number_of_failures, 0, "failures")
@@ -163,7 +163,7 @@ async def what_is_rescheduled_has_all_its_retries(store: ClaimingStore, operator
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished by the new claim")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """What was stored without a key stays as it is, however much its id is like that of a key; so does what was first.
 
@@ -186,11 +186,11 @@ async def an_ordinary_id_is_not_replaced(store: ClaimingStore, keyed: ReplacingS
     expect_equal({each.message.body for each in claims}, {b"ordinary"}, "their bodies")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def the_numbers_of_a_key_end(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Where they are used up, replacing is an error that tells so, and the store goes on."""
     await store.store(message("k~99999999", NOW), NOW)
-    await keyed.keep_keys(["k~99999999"])
+    await keyed.store_keys(["k~99999999"])
     expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), "k~99999999", "the last one")
     await store.finish([await claim_one(store, NOW + SECOND)], Outcome.DELIVERED, NOW)
     with expect_error(InvalidMessage, "a number behind the last one"):
@@ -198,11 +198,11 @@ async def the_numbers_of_a_key_end(store: ClaimingStore, keyed: ReplacingStore) 
     expect_equal(await keyed.replace("k2", lambda id_, _: message(id_), NOW), "k2~00000001", "another key")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def keys_are_kept_by_a_migration(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """A message that was moved into the store under its id, and its key, is replaced under that key."""
     await store.store_many([message("k~00000007", NOW + SECOND), message("other~00000001", NOW)], NOW)
-    await keyed.keep_keys(["k~00000007", "unknown~00000001"])
+    await keyed.store_keys(["k~00000007", "unknown~00000001"])
     expect_equal(await keyed.replace("k", lambda id_, _: message(id_), NOW), "k~00000007", "id")
     expect_equal(await keyed.replace("other", lambda id_, _: message(id_), NOW), "other~00000002", "another id")
 
@@ -210,7 +210,7 @@ async def keys_are_kept_by_a_migration(store: ClaimingStore, keyed: ReplacingSto
 _CALLER: ContextVar[str] = ContextVar("caller")
 
 
-@administration.with_fixtures(replacing)
+@administration.with_fixtures(open_replacing)
 async def callers_make_their_own_messages(store: ClaimingStore, keyed: ReplacingStore) -> None:
     """Of many who replace at once, each makes its message in its own context: no code of one runs in another's turn."""
 
@@ -227,7 +227,7 @@ async def callers_make_their_own_messages(store: ClaimingStore, keyed: Replacing
     expect_equal(contexts, sorted((f"{name}~00000001", name) for name in names), "ids, and whose context made them")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
 
@@ -248,7 +248,7 @@ async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, opera
     expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def rescheduling_earlier_wakes(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A message rescheduled before all others wakes listeners."""
     await store.store_many([message("a", NOW + 100 * SECOND), message("b", NOW + 200 * SECOND)], NOW)
@@ -259,7 +259,7 @@ async def rescheduling_earlier_wakes(store: ClaimingStore, operator: Administrab
     expect(bool(woken), "a message moved to the front wakes")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A due time after the expiry raises InvalidMessage and changes nothing."""
     await store.store(message(expires_at=NOW + 10 * SECOND), NOW)
@@ -268,7 +268,7 @@ async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator:
     expect_equal((await claim_one(store)).message.due, NOW, "due time")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def what_is_rescheduled_follows_the_clocks_that_are_given(
     store: ClaimingStore, operator: AdministrableStore
 ) -> None:
@@ -290,27 +290,27 @@ async def what_is_rescheduled_follows_the_clocks_that_are_given(
             id_ += "~"
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def pending_messages_are_listed(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
     await store.store_many([message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)], NOW)
 
-    async def listed(limit: int = 10, **where: object) -> list[str]:
-        return ids(await operator.list_pending(MessageFilter(**where), limit))  # type: ignore[arg-type]
+    async def list_ids(limit: int = 10, **conditions: object) -> list[str]:
+        return ids(await operator.list_pending(MessageFilter(**conditions), limit))  # type: ignore[arg-type]
 
-    expect_equal(await listed(), ["0", "1", "2", "3"], "all")
-    expect_equal(await listed(limit=2), ["0", "1"], "the first two")
-    expect_equal(await listed(destination="b"), ["1", "3"], "one destination")
-    expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
-    expect_equal(await listed(destination="c"), [], "an unknown destination")
-    expect_equal((await listed(destination="b", among=2))[:1], ["1"], "one destination among the first two")
+    expect_equal(await list_ids(), ["0", "1", "2", "3"], "all")
+    expect_equal(await list_ids(limit=2), ["0", "1"], "the first two")
+    expect_equal(await list_ids(destination="b"), ["1", "3"], "one destination")
+    expect_equal(await list_ids(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
+    expect_equal(await list_ids(destination="c"), [], "an unknown destination")
+    expect_equal((await list_ids(destination="b", search_limit=2))[:1], ["1"], "one destination among the first two")
 
 
-async def _pages(operator: AdministrableStore, where: MessageFilter, limit: int) -> list[list[str]]:
+async def _read_pages(operator: AdministrableStore, message_filter: MessageFilter, limit: int) -> list[list[str]]:
     """Return the ids of each page of a list, up to its end."""
-    pages, after = list[list[str]](), where.after
+    pages, after = list[list[str]](), message_filter.after
     while True:
-        page = await operator.read_pending(replace(where, after=after), limit)
+        page = await operator.read_pending(replace(message_filter, after=after), limit)
         pages.append(ids(page.messages))
         expect(len(page.messages) <= limit, f"a page has at most {limit} messages")
         if page.after is None:
@@ -318,7 +318,7 @@ async def _pages(operator: AdministrableStore, where: MessageFilter, limit: int)
         after = page.after
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def a_herd_is_listed_page_by_page(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Of many that are due at one instant every page has its own, also of those that are claimed or failing."""
     herd = [message(f"h-{n:02d}", NOW + SECOND, destination="ab"[n % 2]) for n in range(20)]
@@ -331,17 +331,17 @@ async def a_herd_is_listed_page_by_page(store: ClaimingStore, operator: Administ
     everything = ids(await operator.list_pending(MessageFilter(), 100))
     expect_equal(sorted(everything), sorted(["before", *ids(herd), "behind"]), "all")
     for limit in (1, 3, 7, 22, 30):
-        pages = await _pages(operator, MessageFilter(), limit)
+        pages = await _read_pages(operator, MessageFilter(), limit)
         expect_equal([each for page in pages for each in page], everything, f"in pages of {limit}")
     since = MessageFilter(destination="b", due_from=NOW + SECOND, due_to=NOW + 2 * SECOND)
-    listed = [each for page in await _pages(operator, since, 3) for each in page]
+    listed = [each for page in await _read_pages(operator, since, 3) for each in page]
     expect_equal(
         listed, [each for each in everything if each.startswith("h") and int(each[2:]) % 2], "a filter, in pages"
     )
     await store.finish([claimed], Outcome.DELIVERED, NOW)
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A list goes on behind the cursor of a message that was cancelled, delivered or moved; others have no cursor."""
     await store.store_many([message(f"{n}", NOW + SECOND) for n in range(8)], NOW)
@@ -376,7 +376,7 @@ async def a_cursor_is_exact_when_its_message_has_gone(store: ClaimingStore, oper
             await operator.read_pending(MessageFilter(after=wrong), 10)  # type: ignore[arg-type]
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def a_pending_message_is_found_by_id(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Get returns a pending message, also while it is claimed, and none for one that is gone or unknown."""
     stored = message()
@@ -389,7 +389,7 @@ async def a_pending_message_is_found_by_id(store: ClaimingStore, operator: Admin
     expect_equal(await operator.get("unknown"), None, "an unknown id")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def statistics_agree_with_the_messages(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Pending, overdue, claimed and failing are counted, and the earliest due time is theirs."""
     empty = await operator.statistics(NOW)
@@ -405,7 +405,7 @@ async def statistics_agree_with_the_messages(store: ClaimingStore, operator: Adm
     expect_equal(statistics.next_due, NOW - 4 * SECOND, "next due")
 
 
-@administration.with_fixtures(operated)
+@administration.with_fixtures(open_administrable)
 async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Each message counts once, where it is due (from inclusive, to exclusive): waiting, claimed or after a failure."""
     start = NOW.replace(microsecond=0)
@@ -427,9 +427,9 @@ async def what_is_due_is_counted_by_interval(store: ClaimingStore, operator: Adm
     expect_equal(list(await operator.due_counts([EARLIEST, edges[3]])), [5], "all before a time")
 
 
-async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> None:
+async def _expect_records_of_each_outcome(subject: StoreSubject, level: Recording) -> None:
     """Store a message for each outcome and one for a retry; compare their records with this recording level."""
-    async with claiming(subject, recording=level) as store:
+    async with open_claiming(subject, recording=level) as store:
         if not isinstance(store, AdministrableStore):
             return
         outcomes = [Outcome.DELIVERED, Outcome.EXPIRED, Outcome.FAILED]
@@ -448,16 +448,16 @@ async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -
 @recording
 async def all_keeps_everything(subject: StoreSubject) -> None:
     """Every message has a record of its scheduling and of its end, and one for each retry."""
-    await _live_one_life_of_each_kind(subject, Recording.ALL)
+    await _expect_records_of_each_outcome(subject, Recording.ALL)
 
 
 @recording
 async def outcomes_leaves_out_retries(subject: StoreSubject) -> None:
     """The same without retries."""
-    await _live_one_life_of_each_kind(subject, Recording.OUTCOMES)
+    await _expect_records_of_each_outcome(subject, Recording.OUTCOMES)
 
 
-@recording.with_fixtures(operated)
+@recording.with_fixtures(open_administrable)
 async def a_record_says_what_when_and_why(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""
     await store.store(message(), NOW - SECOND)

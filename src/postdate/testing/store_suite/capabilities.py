@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from postdate.backends.memory.transport import MemoryTransport
-from postdate.core.simple_store import enlisting as can_share
+from postdate.core.simple_store import enlisting_store as can_share
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import (
@@ -40,15 +40,15 @@ from postdate.testing.store_suite.subject import (
     QUEUE,
     SECOND,
     StoreSubject,
-    beside_queues,
     claim_one,
-    claiming,
-    close,
-    hold_one,
+    close_adapter,
     ids,
     message,
-    moving,
-    opened,
+    moving_store_of,
+    open_beside_queues,
+    open_claiming,
+    open_prepared,
+    store_and_claim_one,
 )
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
@@ -62,14 +62,14 @@ _ROLES: tuple[type, ...] = (
 @capabilities
 async def no_role_is_half_there(subject: StoreSubject) -> None:
     """A store with a method of a role declares the role by inheriting it, and so has all its methods."""
-    async with opened(subject) as store:
+    async with open_prepared(subject) as store:
         for role in _ROLES:
             methods = (name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False))
             present = [name for name in methods if hasattr(store, name)]
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
-@capabilities.with_fixture(claiming)
+@capabilities.with_fixture(open_claiming)
 async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None:
     """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
     if store.capabilities.has_clock:
@@ -77,7 +77,7 @@ async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None
     else:
         with expect_error(NotSupported, "the clock of a store without one"):
             await store.server_now()
-    if isinstance(store, ScannableStore) and not store.gives_columns:
+    if isinstance(store, ScannableStore) and not store.has_columns:
         with expect_error(NotSupported, "columns of a store without them"):
             list(store.scan_columns(Scan("pending", ()), ScanPart(0, 1)))
 
@@ -94,13 +94,13 @@ async def declared_modes_are_accepted_and_others_refused(subject: StoreSubject) 
                 with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
                     check_mode(DelayedDelivery(store), MemoryTransport(), mode)
         finally:
-            await close(store)
+            await close_adapter(store)
 
 
 @capabilities
 async def an_endpoint_takes_it_or_says_why_not(subject: StoreSubject) -> None:
     """A store with claims can be used by an endpoint; one without is refused when the settings are made."""
-    async with opened(subject) as store:
+    async with open_prepared(subject) as store:
         if isinstance(store, ClaimingStore):
             DelayedDelivery(store)
         else:
@@ -111,11 +111,11 @@ async def an_endpoint_takes_it_or_says_why_not(subject: StoreSubject) -> None:
 @capabilities
 async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None:
     """Only a store that names the database of the transport, and can enlist, is used in one transaction with it."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         expect(can_share(store, MemoryTransport()) is None, "no transaction is shared with queues in memory")
         with expect_error(UnsupportedTransactionMode, "transaction scope with queues in memory"):
             check_mode(DelayedDelivery(store), MemoryTransport(), TransactionMode.TRANSACTION_SCOPE)
-        if moving(store) is None:
+        if moving_store_of(store) is None:
             declared = TransactionMode.TRANSACTION_SCOPE in store.capabilities.transaction_modes
             expect(not declared, "a store that cannot enlist does not declare transaction scope")
             return
@@ -123,27 +123,27 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
         try:
             expect(can_share(store, transport) is not None, "the store shares transactions with its own queues")
         finally:
-            await close(transport)
+            await close_adapter(transport)
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a message stored in a transaction of the queues is there after its commit, not after a rollback."""
-    work = store.storing([message("rolled-back")], NOW)
+    work = store.storing_work([message("rolled-back")], NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
     expect_equal(await store.next_due(), None, "next due after the rollback")
     stored = message("committed")
-    await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[store.storing([stored], NOW)])
+    await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[store.storing_work([stored], NOW)])
     expect_equal((await claim_one(store)).message, stored, "the message after the commit")
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Transport) -> None:
     """Enlisting: an id that waits, was delivered or stands there twice undoes all; what had failed comes back."""
 
     async def send(*messages: DelayedMessage) -> None:
-        await transport.send([Envelope(QUEUE, "e-1")], NOW, work=[store.storing(messages, NOW)])
+        await transport.send([Envelope(QUEUE, "e-1")], NOW, work=[store.storing_work(messages, NOW)])
 
     for outcome in (Outcome.FAILED, Outcome.DELIVERED):
         await send(message())
@@ -158,10 +158,10 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
     expect_equal(len(await transport.receiver(QUEUE).receive(10)), 2, "messages sent with what was stored")
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
-    finishing = store.finishing([await hold_one(store)], Outcome.DELIVERED, NOW)
+    finishing = store.finishing_work([await store_and_claim_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
     expect_equal(await store.next_due(), NOW, "next due after the rollback")
@@ -173,7 +173,7 @@ async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Tr
     expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
     """Moving: due messages go to their queues, oldest first; expired ones are recorded; others are left behind."""
     expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
@@ -187,9 +187,11 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
     ]
     await store.store_many(batch, NOW)
     report = await store.move_due(NOW, 100)
-    counts = (report.delivered, report.expired, int(report.left_behind))
+    counts = (report.delivered, report.expired, int(report.needs_claim))
     expect_equal(counts, (2, 1, 1), "delivered, expired, left behind")
-    expect_equal((dict(report.to), report.first_due), ({QUEUE: 2}, NOW - 2 * SECOND), "where to, and the first")
+    expect_equal(
+        (dict(report.by_destination), report.first_due), ({QUEUE: 2}, NOW - 2 * SECOND), "where to, and the first"
+    )
     received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
     expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
     moved = received[1]
@@ -201,7 +203,7 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
         expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
     """Moving: a batch is as large as asked for, and messages that others hold are not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
@@ -212,12 +214,12 @@ async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Tra
     expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
 
 
-@capabilities.with_fixtures(beside_queues)
+@capabilities.with_fixtures(open_beside_queues)
 async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) -> None:
     """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
     first, second = NOW - 3 * SECOND, NOW - 2 * SECOND
     await store.store_many([message("gone", first, expires_at=second), message("sent", second)], NOW)
-    moved = (await store.move_due(NOW, 100, listing=True)).moved
+    moved = (await store.move_due(NOW, 100, listing=True)).messages
     if moved is None:
         expect(False, "a move that was to be listed was not")
         return
@@ -225,7 +227,7 @@ async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) ->
     expect_equal(sorted(listed), [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)], "listed")
     expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
     empty = await store.move_due(NOW, 100, listing=True)
-    nothing = empty.moved
-    expect(not empty.to and empty.first_due is None, "an empty move went nowhere")
+    nothing = empty.messages
+    expect(not empty.by_destination and empty.first_due is None, "an empty move went nowhere")
     expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")
-    expect((await store.move_due(NOW, 100)).moved is None, "a move that was not to be listed is not")
+    expect((await store.move_due(NOW, 100)).messages is None, "a move that was not to be listed is not")

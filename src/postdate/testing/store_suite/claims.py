@@ -9,31 +9,31 @@ from datetime import datetime
 import anyio
 
 from postdate.ports import ClaimingStore, MovingStore, Outcome, Transport
-from postdate.runtime.threads import Alarm
-from postdate.testing.conformance import Topic, expect, expect_equal, in_time
+from postdate.runtime.threads import WakeUp
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
     SECOND,
     StoreSubject,
-    beside_queues,
     claim_one,
-    claiming,
-    claims_of,
+    claiming_store_of,
     expect_history,
-    hold_one,
     ids,
     message,
-    prepared,
+    open_beside_queues,
+    open_claiming,
+    store_and_claim_one,
+    use_store,
 )
 
-_LOOKS = 12
+_QUERIES = 12
 """Number of queries during which a message is stored. A store that can miss the message does so in some of them."""
 
 claims: Topic[StoreSubject] = Topic("claims")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
     await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in (5, 1, 4, 2, 3)], NOW)
@@ -42,7 +42,7 @@ async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def due_is_compared_strictly(store: ClaimingStore) -> None:
     """Nothing is claimed at or before its due time, not even by a microsecond."""
     await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
@@ -51,15 +51,15 @@ async def due_is_compared_strictly(store: ClaimingStore) -> None:
         expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     """A claimed message cannot be claimed or fetched again, however late it gets."""
-    await hold_one(store)
+    await store_and_claim_one(store)
     expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
     expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     """Ten tasks that claim at once get every message, each of them once (row 56, within a process)."""
     await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
@@ -75,7 +75,7 @@ async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def finish_removes(store: ClaimingStore) -> None:
     """Finished messages are gone; finish says how many were still held."""
     await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
@@ -86,10 +86,10 @@ async def finish_removes(store: ClaimingStore) -> None:
     expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def retry_later_waits(store: ClaimingStore) -> None:
     """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
-    claim = await hold_one(store)
+    claim = await store_and_claim_one(store)
     attempt_at = NOW + 60 * SECOND
     expect(await store.retry_later(claim, attempt_at, NOW + SECOND, "why"), "giving back a held message is true")
     expect_equal(ids(await store.claim_due(attempt_at, 10)), [], "claims at the time of the next attempt")
@@ -98,7 +98,7 @@ async def retry_later_waits(store: ClaimingStore) -> None:
     expect_equal(again.message.due, NOW, "the due time stays what it was")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def failures_add_up(store: ClaimingStore) -> None:
     """Every failure counts: after three the count is three."""
     await store.store(message(), NOW)
@@ -107,19 +107,19 @@ async def failures_add_up(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     """Giving back a finished claim says false and brings nothing back."""
-    claim = await hold_one(store)
+    claim = await store_and_claim_one(store)
     await store.finish([claim], Outcome.DELIVERED, NOW)
     expect(not await store.retry_later(claim, NOW, NOW, "late"), "giving back a finished message is false")
     expect_equal(await store.next_attempt(), None, "next attempt")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
-    old = await hold_one(store)
+    old = await store_and_claim_one(store)
     await store.retry_later(old, NOW, NOW, "why")
     expect(not await store.retry_later(old, NOW, NOW, "again"), "giving back twice is false the second time")
     expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with a claim that was given back")
@@ -130,10 +130,10 @@ async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     """A claim of a message that went to the error queue and came back holds nothing of its new life."""
-    old = await hold_one(store)
+    old = await store_and_claim_one(store)
     await store.finish([old], Outcome.FAILED, NOW)
     await store.store(message(), NOW)
     expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
@@ -143,7 +143,7 @@ async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     """A released message can be claimed at once, failed before or not; no failure is counted or recorded."""
     await store.store_many([message("failed"), message("new")], NOW)
@@ -160,7 +160,7 @@ async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     """A batch that is released until some time cannot be claimed before it, and is a batch again after it."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
@@ -173,7 +173,7 @@ async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     expect_equal({each.message.due for each in again}, {each.message.due for each in claimed}, "due times")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_released_claim_is_void(store: ClaimingStore) -> None:
     """A claim that was released finishes nothing, fails nothing and releases nothing, claimed anew or not."""
     await store.store_many([message("a"), message("b")], NOW)
@@ -189,7 +189,7 @@ async def a_released_claim_is_void(store: ClaimingStore) -> None:
     expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     """The earliest instant at which an unclaimed message may be attempted; none without any."""
     expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
@@ -203,7 +203,7 @@ async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     """A message due before all others wakes listeners; one due later does not, nor any after listening has ended."""
     woken: list[str] = []
@@ -222,59 +222,59 @@ async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     stop()  # a second call has no effect
 
 
-async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:
-    """Store messages while ``look`` queries the next attempt: each message must wake, or be counted in the answer."""
+async def _store_during_query(store: ClaimingStore, query: Callable[[], Awaitable[datetime | None]]) -> None:
+    """Store messages while ``query`` queries the next attempt: each message must wake, or be counted in the answer."""
     woken, answers = list[str](), list[datetime | None]()
 
-    async def ask() -> None:
-        answers.append(await look())
+    async def run_query() -> None:
+        answers.append(await query())
 
     stop = await store.listen(lambda: woken.append("woken"))
-    for number in range(_LOOKS):
+    for number in range(_QUERIES):
         await store.store(message(f"before-{number}", NOW - SECOND), NOW)
-        if look == store.next_attempt:
+        if query == store.next_attempt:
             await store.finish([await claim_one(store, NOW)], Outcome.DELIVERED, NOW)
         woken.clear()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
+            tasks.start_soon(run_query)
             for seconds in (2, 0, 1):
                 tasks.start_soon(store.store, message(f"during-{number}-{seconds}", NOW + seconds * SECOND), NOW)
-        again_at = answers.pop()
-        is_announced = bool(woken) or (again_at is not None and again_at <= NOW)
-        expect(is_announced, f"a message stored during a look wakes or is in its answer, which is {again_at}")
+        next_attempt = answers.pop()
+        is_announced = bool(woken) or (next_attempt is not None and next_attempt <= NOW)
+        expect(is_announced, f"a message stored during a look wakes or is in its answer, which is {next_attempt}")
         await store.finish(await store.claim_due(NOW + 4 * SECOND, 10), Outcome.DELIVERED, NOW)
         await store.next_attempt()
     stop()
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def what_is_stored_during_a_look_is_not_slept_over(store: ClaimingStore) -> None:
     """A message stored while the next attempt is asked for, due after what was claimed, wakes or is in the answer."""
-    await _store_during(store, store.next_attempt)
+    await _store_during_query(store, store.next_attempt)
 
 
-@claims.with_fixtures(beside_queues)
+@claims.with_fixtures(open_beside_queues)
 async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, transport: Transport) -> None:
     """Moving: a message stored while a move is under way, due after what it moves, wakes or is in its answer."""
 
     async def look() -> datetime | None:
         return (await store.move_due(NOW, 10)).next_attempt
 
-    await _store_during(store, look)
+    await _store_during_query(store, look)
 
 
-@claims.with_fixture(claiming)
+@claims.with_fixture(open_claiming)
 async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
     """A look after a wake-up finds the message: the wake-up never comes before it can be claimed."""
-    alarm = Alarm()
+    alarm = WakeUp()
     attempts: list[datetime | None] = []
 
     async def look() -> None:
         await alarm.wait()
         attempts.append(await store.next_attempt())
 
-    stop = await store.listen(alarm.ring)
-    with in_time("a wake-up", wakes=True):
+    stop = await store.listen(alarm.wake)
+    with expect_in_time("a wake-up", is_wake_up=True):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await store.store(message(), NOW)
@@ -285,11 +285,11 @@ async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
 @claims
 async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
     """Shared: messages that one process holds no other process claims, finishes or gives back (row 24)."""
-    async with claiming(subject) as store:
-        claim = await hold_one(store)
+    async with open_claiming(subject) as store:
+        claim = await store_and_claim_one(store)
         if not store.capabilities.shared:
             return
-        async with prepared(claims_of(subject.open_elsewhere())) as other:
+        async with use_store(claiming_store_of(subject.open_elsewhere())) as other:
             expect_equal(ids(await other.claim_due(NOW + SECOND, 10)), [], "claims by another process")
             expect_equal(await other.finish([claim], Outcome.DELIVERED, NOW), 0, "finished by another process")
             expect(not await other.retry_later(claim, NOW, NOW, "foreign"), "another process cannot give it back")
@@ -299,11 +299,11 @@ async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
 @claims
 async def claims_end_with_their_process(subject: StoreSubject) -> None:
     """Shared: messages of a process that has ended are free again, unchanged (row 25)."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         if not store.capabilities.shared:
             return
         await store.store(message(), NOW)
-        async with prepared(claims_of(subject.open_elsewhere())) as other:
+        async with use_store(claiming_store_of(subject.open_elsewhere())) as other:
             claim = await claim_one(other)
         again = await claim_one(store)
         expect_equal(again.message, claim.message, "the message after its holder ended")
@@ -313,13 +313,13 @@ async def claims_end_with_their_process(subject: StoreSubject) -> None:
 @claims
 async def other_processes_are_woken(subject: StoreSubject) -> None:
     """Shared: a message stored by another process wakes listeners here (row 35)."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         if not store.capabilities.shared:
             return
-        alarm = Alarm()
-        stop = await store.listen(alarm.ring)
-        async with prepared(claims_of(subject.open_elsewhere())) as other:
+        wake_alarm = WakeUp()
+        stop = await store.listen(wake_alarm.wake)
+        async with use_store(claiming_store_of(subject.open_elsewhere())) as other:
             await other.store(message(), NOW)
-            with in_time("a wake-up from another process", wakes=True):
-                await alarm.wait()
+            with expect_in_time("a wake-up from another process", is_wake_up=True):
+                await wake_alarm.wait()
         stop()

@@ -13,13 +13,13 @@ from postdate.testing.store_suite.subject import (
     StoreSubject,
     expect_history,
     message,
-    opened,
+    open_prepared,
 )
 
 contract: Topic[StoreSubject] = Topic("contract")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def oldest_due_first(store: DelayedMessageStore) -> None:
     """Of messages due 3 s ago, 1 s ago and in 1 s, the one due 3 s ago is fetched first, the last one not (row 18)."""
     for offset in (1, -3, -1):
@@ -28,7 +28,7 @@ async def oldest_due_first(store: DelayedMessageStore) -> None:
     expect_equal([each and each.message_id for each in fetched], ["-3", "-1", None], "fetched ids")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def due_is_compared_strictly(store: DelayedMessageStore) -> None:
     """A message due at the very instant asked for is not fetched; one microsecond later it is (row 19)."""
     await store.store(message(), NOW)
@@ -37,7 +37,7 @@ async def due_is_compared_strictly(store: DelayedMessageStore) -> None:
     expect(await store.fetch_next_due(NOW + step) is not None, "it is fetched one step later")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def nothing_is_fetched_early(store: DelayedMessageStore) -> None:
     """With only future messages nothing is fetched (row 20)."""
     await store.store(message(due=NOW + MICROSECOND), NOW)
@@ -45,7 +45,7 @@ async def nothing_is_fetched_early(store: DelayedMessageStore) -> None:
     expect(await store.fetch_next_due(NOW) is None, "nothing is fetched before its due time")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def next_due_is_the_earliest(store: DelayedMessageStore) -> None:
     """The earliest due time, overdue and fetched messages included; none on an empty store (row 21)."""
     expect_equal(await store.next_due(), None, "next due of an empty store")
@@ -58,7 +58,7 @@ async def next_due_is_the_earliest(store: DelayedMessageStore) -> None:
     expect_equal(await store.next_due(), NOW + SECOND, "next due with the earliest message removed")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def remove_says_whether_it_was_there(store: DelayedMessageStore) -> None:
     """The first remove is true, the second false, that of an unknown id false (row 22)."""
     await store.store(message(), NOW)
@@ -68,7 +68,7 @@ async def remove_says_whether_it_was_there(store: DelayedMessageStore) -> None:
     expect_equal(await store.next_due(), None, "next due after remove")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def increment_says_whether_it_was_there(store: DelayedMessageStore) -> None:
     """Counting a failure is true and the count grows by one; after removal, and of an unknown id, false (row 23)."""
     await store.store(message(), NOW)
@@ -81,7 +81,7 @@ async def increment_says_whether_it_was_there(store: DelayedMessageStore) -> Non
     expect(not await store.increment_failure_count("unknown", NOW), "counting a failure of an unknown id is false")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def a_fetched_message_is_hidden(store: DelayedMessageStore) -> None:
     """The second fetch passes over the message of the first and returns the next one, then none (row 24)."""
     await store.store(message("first", NOW - 2 * SECOND), NOW)
@@ -90,7 +90,7 @@ async def a_fetched_message_is_hidden(store: DelayedMessageStore) -> None:
     expect_equal([each and each.message_id for each in fetched], ["first", "second", None], "fetched ids")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def a_failed_message_is_fetched_again_unchanged(store: DelayedMessageStore) -> None:
     """After a counted failure the message can be fetched again, all else unchanged (row 25)."""
     await store.store(message(expires_at=NOW + SECOND), NOW)
@@ -105,7 +105,7 @@ async def a_failed_message_is_fetched_again_unchanged(store: DelayedMessageStore
         expect_equal(getattr(after, field.name), getattr(expected, field.name), f"{field.name} after a failure")
 
 
-@contract.with_fixture(opened)
+@contract.with_fixture(open_prepared)
 async def remove_is_a_delivery(store: DelayedMessageStore) -> None:
     """A message that ``remove`` removes was delivered, and is recorded so where records are kept."""
     await store.store(message(), NOW)

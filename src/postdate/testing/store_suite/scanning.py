@@ -12,20 +12,28 @@ from anyio import to_thread
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 from postdate.ports import ClaimingStore, Outcome, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
-from postdate.ports.scanning import SCANNED
+from postdate.ports.scanning import SCANNED_COLUMNS
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
-from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, columnar, message, scannable
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    SECOND,
+    StoreSubject,
+    message,
+    open_columnar,
+    open_scannable,
+)
 
 scanning: Topic[StoreSubject] = Topic("scanning")
 
 _PAGE = 7
 
 
-def _read(store: ScannableStore, what: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    return _rows(store, Scan(what, tuple(columns)), store.scan_parts(what, parts))
+def _read_rows(store: ScannableStore, table: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return _scan_rows(store, Scan(table, tuple(columns)), store.scan_parts(table, parts))
 
 
-def _rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
+def _scan_rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for part in parts:
         for page in store.scan(scan, part, _PAGE):
@@ -35,7 +43,7 @@ def _rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[
 
 
 @asynccontextmanager
-async def _snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
+async def _open_snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
     """Hold a snapshot during the block; the calls that open and close it block, so they run in a thread."""
     snapshot = store.snapshot()
     name = await to_thread.run_sync(snapshot.__enter__)
@@ -45,7 +53,7 @@ async def _snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
         await to_thread.run_sync(snapshot.__exit__, None, None, None)
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Whatever the number of parts, together they hold every pending message exactly once, gaps or not."""
     await store.store_many([message(f"m-{n}", NOW + (n % 5) * SECOND) for n in range(100)], NOW)
@@ -53,16 +61,16 @@ async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableSto
     await store.finish(finished, Outcome.DELIVERED, NOW)
     expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in finished})
     for parts in (1, 2, 3, 7, 200):
-        rows = await to_thread.run_sync(_read, scanned, "pending", parts, ["message_id"])
+        rows = await to_thread.run_sync(_read_rows, scanned, "pending", parts, ["message_id"])
         expect_equal(Counter(row[0] for row in rows), expected, f"rows in {parts} parts")
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Rows hold the columns asked for, in that order; times are microseconds since 1970."""
     await store.store(message(expires_at=NOW + SECOND, body=b"\0body"), NOW)
     columns = ["body", "due", "message_id", "expires_at", "number_of_failures", "destination", "headers"]
-    (row,) = await to_thread.run_sync(_read, scanned, "pending", 1, columns)
+    (row,) = await to_thread.run_sync(_read_rows, scanned, "pending", 1, columns)
     stored = message()
     expected = (
         b"\0body", to_microseconds(NOW), "m-1", to_microseconds(NOW + SECOND), 0,
@@ -70,19 +78,19 @@ async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStor
     )  # fmt: skip
     expect_equal(tuple(row), expected, "row")
     columns = ["kind", "message_id", "at", "due", "destination", "detail"]
-    (record,) = await to_thread.run_sync(_read, scanned, "records", 1, columns)
+    (record,) = await to_thread.run_sync(_read_rows, scanned, "records", 1, columns)
     at = to_microseconds(NOW)
     expect_equal(tuple(record), (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None), "record")
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def an_empty_store_has_no_rows(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Nothing pending, no records, nothing queued: no rows."""
     for what in ("pending", "records", "queued"):
-        expect_equal(await to_thread.run_sync(_read, scanned, what, 4, ["message_id"]), [], f"rows of {what}")
+        expect_equal(await to_thread.run_sync(_read_rows, scanned, what, 4, ["message_id"]), [], f"rows of {what}")
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: ScannableStore) -> None:
     """An unknown relation or column raises PipelineError."""
     with expect_error(PipelineError, "an unknown relation"):
@@ -122,38 +130,38 @@ _FILTERS: dict[str, ScanFilter] = {
 }
 
 
-def _fulfils(row: dict[str, Any], where: ScanFilter) -> bool:
-    due_from, due_to = where.due_from, where.due_to
+def _is_match(row: dict[str, Any], scan_filter: ScanFilter) -> bool:
+    due_from, due_to = scan_filter.due_from, scan_filter.due_to
     return (
-        (where.message_ids is None or row["message_id"] in where.message_ids)
-        and (where.destinations is None or row["destination"] in where.destinations)
+        (scan_filter.message_ids is None or row["message_id"] in scan_filter.message_ids)
+        and (scan_filter.destinations is None or row["destination"] in scan_filter.destinations)
         and (due_from is None or row["due"] >= to_microseconds(due_from))
         and (due_to is None or row["due"] < to_microseconds(due_to))
     )
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: ScannableStore) -> None:
     """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
     await _store_various(store)
     for what in ("pending", "records"):
-        columns = SCANNED[what]
-        every = await to_thread.run_sync(_read, scanned, what, 1, columns)
+        columns = SCANNED_COLUMNS[what]
+        every = await to_thread.run_sync(_read_rows, scanned, what, 1, columns)
         expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
         for name, where in _FILTERS.items():
             scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
-            rows = await to_thread.run_sync(_rows, scanned, scan, parts)
-            expected = [row for row in every if _fulfils(dict(zip(columns, row, strict=True)), where)]
+            rows = await to_thread.run_sync(_scan_rows, scanned, scan, parts)
+            expected = [row for row in every if _is_match(dict(zip(columns, row, strict=True)), where)]
             expect_equal(Counter(rows), Counter(expected), f"{what}: {name}")
-            nothing = await to_thread.run_sync(_rows, scanned, Scan(what, (), where), parts)
+            nothing = await to_thread.run_sync(_scan_rows, scanned, Scan(what, (), where), parts)
             expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
 
 
-@scanning.with_fixtures(scannable)
+@scanning.with_fixtures(open_scannable)
 async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Changes made while a snapshot is held are not seen with it; a store may have no snapshots."""
     await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
-    async with _snapshot(scanned) as snapshot:
+    async with _open_snapshot(scanned) as snapshot:
         parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
         await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
         await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
@@ -161,24 +169,24 @@ async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStor
             return
         for what in ("pending", "records"):
             scan = Scan(what, ("message_id",), snapshot=snapshot)
-            rows = await to_thread.run_sync(_rows, scanned, scan, parts[what])
+            rows = await to_thread.run_sync(_scan_rows, scanned, scan, parts[what])
             expect_equal(Counter(rows), Counter((f"m-{n}",) for n in range(20)), f"{what} of the snapshot")
-    expect_equal(len(await to_thread.run_sync(_read, scanned, "records", 3, ["kind"])), 35, "records by now")
+    expect_equal(len(await to_thread.run_sync(_read_rows, scanned, "records", 3, ["kind"])), 35, "records by now")
     with expect_error(PipelineError, "a snapshot that is not held any more"):
-        await to_thread.run_sync(_rows, scanned, scan, parts["records"])
+        await to_thread.run_sync(_scan_rows, scanned, scan, parts["records"])
 
 
-@scanning.with_fixtures(columnar)
+@scanning.with_fixtures(open_columnar)
 async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableStore) -> None:
     """A scan of columns has the values, order and filters of one of rows; no columns at all may be asked for."""
     from postdate.testing.store_suite.columns import rows_of_columns
 
     await _store_various(store)
-    async with _snapshot(columns) as snapshot:
-        for what, all_columns in SCANNED.items():
+    async with _open_snapshot(columns) as snapshot:
+        for what, all_columns in SCANNED_COLUMNS.items():
             shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
             for name, where in _FILTERS.items():
-                rows = await to_thread.run_sync(_rows, columns, Scan(what, all_columns, where, snapshot), shares)
+                rows = await to_thread.run_sync(_scan_rows, columns, Scan(what, all_columns, where, snapshot), shares)
                 for chosen in (all_columns, all_columns[::-1], all_columns[:1], ()):
                     parts = shares if chosen == all_columns else whole  # for a store, each part may cost a connection
                     scan = Scan(what, chosen, where, snapshot)

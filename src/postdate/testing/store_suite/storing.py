@@ -21,20 +21,20 @@ from postdate.testing.store_suite.subject import (
     SECOND,
     StoreSubject,
     claim_one,
-    claiming,
-    claims_of,
-    columnar,
+    claiming_store_of,
     expect_history,
-    hold_one,
     ids,
     message,
-    opened,
+    open_claiming,
+    open_columnar,
+    open_prepared,
+    store_and_claim_one,
 )
 
 storing: Topic[StoreSubject] = Topic("storing")
 
 
-async def _comes_back(store: ClaimingStore, stored: DelayedMessage, *, is_there: bool = False) -> None:
+async def _expect_unchanged(store: ClaimingStore, stored: DelayedMessage, *, is_there: bool = False) -> None:
     if not is_there:
         await store.store(stored, NOW)
     claimed = (await claim_one(store, stored.due + MICROSECOND)).message
@@ -42,20 +42,22 @@ async def _comes_back(store: ClaimingStore, stored: DelayedMessage, *, is_there:
         expect_equal(getattr(claimed, field.name), getattr(stored, field.name), f"{field.name} of a stored message")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_message_is_unchanged(store: ClaimingStore) -> None:
     """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
-    await _comes_back(store, message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND))
+    await _expect_unchanged(
+        store, message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND)
+    )
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def failures_start_at_zero(store: ClaimingStore) -> None:
     """A message arrives with the failures of its former life; in the store it begins with none."""
     await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
     expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def unicode_survives(store: ClaimingStore) -> None:
     """Ids, destinations and headers in any script, emoji included, come back unchanged (row 10)."""
     stored = message(
@@ -63,23 +65,23 @@ async def unicode_survives(store: ClaimingStore) -> None:
         destination="очередь.配達.📮",
         headers={"ключ 🔑": "значение", "naïve": "e\u0301≠é", "emoji": "👩\u200d🚀", "space": " \t\r\n", "empty": ""},
     )
-    await _comes_back(store, stored)
+    await _expect_unchanged(store, stored)
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
     """An empty body comes back empty, and no headers as none."""
-    await _comes_back(store, DelayedMessage("m-1", NOW, "queue", {}, b""))
+    await _expect_unchanged(store, DelayedMessage("m-1", NOW, "queue", {}, b""))
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_large_body_survives(store: ClaimingStore) -> None:
     """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
-    room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
-    await _comes_back(store, message(body=(bytes(range(256)) * 4096)[:room]))
+    free_bytes = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
+    await _expect_unchanged(store, message(body=(bytes(range(256)) * 4096)[:free_bytes]))
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def microseconds_survive(store: ClaimingStore) -> None:
     """Due times and expiries are kept to the declared precision and never rounded to an earlier instant."""
     precision = store.capabilities.time_precision
@@ -93,7 +95,7 @@ async def microseconds_survive(store: ClaimingStore) -> None:
     expect(stored.expires_at <= claimed.expires_at < stored.expires_at + precision, f"expiry {claimed.expires_at}")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def far_due_times_survive(store: ClaimingStore) -> None:
     """Due times of other centuries are kept as they are."""
     years = (1900, 1969, 1970, 2100, 9998)
@@ -103,7 +105,7 @@ async def far_due_times_survive(store: ClaimingStore) -> None:
     expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def due_times_are_instants(store: ClaimingStore) -> None:
     """A due time given in another time zone is the same instant and comes back in UTC."""
     await store.store(message(due=NOW.astimezone(timezone(timedelta(hours=13, minutes=45)))), NOW)
@@ -111,7 +113,7 @@ async def due_times_are_instants(store: ClaimingStore) -> None:
     expect_equal((due, due.utcoffset()), (NOW, timedelta(0)), "due time and offset")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     """Of messages that many tasks store at a time, one of each id is stored, and all others are duplicates (row 17)."""
     duplicates = list[str]()
@@ -130,20 +132,20 @@ async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
     first = message(body=b"first")
     await store.store(first, NOW)
     with expect_error(DuplicateMessage, "storing an id twice"):
         await store.store(message(due=NOW - SECOND, body=b"second"), NOW)
-    await _comes_back(store, first, is_there=True)
+    await _expect_unchanged(store, first, is_there=True)
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
-    await store.finish([await hold_one(store)], Outcome.DELIVERED, NOW)
+    await store.finish([await store_and_claim_one(store)], Outcome.DELIVERED, NOW)
     with expect_error(DuplicateMessage, "storing the id of a delivered message"):
         await store.store(message(), NOW)
 
@@ -151,7 +153,7 @@ async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
 @storing
 async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> None:
     """A pending message is the same if its content is, one that has left if due time and destination are."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         if not isinstance(store, AdministrableStore):
             return
         expect(not await is_stored(store, message()), "nothing is known of an id that was never used")
@@ -162,20 +164,20 @@ async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> No
                 await is_stored(store, other)
         await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
         expect(await is_stored(store, message()), "a message that was delivered is known")
-        for other in (message(due=NOW + SECOND), message(destination="other"), _again(since=NOW + SECOND)):
+        for other in (message(due=NOW + SECOND), message(destination="other"), _repeated_message(since=NOW + SECOND)):
             with expect_error(DuplicateMessage, "another message under the id of one that was delivered"):
                 await is_stored(store, other)
-        expect(await is_stored(store, _again(since=NOW)), "what was scheduled since then is known")
+        expect(await is_stored(store, _repeated_message(since=NOW)), "what was scheduled since then is known")
         await store.store(message("m-2"), NOW)
         await store.finish([await claim_one(store)], Outcome.FAILED, NOW)
         expect(not await is_stored(store, message("m-2", due=NOW + SECOND)), "what failed may come back")
 
 
-def _again(since: datetime) -> DelayedMessage:
+def _repeated_message(since: datetime) -> DelayedMessage:
     return message(due=NOW + SECOND, headers={Headers.MAY_REPEAT_SINCE: format_timestamp(since)})
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     """A message that went to the error queue may be stored again under its id; one that was delivered may not."""
     for number in range(3):
@@ -191,7 +193,7 @@ async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     await expect_history(store, "m-1", "SCHEDULED", *["FAILED", "RESCHEDULED"] * 2, "DELIVERED")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
     won: list[int] = []
@@ -210,35 +212,35 @@ async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     """Storing a batch again stores new messages, reports the rest in order, and changes nothing that was there."""
     report = await store.store_many([message(f"m-{number}", body=b"first") for number in range(3)], NOW)
-    expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
+    expect_equal((report.stored, tuple(report.duplicate_ids)), (3, ()), "report of a new batch")
     report = await store.store_many([message(f"m-{number}", body=b"again") for number in (2, 3, 0)], NOW)
-    expect_equal((report.stored, tuple(report.already_there)), (1, ("m-2", "m-0")), "report of a repeated batch")
+    expect_equal((report.stored, tuple(report.duplicate_ids)), (1, ("m-2", "m-0")), "report of a repeated batch")
     bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
     expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     """The first of two messages with one id in one batch is stored, the second is reported."""
     report = await store.store_many([message("a", body=b"first"), message("b"), message("a", body=b"second")], NOW)
-    expect_equal((report.stored, tuple(report.already_there)), (2, ("a",)), "report")
+    expect_equal((report.stored, tuple(report.duplicate_ids)), (2, ("a",)), "report")
     bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
     expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
 
 
-@storing.with_fixture(claiming)
+@storing.with_fixture(open_claiming)
 async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     """An empty batch is stored without effect."""
     report = await store.store_many([], NOW)
-    expect_equal((report.stored, tuple(report.already_there)), (0, ()), "report")
+    expect_equal((report.stored, tuple(report.duplicate_ids)), (0, ()), "report")
     expect_equal(await store.next_due(), None, "next due")
 
 
-@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(open_claiming, largest_message_bytes=1_000))
 async def too_large_is_refused(store: ClaimingStore) -> None:
     """A message over the declared limit raises MessageTooLarge and nothing is stored; one at the limit is stored."""
     headers = {"h": "value"}
@@ -250,14 +252,14 @@ async def too_large_is_refused(store: ClaimingStore) -> None:
     await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
 
 
-@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(open_claiming, largest_message_bytes=1_000))
 async def the_limit_counts_bytes(store: ClaimingStore) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
     with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
         await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
 
 
-@storing.with_fixture(partial(claiming, largest_message_bytes=1_000))
+@storing.with_fixture(partial(open_claiming, largest_message_bytes=1_000))
 async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> None:
     """One message over the limit, and nothing of its batch is stored."""
     batch = [message("fits"), message("large", body=b"x" * 1_000)]
@@ -269,7 +271,7 @@ async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> N
 @storing
 async def what_a_store_says_of_itself_blames_no_message(subject: StoreSubject) -> None:
     """A read-only or full store refuses with an error that is an outage; afterwards it stores the same message."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         for name, refusing in subject.refusals(store).items():
             refused = message(name, body=bytes(200_000))
             with refusing:
@@ -286,22 +288,22 @@ async def what_a_store_says_of_itself_blames_no_message(subject: StoreSubject) -
 @storing
 async def what_is_stored_survives_closing(subject: StoreSubject) -> None:
     """A durable store still has the message after it was closed and opened again; one that is not durable has not."""
-    async with opened(subject) as store:
+    async with open_prepared(subject) as store:
         durable = capabilities_of(store).durable
         await store.store(message(), NOW)
-    async with opened(subject) as store:
-        claims = await claims_of(store).claim_due(NOW + SECOND, 10)
+    async with open_prepared(subject) as store:
+        claims = await claiming_store_of(store).claim_due(NOW + SECOND, 10)
         expect_equal(ids(claims), ["m-1"] if durable else [], f"messages after reopening (durable={durable})")
 
 
-@storing.with_fixtures(columnar)
+@storing.with_fixtures(open_columnar)
 async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: ScannableStore) -> None:
     """A batch of columns is stored as the same messages are: once, unchanged, with the record, and others may claim."""
     from postdate.testing.store_suite.columns import message_batch
 
     async def store_all(messages: list[DelayedMessage]) -> tuple[int, tuple[str, ...]]:
         report = await to_thread.run_sync(columns.store_columns, message_batch(messages), NOW)
-        return report.stored, tuple(report.already_there)
+        return report.stored, tuple(report.duplicate_ids)
 
     expect_equal(await store_all([]), (0, ()), "report of an empty batch")
     await store.store(message("m-0", body=b"first"), NOW)

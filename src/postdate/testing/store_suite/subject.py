@@ -59,90 +59,90 @@ class StoreSubject(DamagingSubject, ABC):
         return {}
 
 
-def opened(subject: StoreSubject, **settings: Any) -> AbstractAsyncContextManager[DelayedMessageStore]:
+def open_prepared(subject: StoreSubject, **settings: Any) -> AbstractAsyncContextManager[DelayedMessageStore]:
     """Open a store and prepare it as an endpoint does; close it at the end."""
-    return prepared(subject.open(**settings))
+    return use_store(subject.open(**settings))
 
 
 @asynccontextmanager
-async def prepared(store: P) -> AsyncGenerator[P]:
+async def use_store(store: P) -> AsyncGenerator[P]:
     """Prepare a store as an endpoint does; close it at the end."""
     try:
-        await prepare(store)
+        await prepare_store(store)
         yield store
     finally:
-        await close(store)
+        await close_adapter(store)
 
 
-async def prepare(store: DelayedMessageStore) -> None:
+async def prepare_store(store: DelayedMessageStore) -> None:
     await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
-    setting_up = getattr(store, "setup", None)
-    if setting_up is not None:
-        await setting_up()
+    setup = getattr(store, "setup", None)
+    if setup is not None:
+        await setup()
 
 
-async def close(store: DelayedMessageStore | Transport) -> None:
-    closing = getattr(store, "close", None)
-    if closing is not None:
-        await closing()
+async def close_adapter(store: DelayedMessageStore | Transport) -> None:
+    close_call = getattr(store, "close", None)
+    if close_call is not None:
+        await close_call()
 
 
 @asynccontextmanager
-async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[ClaimingStore]:
+async def open_claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[ClaimingStore]:
     """Open a store that an endpoint can use."""
-    async with opened(subject, **settings) as store:
-        yield claims_of(store)
+    async with open_prepared(subject, **settings) as store:
+        yield claiming_store_of(store)
 
 
-def having(
+def fixture_with_role(
     role: type[R], **settings: Any
 ) -> Callable[[StoreSubject], AbstractAsyncContextManager[tuple[ClaimingStore, R] | None]]:
     """Return a function that opens a store with a role, for checks of the role."""
 
     @asynccontextmanager
-    async def opening(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, R] | None]:
-        async with claiming(subject, **settings) as store:
+    async def open_role(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, R] | None]:
+        async with open_claiming(subject, **settings) as store:
             yield (store, store) if isinstance(store, role) else None
 
-    return opening
+    return open_role
 
 
-operated = having(AdministrableStore)
-replacing = having(ReplacingStore)
-scannable = having(ScannableStore)
+open_administrable = fixture_with_role(AdministrableStore)
+open_replacing = fixture_with_role(ReplacingStore)
+open_scannable = fixture_with_role(ScannableStore)
 
 
 @asynccontextmanager
-async def columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
+async def open_columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
     """Open a store that reads and writes columns."""
-    async with claiming(subject) as store:
-        yield (store, store) if isinstance(store, ScannableStore) and store.gives_columns else None
+    async with open_claiming(subject) as store:
+        yield (store, store) if isinstance(store, ScannableStore) and store.has_columns else None
 
 
 @asynccontextmanager
-async def damaging(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
+async def open_with_rows(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
     """Open a store that marks unreadable rows."""
-    async with claiming(subject, **settings) as store:
+    async with open_claiming(subject, **settings) as store:
         rows = rows_of(store, subject.damages())
         yield rows and (store, rows)
 
 
 @asynccontextmanager
-async def beside_queues(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport] | None]:
+async def open_beside_queues(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport] | None]:
     """Open a store that moves messages and shares transactions with its queues; :data:`QUEUE` exists."""
-    async with claiming(subject) as store:
-        if (enlisted := moving(store)) is None:
+    async with open_claiming(subject) as store:
+        if (moving_store := moving_store_of(store)) is None:
             yield None
             return
         transport = subject.transport()
         try:
             await transport.create_queues([QUEUE])
-            yield enlisted, transport
+            yield moving_store, transport
         finally:
-            await close(transport)
+            await close_adapter(transport)
 
 
-def claims_of(store: DelayedMessageStore) -> ClaimingStore:
+def claiming_store_of(store: DelayedMessageStore) -> ClaimingStore:
     """Return the store if it works in batches: an endpoint accepts no other store."""
     expect(isinstance(store, ClaimingStore), "the store says that it is a ClaimingStore")
     assert isinstance(store, ClaimingStore)
@@ -152,11 +152,11 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
 async def expect_history(store: object, message_id: str, *kinds: str) -> None:
     """Raise `ConformanceFailure` unless the records of a message have these kinds; only for administrable stores."""
     if isinstance(store, AdministrableStore):
-        recorded = [record.kind.name for record in await store.history(message_id)]
-        expect_equal(recorded, list(kinds), f"history of {message_id}")
+        recorded_kinds = [record.kind.name for record in await store.history(message_id)]
+        expect_equal(recorded_kinds, list(kinds), f"history of {message_id}")
 
 
-def moving(store: DelayedMessageStore) -> MovingStore | None:
+def moving_store_of(store: DelayedMessageStore) -> MovingStore | None:
     """Return the store if it can share a transaction with its queues, and moves messages itself."""
     return store if isinstance(store, MovingStore) and store.capabilities.database is not None else None
 
@@ -184,7 +184,7 @@ async def claim_one(store: ClaimingStore, now: datetime = NOW + SECOND) -> Claim
     return claims[0]
 
 
-async def hold_one(store: ClaimingStore) -> Claim:
+async def store_and_claim_one(store: ClaimingStore) -> Claim:
     """Store a message that is due, and claim it."""
     await store.store(message(), NOW)
     return await claim_one(store)

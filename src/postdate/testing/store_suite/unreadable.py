@@ -9,120 +9,122 @@ from unittest import mock
 
 from postdate.errors import DuplicateMessage
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, MovingStore, Outcome, RecordKind, Transport
-from postdate.testing.conformance import expect, expect_equal, expect_error, in_time
-from postdate.testing.damaged import GOOD, Rows, bad, rows_of
+from postdate.testing.conformance import expect, expect_equal, expect_error, expect_in_time
+from postdate.testing.damaged import GOOD, Rows, damaged_id, rows_of
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
     QUEUE,
     SECOND,
     StoreSubject,
-    beside_queues,
     claim_one,
-    claiming,
-    damaging,
     expect_history,
     ids,
     message,
+    open_beside_queues,
+    open_claiming,
+    open_with_rows,
 )
-from postdate.testing.unreadable import BODY, DamagedPlace, unreadable_topic
+from postdate.testing.unreadable import BODY, DamagedSource, unreadable_topic
 
-_AT_ONCE = 7
+_CLAIM_LIMIT = 7
 
 
 @asynccontextmanager
-async def _opened(subject: StoreSubject) -> AsyncGenerator[DamagedPlace | None]:
-    async with damaging(subject) as opened:
-        if opened is None:
+async def _open_source(subject: StoreSubject) -> AsyncGenerator[DamagedSource | None]:
+    async with open_with_rows(subject) as store_with_rows:
+        if store_with_rows is None:
             yield None
             return
-        store, rows = opened
+        store, rows = store_with_rows
 
-        async def put(message_ids: Sequence[str]) -> None:
+        async def add(message_ids: Sequence[str]) -> None:
             dues = (NOW + number * MICROSECOND for number in range(len(message_ids)))
             await store.store_many([message(*each, body=BODY) for each in zip(message_ids, dues, strict=True)], NOW)
 
-        async def take() -> list[str]:
+        async def fetch() -> list[str]:
             claimed = list[str]()
-            while claims := await store.claim_due(NOW + SECOND, _AT_ONCE):  # empty only when no message is left
+            while claims := await store.claim_due(NOW + SECOND, _CLAIM_LIMIT):  # empty only when no message is left
                 claimed += ids(claims)
                 expect_equal(await store.finish(claims, Outcome.DELIVERED, NOW), len(claims), "finished")
             expect_equal(await store.next_attempt(), None, "next attempt with nothing left that can be read")
             return claimed
 
-        yield DamagedPlace(rows, "", put, take)
+        yield DamagedSource(rows, "", add, fetch)
 
 
-unreadable = unreadable_topic(_opened)
+unreadable = unreadable_topic(_open_source)
 
 
-async def _store_damaged(store: ClaimingStore, rows: Rows) -> None:
+async def _store_with_damage(store: ClaimingStore, rows: Rows) -> None:
     """Store fifty good messages, and one for each kind of damage among them; the oldest message is a damaged one."""
-    damaged = [message(bad(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)]
+    damaged = [
+        message(damaged_id(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)
+    ]
     good = [message(id_, NOW + number * MICROSECOND) for number, id_ in enumerate(GOOD, 1)]
     await store.store_many([*damaged, *good], NOW)
     for damage in rows.damages:
-        rows.damage(bad(damage), damage)
+        rows.damage(damaged_id(damage), damage)
 
 
 @asynccontextmanager
-async def _moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport, Rows] | None]:
-    async with beside_queues(subject) as place:
-        rows = place and rows_of(place[0], subject.damages())
-        yield place and rows and (*place, rows)
+async def _open_moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport, Rows] | None]:
+    async with open_beside_queues(subject) as adapters:
+        rows = adapters and rows_of(adapters[0], subject.damages())
+        yield adapters and rows and (*adapters, rows)
 
 
-@unreadable.with_fixtures(_moving)
+@unreadable.with_fixtures(_open_moving)
 async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
     """Moving: the others arrive in their order, and each damaged message is marked, here or in its queue."""
-    await _store_damaged(store, rows)
+    await _store_with_damage(store, rows)
     for _ in range(len(GOOD) + len(rows.damages)):  # enough moves, even if each moves only one message
-        await store.move_due(NOW + SECOND, _AT_ONCE)
+        await store.move_due(NOW + SECOND, _CLAIM_LIMIT)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 100)), [], "claims of what could not be moved")
     receiver, received = transport.receiver(QUEUE), list[str]()
-    with in_time("receiving what was moved beside damaged messages"):
+    with expect_in_time("receiving what was moved beside damaged messages"):
         while len(received) < len(GOOD):
             received += [each.envelope.message_id for each in await receiver.receive(100)]
     await receiver.close()
     expect_equal(received, GOOD, "moved beside damaged messages")
-    marked = [each.message_id for each in await rows.place.list_unreadable(100)]
+    marked = [each.message_id for each in await rows.adapter.list_unreadable(100)]
     in_queues = rows_of(transport, rows.damages)
     if in_queues is not None:
-        marked += [each.message_id for each in await in_queues.place.list_unreadable(100)]
-    expect_equal(sorted(marked), sorted(bad(damage) for damage in rows.damages), "unreadable rows")
+        marked += [each.message_id for each in await in_queues.adapter.list_unreadable(100)]
+    expect_equal(sorted(marked), sorted(damaged_id(damage) for damage in rows.damages), "unreadable rows")
     expect_equal(await store.next_attempt(), None, "next attempt with nothing left")
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Rows) -> None:
     """One is asked for, and the oldest cannot be read: the next one is fetched."""
-    await _store_damaged(store, rows)
+    await _store_with_damage(store, rows)
     fetched = await store.fetch_next_due(NOW + SECOND)
     expect_equal(fetched and fetched.message_id, GOOD[0], "fetched beside damaged messages")
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
     """Questions about pending messages are answered as if the damaged ones were not there."""
     if not isinstance(store, AdministrableStore):
         return
-    await _store_damaged(store, rows)
+    await _store_with_damage(store, rows)
     await store.next_due()
     await store.next_attempt()
     await store.statistics(NOW)
     expect_equal(ids(await store.list_pending(MessageFilter(), 1000)), GOOD, "pending messages")
     for damage in rows.damages:
-        expect_equal(await store.get(bad(damage)), None, "a damaged message, asked for by its id")
+        expect_equal(await store.get(damaged_id(damage)), None, "a damaged message, asked for by its id")
     one = await store.get(GOOD[0])
     expect_equal(one and one.message_id, GOOD[0], "a good message, asked for by its id")
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows) -> None:
     """In pages of one, the first of which has none that can be read."""
     if not isinstance(store, AdministrableStore):
         return
-    await _store_damaged(store, rows)
+    await _store_with_damage(store, rows)
     listed, where = list[str](), MessageFilter()
     for _ in range(len(GOOD) + len(rows.damages) + 1):
         page = await store.read_pending(where, 1)
@@ -133,11 +135,11 @@ async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows
     expect_equal(listed, GOOD, "good messages, in pages of one")
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) -> None:
     """It is recorded as failed, and neither cancelled, rescheduled, removed nor stored again, until it is discarded."""
     for damage in rows.damages:
-        id_ = bad(damage)
+        id_ = damaged_id(damage)
         await store.store(message(id_), NOW)
         rows.damage(id_, damage)
         expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a damaged message")
@@ -152,16 +154,16 @@ async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) 
         await expect_history(store, id_, "SCHEDULED", "FAILED")
         why = (await store.history(id_))[-1].detail
         expect(why.startswith("unreadable: "), f"it says why, not {why!r}")
-        await rows.place.discard_unreadable((await rows.row(damage)).number, NOW)
+        await rows.adapter.discard_unreadable((await rows.find_row(damage)).number, NOW)
         await expect_history(store, id_, "SCHEDULED", "FAILED", "DISCARDED")
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def unreadable_messages_are_counted_alone(store: ClaimingStore, rows: Rows) -> None:
     """Beside the others, in every count of what waits, and by when it is due."""
     if not isinstance(store, AdministrableStore):
         return
-    await _store_damaged(store, rows)
+    await _store_with_damage(store, rows)
     await store.release(await store.claim_due(NOW + SECOND, 100), None)
     counts = await store.statistics(NOW + SECOND)
     expect_equal((counts.pending, counts.overdue), (len(GOOD), len(GOOD)), "messages that wait, and are overdue")
@@ -176,7 +178,7 @@ async def unreadable_messages_are_counted_alone(store: ClaimingStore, rows: Rows
 @unreadable
 async def what_no_queue_takes_is_marked(subject: StoreSubject) -> None:
     """By the holder of its claim only: its bytes and the reason are kept, and nothing claims it."""
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         rows = rows_of(store, subject.damages())
         await store.store_many([message("large", NOW - SECOND, body=BODY), message("other")], NOW)
         released, other = await store.claim_due(NOW + SECOND, 10)
@@ -191,7 +193,7 @@ async def what_no_queue_takes_is_marked(subject: StoreSubject) -> None:
         await store.finish([other], Outcome.DELIVERED, NOW)
         expect_equal(await store.next_attempt(), None, "next attempt")
         expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of what is marked")
-        (row,) = await rows.place.list_unreadable(10)
+        (row,) = await rows.adapter.list_unreadable(10)
         expect_equal((row.message_id, row.reason), ("large", "too large"), "the row that is marked")
         expect(BODY in row.raw.values(), f"the body is kept, got {sorted(row.raw)}")
         if isinstance(store, AdministrableStore):
@@ -203,10 +205,10 @@ async def what_no_queue_takes_is_marked(subject: StoreSubject) -> None:
 async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) -> None:
     """Messages stored under wider limits are claimed and listed unchanged: only new ones are checked."""
     stored = message("a-long-id" * 20, destination="a-long-destination" * 5, body=b"b" * 5_000)
-    async with claiming(subject) as store:
+    async with open_claiming(subject) as store:
         await store.store(stored, NOW)
     with mock.patch.multiple("postdate.messages.message", MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
-        async with claiming(subject, largest_message_bytes=1_000) as store:
+        async with open_claiming(subject, largest_message_bytes=1_000) as store:
             if not store.capabilities.durable:
                 return
             if isinstance(store, AdministrableStore):

@@ -10,32 +10,32 @@ import anyio
 import anyio.lowlevel
 
 from postdate.errors import ClaimLost, NotSupported, QueueNotFound
-from postdate.ports import End, Ending, Receiver, Transport
-from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, in_time
+from postdate.ports import Completion, Receiver, Settlement, Transport
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, expect_in_time
 from postdate.testing.transport_suite.subject import (
     IN,
     NOW,
     OUT,
     TransportSubject,
-    a_receiver,
     closing,
     envelope,
     ids,
     ids_in,
     is_empty,
-    let_tasks_run,
-    queues,
+    open_queues,
+    open_receiver,
     receive,
     receive_all,
+    receive_and_commit_one,
     receive_one,
     receiver_of,
-    take_one,
+    run_other_tasks,
 )
 
 receiving: Topic[TransportSubject] = Topic("receiving")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) -> None:
     """Receiving takes the oldest messages, no more than asked for, and never none."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
@@ -47,27 +47,27 @@ async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) 
     expect_equal(received, ["0", "1", "2", "3", "4"], "messages in order")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver) -> None:
     """Receiving from an empty queue waits; a message sent then is received."""
-    with in_time("receiving a message sent later"):
-        async with _waiting(receiver) as received:
+    with expect_in_time("receiving a message sent later"):
+        async with _receive_in_background(receiver) as received:
             expect_equal(received, [], "received from an empty queue")
             await transport.send([envelope()], NOW)
     expect_equal(received, ["e-1"], "received")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def an_empty_queue_need_not_be_waited_for(transport: Transport, receiver: Receiver) -> None:
     """Without waiting, a queue answers at once, be it empty; what comes later is received."""
-    with in_time("an answer of an empty queue"):
+    with expect_in_time("an answer of an empty queue"):
         expect_equal(list(await receiver.receive(10, wait=False)), [], "received from an empty queue")
     await transport.send([envelope()], NOW)
     expect_equal(ids(await receive(receiver)), ["e-1"], "received")
 
 
 @asynccontextmanager
-async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
+async def _receive_in_background(receiver: Receiver) -> AsyncGenerator[list[str]]:
     """Let a receiver wait during the block; at its end, the list has the ids of the received messages."""
     received: list[str] = []
 
@@ -76,31 +76,37 @@ async def _waiting(receiver: Receiver) -> AsyncGenerator[list[str]]:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait_for_one)
-        await let_tasks_run()
+        await run_other_tasks()
         yield received
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def several_end_at_once(transport: Transport) -> None:
     """Settling: all messages leave the queue, and what is sent with each arrives."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-    ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
+    ends = [Completion(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
     async with receiver_of(transport) as receiver:
         messages = await receive_all(receiver, 5)
-        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
+        errors = await receiver.settle([Settlement(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
         expect_equal(list(errors), [None] * 5, "what settling says")
         expect_equal(sorted(await ids_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
     expect(await is_empty(transport, IN), "all have left the queue")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, receiver: Receiver) -> None:
     """Settling: a lost hold and a missing queue are errors of their own messages; all others leave the queue."""
     await transport.send([envelope(f"{n}") for n in range(5)], NOW)
     messages = await receive_all(receiver, 5)
     await receiver.commit(messages[1], NOW)
-    ends = [End(), End(), End(outgoing=[envelope("bad", "missing")]), End(outgoing=[envelope("good", OUT)]), End()]
-    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
+    ends = [
+        Completion(),
+        Completion(),
+        Completion(outgoing=[envelope("bad", "missing")]),
+        Completion(outgoing=[envelope("good", OUT)]),
+        Completion(),
+    ]
+    errors = await receiver.settle([Settlement(each, NOW, end) for each, end in zip(messages, ends, strict=True)])
     kinds = [None, ClaimLost, QueueNotFound, None, None]
     expect_equal([error and type(error) for error in errors], kinds, "what settling says")
     expect_equal(await ids_in(transport, OUT, 1), ["good"], "sent messages")
@@ -108,7 +114,7 @@ async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, recei
     expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def a_missing_queue_raises(transport: Transport) -> None:
     """Receiving from a queue that does not exist raises QueueNotFound."""
     async with receiver_of(transport, "missing") as receiver:
@@ -116,29 +122,29 @@ async def a_missing_queue_raises(transport: Transport) -> None:
             await receive(receiver)
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def a_message_is_taken_by_its_id(transport: Transport) -> None:
     """Taking: the message asked for is held, whatever is before it; none if it is held already or not there."""
     await transport.send([envelope("first"), envelope("second")], NOW)
     receiver = transport.receiver(IN)
-    if not transport.capabilities.takes_by_id:
+    if not transport.capabilities.receives_by_id:
         with expect_error(NotSupported, "taking from a queue that gives messages in their order only"):
-            await receiver.take("second")
+            await receiver.receive_by_id("second")
         return
-    received = await receiver.take("second")
+    received = await receiver.receive_by_id("second")
     expect(received is not None and received.envelope.message_id == "second", "the message asked for is taken")
-    expect(await receiver.take("second") is None, "a held message is not taken")
-    expect(await receiver.take("unknown") is None, "a message that is not there is not taken")
+    expect(await receiver.receive_by_id("second") is None, "a held message is not taken")
+    expect(await receiver.receive_by_id("unknown") is None, "a message that is not there is not taken")
     expect_equal(ids(await receive(receiver)), ["first"], "received beside the one taken")
     with expect_error(QueueNotFound, "taking from a missing queue"):
-        await transport.receiver("missing").take("first")
+        await transport.receiver("missing").receive_by_id("first")
     assert received is not None
     await receiver.commit(received, NOW)
     await receiver.close()
     expect_equal(await ids_in(transport, IN, 1), ["first"], "what is left")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def a_held_message_is_hidden(transport: Transport) -> None:
     """A message that one receiver holds is received by no other."""
     await transport.send([envelope("held"), envelope("free")], NOW)
@@ -147,7 +153,7 @@ async def a_held_message_is_hidden(transport: Transport) -> None:
         expect_equal(ids(await receive(other)), ["free"], "received by the other")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def competing_receivers_share_the_messages(transport: Transport) -> None:
     """Four receivers that compete receive every message, each of them once."""
     await transport.send([envelope(f"{n}") for n in range(60)], NOW)
@@ -162,7 +168,7 @@ async def competing_receivers_share_the_messages(transport: Transport) -> None:
                 received[each.envelope.message_id] += 1
         all_received.set()
 
-    with in_time("receiving 60 messages"):
+    with expect_in_time("receiving 60 messages"):
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(compete)
@@ -172,15 +178,15 @@ async def competing_receivers_share_the_messages(transport: Transport) -> None:
     expect(await is_empty(transport, IN), "nothing is left in the queue")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def a_committed_message_is_gone(transport: Transport) -> None:
     """After a commit the message is not received again."""
     await transport.send([envelope()], NOW)
-    await take_one(transport)
+    await receive_and_commit_one(transport)
     expect(await is_empty(transport, IN), "the queue is empty after the commit")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def a_message_rolled_back_is_received_again(transport: Transport, receiver: Receiver) -> None:
     """After a rollback the message is received again, unchanged, with one failure more, or none if told so."""
     await transport.send([envelope(headers={"é": "🕰"}, body=b"\0body")], NOW)
@@ -195,19 +201,19 @@ async def a_message_rolled_back_is_received_again(transport: Transport, receiver
     expect_equal(failures, [0, 1, 2, 2], "failures")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
     """A message that one receiver gives back is received by another one that waits."""
     await transport.send([envelope()], NOW)
     async with receiver_of(transport) as one, receiver_of(transport) as other:
         first = await receive_one(one)
-        with in_time("receiving what another receiver gave back"):
-            async with _waiting(other) as received:
+        with expect_in_time("receiving what another receiver gave back"):
+            async with _receive_in_background(other) as received:
                 await one.roll_back(first)
         expect_equal(received, ["e-1"], "received by the other")
 
 
-@receiving.with_fixture(queues)
+@receiving.with_fixture(open_queues)
 async def closing_gives_back_what_is_held(transport: Transport) -> None:
     """A receiver that is closed gives everything back it holds, without counting failures."""
     await transport.send([envelope(f"{n}") for n in range(3)], NOW)
@@ -222,7 +228,7 @@ async def closing_gives_back_what_is_held(transport: Transport) -> None:
 @receiving
 async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) -> None:
     """Once stopped, a receiver still ends messages that it holds; others get the rest, as if never received before."""
-    async with queues(subject) as transport:
+    async with open_queues(subject) as transport:
         await transport.send([envelope(f"{n}") for n in range(4)], NOW)
         other = subject.open_elsewhere() if transport.capabilities.durable else transport
         async with closing(other), receiver_of(transport) as stopped, receiver_of(other) as elsewhere:
@@ -235,7 +241,7 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
             expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> None:
     """Committing a message that was committed or given back raises ClaimLost, received again meanwhile or not."""
     await transport.send([envelope("committed"), envelope("given-back")], NOW)
@@ -252,7 +258,7 @@ async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> No
     await receiver.commit(again, NOW)
 
 
-@receiving.with_fixtures(a_receiver)
+@receiving.with_fixtures(open_receiver)
 async def a_cancelled_receive_loses_nothing(transport: Transport, receiver: Receiver) -> None:
     """Receiving may be cancelled at any moment: every message is still received, once."""
     received: Counter[str] = Counter()

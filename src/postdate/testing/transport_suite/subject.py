@@ -14,7 +14,7 @@ import anyio.lowlevel
 from postdate.messages import Envelope
 from postdate.ports import MovingStore, OutboxStore, Received, Receiver, SagaStore, Transport
 from postdate.ports.timeouts import TimeoutPersister
-from postdate.testing.conformance import in_time
+from postdate.testing.conformance import expect_in_time
 from postdate.testing.damaged import DamagingSubject, Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -41,7 +41,7 @@ class TransportSubject(DamagingSubject, ABC):
         """Return a store in the same database. Only called for transports that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 
-    async def let_pass(self, span: timedelta) -> None:
+    async def pass_time(self, span: timedelta) -> None:
         """Return when ``span`` has passed by the clock of the queues; override this where tests can set that clock."""
         await anyio.sleep(span.total_seconds())
 
@@ -56,7 +56,7 @@ async def closing(adapter: Adapter) -> AsyncGenerator[Adapter]:
 
 
 @asynccontextmanager
-async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
+async def open_queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
     """Open a transport with two queues, and close it at the end."""
     async with closing(subject.open(**settings)) as transport:
         await transport.create_queues([IN, OUT])
@@ -69,16 +69,16 @@ def receiver_of(transport: Transport, queue: str = IN) -> AbstractAsyncContextMa
 
 
 @asynccontextmanager
-async def a_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport, Receiver]]:
+async def open_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport, Receiver]]:
     """Open a transport, and a receiver of :data:`IN`."""
-    async with queues(subject, **settings) as transport, receiver_of(transport) as receiver:
+    async with open_queues(subject, **settings) as transport, receiver_of(transport) as receiver:
         yield transport, receiver
 
 
 @asynccontextmanager
-async def damaging(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
+async def open_with_rows(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
     """Open a transport that marks unreadable rows."""
-    async with queues(subject) as transport:
+    async with open_queues(subject) as transport:
         rows = rows_of(transport, subject.damages())
         yield rows and (transport, rows)
 
@@ -97,7 +97,7 @@ def envelope(
 
 async def receive(receiver: Receiver, limit: int = 100) -> Sequence[Received]:
     """Receive messages that are in the queue, or must arrive there in time."""
-    with in_time("receiving a message"):
+    with expect_in_time("receiving a message"):
         return await receiver.receive(limit)
     return ()
 
@@ -106,7 +106,7 @@ async def receive_one(receiver: Receiver) -> Received:
     return (await receive(receiver, 1))[0]
 
 
-async def take_one(transport: Transport) -> Envelope:
+async def receive_and_commit_one(transport: Transport) -> Envelope:
     """Receive one message of :data:`IN`, acknowledge it, and return it."""
     async with receiver_of(transport) as receiver:
         received = await receive_one(receiver)
@@ -147,7 +147,7 @@ def ids(received: Sequence[Received]) -> list[str]:
     return [each.envelope.message_id for each in received]
 
 
-async def let_tasks_run() -> None:
+async def run_other_tasks() -> None:
     """Let other tasks run until they wait for something."""
     for _ in range(10):
         await anyio.lowlevel.checkpoint()

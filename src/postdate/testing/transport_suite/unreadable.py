@@ -13,33 +13,33 @@ from postdate.testing.transport_suite.subject import (
     IN,
     NOW,
     TransportSubject,
-    damaging,
     envelope,
     ids,
     is_empty,
+    open_with_rows,
+    receive_and_commit_one,
     receiver_of,
-    take_one,
 )
-from postdate.testing.unreadable import BODY, DamagedPlace, unreadable_topic
+from postdate.testing.unreadable import BODY, DamagedSource, unreadable_topic
 
-_AT_ONCE = 7
+_RECEIVE_LIMIT = 7
 
 
 @asynccontextmanager
-async def _opened(subject: TransportSubject) -> AsyncGenerator[DamagedPlace | None]:
-    async with damaging(subject) as opened:
-        if opened is None:
+async def _open_source(subject: TransportSubject) -> AsyncGenerator[DamagedSource | None]:
+    async with open_with_rows(subject) as transport_with_rows:
+        if transport_with_rows is None:
             yield None
             return
-        transport, rows = opened
+        transport, rows = transport_with_rows
 
-        async def put(message_ids: Sequence[str]) -> None:
+        async def add(message_ids: Sequence[str]) -> None:
             await transport.send([envelope(each, body=BODY, due=NOW) for each in message_ids], NOW)
 
-        async def take() -> list[str]:
+        async def fetch() -> list[str]:
             received = list[str]()
             async with receiver_of(transport) as receiver:
-                while batch := await receiver.receive(_AT_ONCE, wait=False):
+                while batch := await receiver.receive(_RECEIVE_LIMIT, wait=False):
                     received += ids(batch)
                     for each in batch:
                         await receiver.commit(each, NOW)
@@ -48,16 +48,16 @@ async def _opened(subject: TransportSubject) -> AsyncGenerator[DamagedPlace | No
             expect_equal(dict(lengths or {}).get(IN, 0), 0, "length of a queue with unreadable messages alone")
             return received
 
-        yield DamagedPlace(rows, IN, put, take)
+        yield DamagedSource(rows, IN, add, fetch)
 
 
-unreadable = unreadable_topic(_opened)
+unreadable = unreadable_topic(_open_source)
 
 
-@unreadable.with_fixtures(damaging)
+@unreadable.with_fixtures(open_with_rows)
 async def tightened_limits_refuse_nothing_that_is_there(transport: Transport, rows: Rows) -> None:
     """Messages sent under wider limits are received unchanged, where the queues are rows of a database."""
     sent = envelope("a-long-id" * 20, body=b"b" * 5_000)
     await transport.send([sent], NOW)
     with mock.patch.multiple("postdate.messages.message", MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
-        expect_equal(await take_one(transport), sent, "the message as it is received")
+        expect_equal(await receive_and_commit_one(transport), sent, "the message as it is received")

@@ -30,7 +30,7 @@ from postdate.runtime import forks
 
 T = TypeVar("T")
 
-_ASKED_FOR_SECONDS: Final = 1.0
+_MIN_ANSWER_SECONDS: Final = 1.0
 """The shortest wait for an answer, even if the server should have ended the transaction: it may be slow, too."""
 
 SettlingStep = Callable[[Any, Sequence[int], int | None], int]
@@ -47,7 +47,7 @@ class LeasingTables(Protocol):
         """
         ...
 
-    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+    def release_leases(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         """Release all messages of the holders, or those in ``numbers``. Their next attempt is at their due times."""
         ...
 
@@ -55,13 +55,13 @@ class LeasingTables(Protocol):
 class ClaimConnections(Protocol):
     """Lends the connections of batches; see :class:`postdate.backends.sql.row_locks.pool.Pool`."""
 
-    def put(self, session: Any, /) -> None: ...
+    def release(self, session: Any, /) -> None: ...
 
-    def drop(self, session: Any, /) -> None:
+    def close_connection(self, session: Any, /) -> None:
         """Close a connection with its transaction, without a statement to the server. Never raises."""
         ...
 
-    def end(self, session: Any, /) -> None:
+    def roll_back_and_close(self, session: Any, /) -> None:
         """Roll back and close a connection, also if the server is silent. Never raises."""
         ...
 
@@ -78,12 +78,12 @@ class LockedBatch:
 
     def __init__(self, session: Any, rows: Iterable[tuple[int, Any]]) -> None:
         self.session: Any | None = session
-        self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
+        self.tokens = [ClaimToken(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = forks.lock()
         self.answered_at = steady_seconds()
 
 
-class HeldMessage:
+class ClaimToken:
     """The token of a claim: locked with its batch; or, with a ``holder``, leased under that number of this process."""
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
@@ -104,7 +104,7 @@ class Claims(forks.ForkAware):
 
     def __init__(self, pool: ClaimConnections, tables: LeasingTables, holder: Callable[[], int]) -> None:
         self._pool, self._tables, self._holder = pool, tables, holder
-        self._tokens: dict[int, HeldMessage] = {}
+        self._tokens: dict[int, ClaimToken] = {}
         self._abandoned: dict[int, int] = {}
         self._lock = forks.lock()
         forks.register(self)
@@ -112,10 +112,10 @@ class Claims(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Forget all claims: they belong to the parent, and must be neither settled nor released here."""
-        forks.keep_for_ever(self._tokens)
+        forks.prevent_destruction(self._tokens)
         self._tokens, self._abandoned = {}, {}
 
-    def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
+    def remember_batch(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[ClaimToken]:
         """Remember the claims that the open transaction of ``session`` has locked; rows: number, next attempt."""
         batch = LockedBatch(session, rows)
         with self._lock:
@@ -124,7 +124,7 @@ class Claims(forks.ForkAware):
                 self._abandoned.pop(token.number, None)
         return batch.tokens
 
-    def locked(self) -> list[int]:
+    def locked_numbers(self) -> list[int]:
         """Return the numbers that a query for the next attempt leaves out, as they are locked here."""
         with self._lock:
             return [token.number for token in self._tokens.values() if token.holder is None]
@@ -134,39 +134,43 @@ class Claims(forks.ForkAware):
         with self._lock:
             return {token.holder for token in self._tokens.values() if token.holder is not None}
 
-    def holds(self, claim: Claim) -> bool:
+    def has_claim(self, claim: Claim) -> bool:
         """Return whether a claim is in force. It also ends if another part of its batch cannot be settled."""
         token = claim.token
-        return isinstance(token, HeldMessage) and self._tokens.get(token.number) is token
+        return isinstance(token, ClaimToken) and self._tokens.get(token.number) is token
 
-    def tokens_of(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
+    def tokens_of(self, claims: Iterable[Claim]) -> Sequence[ClaimToken]:
         """Return the tokens of the claims still in force."""
-        return [token for _, tokens in self._by_batch(claims) for token in tokens]
+        return [token for _, tokens in self._group_by_batch(claims) for token in tokens]
 
-    def settle(self, claims: Sequence[Claim], step: SettlingStep, *, as_it_was: bool = False) -> int:
+    def settle(self, claims: Sequence[Claim], step: SettlingStep, *, is_unchanged: bool = False) -> int:
         """Run ``step`` on the claims that are in force, which ends them; return the sum of its results.
 
-        ``as_it_was``: the messages do not change. Then the transaction of a whole batch is rolled back, without a step.
+        ``is_unchanged``: the messages do not change. Then the transaction of a whole batch is rolled back, without a
+        step.
         """
-        return sum(self._settle(batch, tokens, step, as_it_was=as_it_was) for batch, tokens in self._by_batch(claims))
+        return sum(
+            self._settle(batch, tokens, step, is_unchanged=is_unchanged)
+            for batch, tokens in self._group_by_batch(claims)
+        )
 
-    def lease(self, tokens: Sequence[HeldMessage]) -> None:
+    def lease(self, tokens: Sequence[ClaimToken]) -> None:
         """Turn whole batches into leases, as a row lock occupies a connection."""
         try:
             for batch in {token.batch for token in tokens}:
-                self._settle(batch, [], lambda _session, _numbers, _holder: 0, as_it_was=False)
+                self._settle(batch, [], lambda _session, _numbers, _holder: 0, is_unchanged=False)
         except BaseException:  # no caller gets these claims, so no caller will release them
             self._abandon(tokens)
             raise
 
-    def _abandon(self, tokens: Sequence[HeldMessage]) -> None:
+    def _abandon(self, tokens: Sequence[ClaimToken]) -> None:
         with self._lock:
             for token in tokens:
                 if self._tokens.get(token.number) is token and token.holder is not None:
                     del self._tokens[token.number]
                     self._abandoned[token.number] = token.holder
 
-    def abandoned(self) -> Mapping[int, list[int]]:
+    def abandoned_leases(self) -> Mapping[int, list[int]]:
         """Return, by holder, the numbers of leases that no caller received. They are to be released soon."""
         numbers = dict[int, list[int]]()
         with self._lock:
@@ -174,18 +178,18 @@ class Claims(forks.ForkAware):
                 numbers.setdefault(holder, []).append(number)
         return numbers
 
-    def freed(self, numbers: Sequence[int]) -> None:
+    def forget_abandoned(self, numbers: Sequence[int]) -> None:
         with self._lock:
             for number in numbers:
                 self._abandoned.pop(number, None)
 
-    def silent(self, after_seconds: float) -> Sequence[LockedBatch]:
+    def silent_batches(self, after_seconds: float) -> Sequence[LockedBatch]:
         """Return the batches without an answer on their connection for ``after_seconds``."""
         with self._lock:
             batches = {token.batch for token in self._tokens.values()}
         return [each for each in batches if each.session and steady_seconds() - each.answered_at >= after_seconds]
 
-    def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
+    def ping_batches(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
         """Ping the connections of these batches, so that the server keeps their transactions; blocking.
 
         The server ends the transaction of a silent process, as a frozen process must not keep messages for ever. The
@@ -193,24 +197,24 @@ class Claims(forks.ForkAware):
         here would be sent twice.
 
         Args:
-            batches: of :meth:`silent`.
+            batches: of :meth:`silent_batches`.
             ends_after_seconds: the silence after which the server ends a transaction. After it no answer is waited for.
 
         Returns:
             The number of lost claims, whose connection is lost.
         """
-        return sum(self._keep(batch, ends_after_seconds) for batch in batches)
+        return sum(self._ping_batch(batch, ends_after_seconds) for batch in batches)
 
-    def _keep(self, batch: LockedBatch, ends_after_seconds: float) -> int:
+    def _ping_batch(self, batch: LockedBatch, ends_after_seconds: float) -> int:
         if not batch.lock.acquire(blocking=False):  # the batch is being settled, which uses the connection anyway
             return 0
         try:
             seconds = ends_after_seconds - (steady_seconds() - batch.answered_at)
-            if batch.session is None or batch.session.is_alive(max(seconds, _ASKED_FOR_SECONDS)):
+            if batch.session is None or batch.session.is_alive(max(seconds, _MIN_ANSWER_SECONDS)):
                 batch.answered_at = steady_seconds()
                 return 0
-            self._pool.drop(batch.session)
-            self._unlocked(batch, batch.tokens, None)
+            self._pool.close_connection(batch.session)
+            self._remember_unlock(batch, batch.tokens, None)
             return len(batch.tokens)
         finally:
             batch.lock.release()
@@ -219,78 +223,78 @@ class Claims(forks.ForkAware):
         with self._lock:
             self._tokens.pop(number, None)
 
-    def _by_batch(self, claims: Iterable[Claim]) -> list[tuple[LockedBatch, list[HeldMessage]]]:
-        batches: dict[LockedBatch, list[HeldMessage]] = {}
+    def _group_by_batch(self, claims: Iterable[Claim]) -> list[tuple[LockedBatch, list[ClaimToken]]]:
+        batches: dict[LockedBatch, list[ClaimToken]] = {}
         with self._lock:
             for claim in claims:
                 token = claim.token
-                if isinstance(token, HeldMessage) and self._tokens.get(token.number) is token:
+                if isinstance(token, ClaimToken) and self._tokens.get(token.number) is token:
                     batches.setdefault(token.batch, []).append(token)
         return list(batches.items())
 
-    def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep, *, as_it_was: bool) -> int:
+    def _settle(
+        self, batch: LockedBatch, tokens: Sequence[ClaimToken], step: SettlingStep, *, is_unchanged: bool
+    ) -> int:
         with batch.lock:
             if batch.session is None:
                 return self._settle_leased(tokens, step)
-            if as_it_was and len(tokens) == len(batch.tokens):
-                return self._give_back(batch, batch.session)
+            if is_unchanged and len(tokens) == len(batch.tokens):
+                return self._roll_back_batch(batch, batch.session)
             return self._settle_locked(batch, batch.session, tokens, step)
 
-    def _give_back(self, batch: LockedBatch, session: Any) -> int:
-        self._unlocked(batch, batch.tokens, None)
+    def _roll_back_batch(self, batch: LockedBatch, session: Any) -> int:
+        self._remember_unlock(batch, batch.tokens, None)
         try:
             session.rollback()
         except BaseException:
-            self._pool.drop(session)
+            self._pool.close_connection(session)
             raise
-        self._pool.put(session)
+        self._pool.release(session)
         return len(batch.tokens)
 
-    def _settle_locked(
-        self, batch: LockedBatch, session: Any, tokens: Sequence[HeldMessage], step: SettlingStep
-    ) -> int:
+    def _settle_locked(self, batch: LockedBatch, session: Any, tokens: Sequence[ClaimToken], step: SettlingStep) -> int:
         settled = {token.number for token in tokens}
         unsettled = [token for token in batch.tokens if token.number not in settled]
-        holder, is_in_doubt = None, False
+        new_holder, is_in_doubt = None, False
         try:
-            done = step(session, sorted(settled), None) if tokens else 0
+            changed_count = step(session, sorted(settled), None) if tokens else 0
             if unsettled:
-                holder = self._holder()
-                self._tables.lease(session, sorted(token.number for token in unsettled), holder)
+                new_holder = self._holder()
+                self._tables.lease(session, sorted(token.number for token in unsettled), new_holder)
             is_in_doubt = True
             session.commit()
         except BaseException:  # the transaction has ended, or ends with `drop`, and with it the locks
-            self._unlocked(batch, tokens if is_in_doubt else batch.tokens, holder)
-            self._pool.drop(session)
+            self._remember_unlock(batch, tokens if is_in_doubt else batch.tokens, new_holder)
+            self._pool.close_connection(session)
             raise
-        self._unlocked(batch, tokens, holder)
-        self._pool.put(session)
-        return done
+        self._remember_unlock(batch, tokens, new_holder)
+        self._pool.release(session)
+        return changed_count
 
-    def _unlocked(self, batch: LockedBatch, settled: Iterable[HeldMessage], holder: int | None) -> None:
+    def _remember_unlock(self, batch: LockedBatch, settled: Iterable[ClaimToken], holder: int | None) -> None:
         """Note that the transaction of a batch has ended: claims in ``settled`` end, and the others are leases."""
         batch.session = None
         self._forget(settled)
         for token in batch.tokens:
             token.holder = holder
 
-    def _settle_leased(self, tokens: Sequence[HeldMessage], step: SettlingStep) -> int:
+    def _settle_leased(self, tokens: Sequence[ClaimToken], step: SettlingStep) -> int:
         with self._lock:
             claimed = [token for token in tokens if self._tokens.get(token.number) is token]
-        done = 0
+        changed_count = 0
         for holder in {token.holder for token in claimed}:
             numbers = sorted(token.number for token in claimed if token.holder == holder)
-            done += self._pool.transaction_blocking(lambda session, n=numbers, h=holder: step(session, n, h))
+            changed_count += self._pool.transaction_blocking(lambda session, n=numbers, h=holder: step(session, n, h))
             self._forget(token for token in claimed if token.holder == holder)
-        return done
+        return changed_count
 
-    def _forget(self, tokens: Iterable[HeldMessage]) -> None:
+    def _forget(self, tokens: Iterable[ClaimToken]) -> None:
         with self._lock:
             for token in tokens:
                 if self._tokens.get(token.number) is token:
                     del self._tokens[token.number]
 
-    def give_up(self) -> None:
+    def release_all(self) -> None:
         """Release all claims, including abandoned leases."""
         with self._lock:
             tokens, self._tokens = list(self._tokens.values()), {}
@@ -299,8 +303,10 @@ class Claims(forks.ForkAware):
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
-                self._pool.end(session)  # with a rollback: if only closed, it keeps its locks for a moment
+                self._pool.roll_back_and_close(
+                    session
+                )  # with a rollback: if only closed, it keeps its locks for a moment
         leased |= {token.number: token.holder for token in tokens if token.holder is not None}
         if leased:
             holders, numbers = sorted(set(leased.values())), sorted(leased)
-            self._pool.transaction_blocking(lambda session: self._tables.free(session, holders, numbers))
+            self._pool.transaction_blocking(lambda session: self._tables.release_leases(session, holders, numbers))

@@ -23,15 +23,15 @@ _PATIENCE_SECONDS: Final = 600.0
 _ALIVE_WITHIN_SECONDS: Final = 2.0
 
 
-def connected(address: tuple[str, int], seconds: float) -> socket.socket:
+def connect_socket(address: tuple[str, int], seconds: float) -> socket.socket:
     """Return a connected TCP socket; connecting and every operation take at most ``seconds``. Raises `OSError`."""
-    opened = socket.create_connection(address, seconds)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tcp_socket = socket.create_connection(address, seconds)
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE.items():
         with suppress(AttributeError, OSError):  # not every system has all of them
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return forks.own(opened)
+            tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return forks.register_connection(tcp_socket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ServerSession(ABC):
         """The limit on waiting for an answer."""
 
     @abstractmethod
-    def limit(self, seconds: float) -> None:
+    def set_answer_limit(self, seconds: float) -> None:
         """Set the limit on waiting for an answer."""
 
     @abstractmethod
@@ -106,26 +106,26 @@ class ServerSession(ABC):
         """Begin a transaction for a handler; return its mark, which no later transaction has."""
 
     @abstractmethod
-    def is_in(self, mark: object) -> bool:
+    def is_in_transaction(self, mark: object) -> bool:
         """Return whether the transaction with this mark is open and may be committed."""
 
     def patient(self) -> AbstractContextManager[None]:
         """Raise the limit within the block, for statements on whole tables."""
-        return self._limited(_PATIENCE_SECONDS)
+        return self._answer_limit(_PATIENCE_SECONDS)
 
     @contextmanager
-    def _limited(self, seconds: float) -> Generator[None]:
-        before = self.seconds
-        self.limit(seconds)
+    def _answer_limit(self, seconds: float) -> Generator[None]:
+        previous_seconds = self.seconds
+        self.set_answer_limit(seconds)
         try:
             yield
         finally:
-            self.limit(before)
+            self.set_answer_limit(previous_seconds)
 
     def is_alive(self, at_most: float | None = None) -> bool:
         """``None``: two seconds, whatever the session's limit is."""
         try:
-            with self._limited(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
+            with self._answer_limit(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
                 self.ping()
         except StoreUnavailable:
             return False
@@ -174,5 +174,5 @@ class DatabaseServer(ABC, Generic[S]):
     def connect_patiently(self) -> S:
         """Return a connection for long statements, such as a migration's; raises as :meth:`connect`."""
         session = self.connect()
-        session.limit(_PATIENCE_SECONDS)
+        session.set_answer_limit(_PATIENCE_SECONDS)
         return session

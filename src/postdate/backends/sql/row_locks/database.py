@@ -19,13 +19,13 @@ from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.errors import ConfigurationError
 from postdate.ports import Scripted
 from postdate.ports.backends import DatabaseObject
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class TableMaking:
+class TableCreation:
     """How tables are made on a server: ``migrate`` applies missing migrations, ``script`` returns them as SQL."""
 
     migrate: Callable[[Any, RowLockNames, Sequence[Step]], None]
@@ -51,7 +51,7 @@ class RowLockSchema(DatabaseObject, ABC):
     has_a_table_for_each_endpoint = True
     dialect: ClassVar[SqlDialect]
     names_of: ClassVar[type[RowLockNames]]
-    tables: ClassVar[TableMaking]
+    tables: ClassVar[TableCreation]
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class RowLockSchema(DatabaseObject, ABC):
         super().__init__()
         self.holds_at_most = HOLDS_AT_MOST if holds_at_most is None else holds_at_most
         self.server = self._server_at(url, answers_within)
-        self.schema = self._checked(schema)
+        self.schema = self._check_schema(schema)
         self.connections = Connections(self.server)
 
     @abstractmethod
     def _server_at(self, url: str, answers_within: timedelta | None) -> DatabaseServer[Any]: ...
 
     @abstractmethod
-    def _checked(self, schema: str | None) -> str:
+    def _check_schema(self, schema: str | None) -> str:
         """Return the schema's name, or the default; raise `ConfigurationError` if the server cannot have it."""
 
     @property
@@ -82,7 +82,7 @@ class RowLockSchema(DatabaseObject, ABC):
     @classmethod
     def of(
         cls,
-        place: str | Self,
+        address_or_database: str | Self,
         schema: str | None = None,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
@@ -92,25 +92,25 @@ class RowLockSchema(DatabaseObject, ABC):
         Raises:
             ConfigurationError: a setting is invalid, or was given beside a database object.
         """
-        if isinstance(place, str):
-            return cls(place, schema=schema, holds_at_most=holds_at_most, answers_within=answers_within)
+        if isinstance(address_or_database, str):
+            return cls(address_or_database, schema=schema, holds_at_most=holds_at_most, answers_within=answers_within)
         for name, value in {"schema": schema, "holds_at_most": holds_at_most, "answers_within": answers_within}.items():
             if value is not None:
                 raise ConfigurationError(f"{name}= belongs to the database object: give it where that is made")
-        return place
+        return address_or_database
 
 
-class KeptOnServer(Scripted):
+class OwnTableOnServer(Scripted):
     """An adapter with a table of its own in a schema, beside those of stores."""
 
-    made_from: ClassVar[type[RowLockSchema]]
+    database_type: ClassVar[type[RowLockSchema]]
     part: ClassVar[str]
     """Folder of its migrations."""
     table: ClassVar[str]
     """Its name, without the common prefix."""
 
-    def _use(self, url: str | RowLockSchema, schema: str | None, answers_within: timedelta | None) -> None:
-        self._database = self.made_from.of(url, schema, answers_within=answers_within)
+    def _set_database(self, url: str | RowLockSchema, schema: str | None, answers_within: timedelta | None) -> None:
+        self._database = self.database_type.of(url, schema, answers_within=answers_within)
         self._pool = Pool(self._database.connections)
         self._names = self._database.names_of(self._database.schema, self.table)
         self._required_steps = part_steps(self._names, self.part)
@@ -124,10 +124,10 @@ class KeptOnServer(Scripted):
         await self._pool.run(lambda session: migrate(session, self._names, self._required_steps), patiently=True)
 
     async def close(self) -> None:
-        await in_thread(self._pool.close)
+        await run_in_thread(self._pool.close)
 
 
-class ServerSagaStore(KeptOnServer, SqlSagaStore):
+class ServerSagaStore(OwnTableOnServer, SqlSagaStore):
     """Keeps saga instances in the table ``postdate_saga`` of a schema; several processes may use it at once.
 
     Args:
@@ -145,5 +145,5 @@ class ServerSagaStore(KeptOnServer, SqlSagaStore):
     def __init__(
         self, url: str | RowLockSchema, *, schema: str | None = None, answers_within: timedelta | None = None
     ) -> None:
-        self._use(url, schema, answers_within)
-        super().__init__(self._pool, self._database.dialect, self._names.of(self.table), self._database.identity)
+        self._set_database(url, schema, answers_within)
+        super().__init__(self._pool, self._database.dialect, self._names.name_of(self.table), self._database.identity)

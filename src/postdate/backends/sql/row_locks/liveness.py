@@ -33,13 +33,13 @@ from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreac
 from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 
-_LOOK_EVERY_SECONDS: Final = 0.1
-_FREE_EVERY_SECONDS: Final = 1.0
-_SPEAK_AFTER_SECONDS: Final = 10.0
+_POLL_INTERVAL_SECONDS: Final = 0.1
+_RELEASE_INTERVAL_SECONDS: Final = 1.0
+_PING_AFTER_SECONDS: Final = 10.0
 """The longest silence on a batch's connection; less if the server ends silent ones earlier."""
-_SPEAKS_IN_TIME: Final = 4
+_PINGS_BEFORE_TIMEOUT: Final = 4
 """The number of pings within the time after which the server ends a silent connection."""
-_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
+_RECONNECT_PAUSES_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 20.0
 """The time in which a silent server is noticed. After that the thread ends by itself and is not waited for."""
@@ -65,8 +65,8 @@ class Liveness(forks.ForkAware):
         holds_at_most: timedelta | None = None,
     ) -> None:
         self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
-        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, self._ends_after_seconds / _SPEAKS_IN_TIME)
-        self._keeper: threading.Thread | None = None
+        self._ping_after_seconds = min(_PING_AFTER_SECONDS, self._ends_after_seconds / _PINGS_BEFORE_TIMEOUT)
+        self._ping_thread: threading.Thread | None = None
         self._server, self._tables, self._next_due = server, tables, next_due
         self._claims: Claims | None = None
         self._ready, self._stop = threading.Event(), threading.Event()
@@ -74,7 +74,7 @@ class Liveness(forks.ForkAware):
         self._session: Any | None = None
         self._failure: PostdateError | None = None
         self._failures = 0
-        self._troubled: set[str] = set()
+        self._failed_steps: set[str] = set()
         self._thread: threading.Thread | None = None
         self._lock = forks.lock()
         forks.register(self)
@@ -86,10 +86,10 @@ class Liveness(forks.ForkAware):
         self._ready, self._stop = threading.Event(), threading.Event()
         if was_stopped:
             self._stop.set()
-        forks.keep_for_ever(self._session)
-        self._session = self._holder = self._failure = self._thread = self._keeper = None
+        forks.prevent_destruction(self._session)
+        self._session = self._holder = self._failure = self._thread = self._ping_thread = None
         self._failures = 0
-        self._troubled.clear()
+        self._failed_steps.clear()
 
     def start(self, claims: Claims) -> None:
         with self._lock:
@@ -98,7 +98,7 @@ class Liveness(forks.ForkAware):
                 self._thread = threading.Thread(target=self._run, name="postdate-store-liveness", daemon=True)
                 self._thread.start()
 
-    def holder(self) -> int:
+    def wait_for_holder(self) -> int:
         """Return the number under which this process claims messages now. Waits for the first connection.
 
         Raises:
@@ -116,8 +116,8 @@ class Liveness(forks.ForkAware):
             thread = self._thread
         if thread is not None:
             thread.join(_STOP_WITHIN_SECONDS)
-        if (keeper := self._keeper) is not None:
-            keeper.join(_STOP_WITHIN_SECONDS)
+        if (ping_thread := self._ping_thread) is not None:
+            ping_thread.join(_STOP_WITHIN_SECONDS)
         self._ready.set()
 
     def abort(self) -> None:
@@ -129,47 +129,47 @@ class Liveness(forks.ForkAware):
             try:
                 with closing(self._server.connect()) as session:
                     self._session = session
-                    self._live(session)
+                    self._run_session(session)
             except Exception as error:  # noqa: BLE001 - without this thread the process would lose all claims
-                self._failed(error)
+                self._handle_failure(error)
 
-    def _live(self, session: Any) -> None:
-        holder = self._tables.appear(session)
+    def _run_session(self, session: Any) -> None:
+        holder = self._tables.register_holder(session)
         try:
             self._failure, self._holder = None, holder
             self._ready.set()
-            self._stay(session)
-            self._try(session, self._free_our_own)
+            self._run_steps(session)
+            self._run_step(session, self._release_own_leases)
         finally:
-            self._ready.clear()  # callers of `holder` wait for the next number
+            self._ready.clear()  # callers of `wait_for_holder` wait for the next number
             self._holder = None
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         is_translated = isinstance(error, PostdateError)
         self._failure = error if is_translated else StoreUnreachable(f"{self._server.where}: {error!r}")
-        if self._failures:  # the second failure in a row: callers of `holder` get the error now
+        if self._failures:  # the second failure in a row: callers of `wait_for_holder` get the error now
             self._ready.set()
         else:
             log.warning("lost the connection that holds messages: %s", error, exc_info=None if is_translated else error)
-        pauses = _CONNECT_AGAIN_AFTER_SECONDS
+        pauses = _RECONNECT_PAUSES_SECONDS
         self._stop.wait(pauses[min(self._failures, len(pauses) - 1)])
         self._failures += 1
 
-    def _stay(self, session: Any) -> None:
-        freed_at = steady_seconds()
-        self._try(session, self._free_what_nobody_holds)
-        self._try(session, self._free_what_the_dead_hold)
+    def _run_steps(self, session: Any) -> None:
+        released_at = steady_seconds()
+        self._run_step(session, self._release_unknown_holders)
+        self._run_step(session, self._release_dead_holders)
         while not self._stop.is_set():
-            self._keep_batches()
-            if steady_seconds() - freed_at >= _FREE_EVERY_SECONDS:
-                freed_at = steady_seconds()
-                self._try(session, self._free_what_the_dead_hold)
-            self._try(session, self._free_what_was_abandoned)
-            self._try(session, self._look)
+            self._start_pings()
+            if steady_seconds() - released_at >= _RELEASE_INTERVAL_SECONDS:
+                released_at = steady_seconds()
+                self._run_step(session, self._release_dead_holders)
+            self._run_step(session, self._release_abandoned_leases)
+            self._run_step(session, self._announce_next_attempt)
             self._failures = 0
-            self._stop.wait(_LOOK_EVERY_SECONDS)
+            self._stop.wait(_POLL_INTERVAL_SECONDS)
 
-    def _try(self, session: Any, step: Callable[[Any], None]) -> None:
+    def _run_step(self, session: Any, step: Callable[[Any], None]) -> None:
         """Run a step. Only errors of the connection are raised. Others are logged once, and the step is retried."""
         name = step.__name__
         try:
@@ -180,63 +180,66 @@ class Liveness(forks.ForkAware):
             if error.transient and not isinstance(error, StoreFull | StoreTroubled):
                 raise
             session.rollback()
-            if name not in self._troubled:
+            if name not in self._failed_steps:
                 log.error("what processes hold of this store is looked after only in part: %s", error)
-            self._troubled.add(name)
+            self._failed_steps.add(name)
         else:
-            self._troubled.discard(name)
+            self._failed_steps.discard(name)
 
-    def _keep_batches(self) -> None:
+    def _start_pings(self) -> None:
         """Ping silent batches in another thread: a wait for one of them must not silence this thread's connection."""
-        if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
+        if self._claims is None or (self._ping_thread is not None and self._ping_thread.is_alive()):
             return
-        if silent := self._claims.silent(self._speak_after_seconds):
-            self._keeper = threading.Thread(
-                target=self._keep, args=(self._claims, silent), name="postdate-store-keeper", daemon=True
+        if silent_batches := self._claims.silent_batches(self._ping_after_seconds):
+            self._ping_thread = threading.Thread(
+                target=self._ping_batches,
+                args=(self._claims, silent_batches),
+                name="postdate-store-keeper",
+                daemon=True,
             )
-            self._keeper.start()
+            self._ping_thread.start()
 
-    def _keep(self, claims: Claims, silent: Sequence[LockedBatch]) -> None:
-        if lost := claims.keep(silent, self._ends_after_seconds):
+    def _ping_batches(self, claims: Claims, silent: Sequence[LockedBatch]) -> None:
+        if lost := claims.ping_batches(silent, self._ends_after_seconds):
             log.warning("%d messages are held no more: the connection that held them is gone", lost)
             self._next_due.forget()
 
-    def _look(self, session: Any) -> None:
-        if self._next_due.is_listened_to and self._claims is not None:
-            first = self._tables.next_attempt(session, self._claims.locked())
-            if first is not None:
-                self._next_due.announce(first)
+    def _announce_next_attempt(self, session: Any) -> None:
+        if self._next_due.has_listeners and self._claims is not None:
+            next_attempt = self._tables.next_attempt(session, self._claims.locked_numbers())
+            if next_attempt is not None:
+                self._next_due.announce(next_attempt)
 
-    def _free_what_was_abandoned(self, session: Any) -> None:
+    def _release_abandoned_leases(self, session: Any) -> None:
         if self._claims is None:
             return
-        for holder, numbers in self._claims.abandoned().items():
+        for holder, numbers in self._claims.abandoned_leases().items():
             session.begin()
-            self._tables.free(session, [holder], numbers)
+            self._tables.release_leases(session, [holder], numbers)
             session.commit()
-            self._claims.freed(numbers)
+            self._claims.forget_abandoned(numbers)
             self._next_due.forget()
 
-    def _free_what_nobody_holds(self, session: Any) -> None:
-        self._free_of(session, self._tables.unknown(session))
+    def _release_unknown_holders(self, session: Any) -> None:
+        self._release_and_log(session, self._tables.find_unknown_holders(session))
 
-    def _free_what_the_dead_hold(self, session: Any) -> None:
+    def _release_dead_holders(self, session: Any) -> None:
         """Release the messages of dead processes. Each process does this for all processes."""
-        self._free_of(session, self._tables.dead(session))
+        self._release_and_log(session, self._tables.find_dead_holders(session))
 
-    def _free_our_own(self, session: Any) -> None:
+    def _release_own_leases(self, session: Any) -> None:
         if self._holder is not None:
-            self._free(session, [self._holder])
+            self._release_holders(session, [self._holder])
 
-    def _free_of(self, session: Any, dead: Sequence[int]) -> None:
-        if dead and (freed := self._free(session, dead)):
-            log.info("%d messages of processes that ended are free again", freed)
+    def _release_and_log(self, session: Any, holders: Sequence[int]) -> None:
+        if holders and (released_count := self._release_holders(session, holders)):
+            log.info("%d messages of processes that ended are free again", released_count)
             self._next_due.forget()
 
-    def _free(self, session: Any, holders: Sequence[int]) -> int:
+    def _release_holders(self, session: Any, holders: Sequence[int]) -> int:
         """Delete holders, then release their messages. In this order, no process can lease under a deleted number."""
         session.begin()
-        self._tables.bury(session, holders)
-        freed = self._tables.free(session, holders)
+        self._tables.remove_holders(session, holders)
+        released_count = self._tables.release_leases(session, holders)
         session.commit()
-        return freed
+        return released_count

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from postdate.backends.sql.migrations import Step, bare, filled_in, migrations, run
+from postdate.backends.sql.migrations import Step, fill_placeholders, migrations, run_migrations, strip_comments
 from postdate.errors import ConfigurationError
 
 _PREFIX: Final = "postdate_"
@@ -22,14 +22,14 @@ class Spelling:
     """How a server writes names and texts.
 
     Args:
-        room: package of the backend, which has the migrations.
-        quoted: returns a name as SQL.
+        package: package of the backend, which has the migrations.
+        quote_name: returns a name as SQL.
         literal: returns a text as SQL.
         check: ``(name, kind of name)``; raises ``ConfigurationError`` for one that the server cannot have.
     """
 
-    room: str
-    quoted: Callable[[str], str]
+    package: str
+    quote_name: Callable[[str], str]
     literal: Callable[[str], str]
     check: Callable[[str, str], object]
 
@@ -57,48 +57,48 @@ class RowLockNames:
         self.spelling.check(self.schema, "schema")
         self.spelling.check(self.table, "table")
 
-    def plain(self, name: str) -> str:
+    def qualified_name(self, name: str) -> str:
         """Return a name in the schema, for a statement without parameters."""
-        return f"{self.spelling.quoted(self.schema)}.{self.spelling.quoted(name)}"
+        return f"{self.spelling.quote_name(self.schema)}.{self.spelling.quote_name(name)}"
 
-    def of(self, name: str) -> str:
+    def name_of(self, name: str) -> str:
         """Return one of Postdate's own names, for a statement with parameters."""
-        return self.plain(_PREFIX + name).replace("%", "%%")
+        return self.qualified_name(_PREFIX + name).replace("%", "%%")
 
     @property
     def pending(self) -> str:
         """The table of waiting messages, for a statement with parameters."""
-        return self.plain(self.table).replace("%", "%%")
+        return self.qualified_name(self.table).replace("%", "%%")
 
     @property
-    def in_statements(self) -> Mapping[str, str]:
+    def statement_replacements(self) -> Mapping[str, str]:
         shared_tables = ("record", "store", "holder")
         return {
             "{pending}": self.pending,
-            "{limits}": self.of("destination_limit"),
-            **{f"{{{name}}}": self.of(name) for name in shared_tables},
+            "{limits}": self.name_of("destination_limit"),
+            **{f"{{{name}}}": self.name_of(name) for name in shared_tables},
         }
 
     @property
-    def in_migrations(self) -> Mapping[str, str]:
-        in_text = {
-            "schema": self.spelling.quoted(self.schema),
-            "table": self.plain(self.table),
+    def migration_replacements(self) -> Mapping[str, str]:
+        texts = {
+            "schema": self.spelling.quote_name(self.schema),
+            "table": self.qualified_name(self.table),
             "name": self.spelling.literal(self.table),
         }
         return {
-            "{schema}": self.spelling.quoted(self.schema),
-            "{table}": self.plain(self.table),
+            "{schema}": self.spelling.quote_name(self.schema),
+            "{table}": self.qualified_name(self.table),
             "{name}": self.spelling.literal(self.table),
             # For what older versions had set aside, and for EXEC.
-            "{drop_quarantine}": self.spelling.literal(f"DROP TABLE {self.plain('postdate_quarantine')}"),
-            **{f"{{{name}_in_text}}": text.replace("'", "''") for name, text in in_text.items()},
+            "{drop_quarantine}": self.spelling.literal(f"DROP TABLE {self.qualified_name('postdate_quarantine')}"),
+            **{f"{{{name}_in_text}}": text.replace("'", "''") for name, text in texts.items()},
         }
 
-    def lock(self, what: str) -> str:
+    def lock_name(self, purpose: str) -> str:
         """Return the name of a server lock: 64 characters at most, different for each schema."""
         digest = hashlib.md5(self.schema.encode(), usedforsecurity=False).hexdigest()
-        return f"postdate {digest[:16]} {what}"
+        return f"postdate {digest[:16]} {purpose}"
 
 
 def steps_of(names: RowLockNames) -> tuple[Step, ...]:
@@ -113,39 +113,44 @@ def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
 
 def _steps(names: RowLockNames, subject: str, part: str) -> tuple[Step, ...]:
     def statements(sql: str) -> tuple[str, ...]:
-        return tuple(filled_in(each, names.in_migrations).strip() for each in bare(sql).removesuffix(";").split(";\n"))
+        return tuple(
+            fill_placeholders(each, names.migration_replacements).strip()
+            for each in strip_comments(sql).removesuffix(";").split(";\n")
+        )
 
     return tuple(
         Step(subject, each.version, each.name, statements(each.sql), each.is_initial)
-        for each in migrations(names.spelling.room, part)
+        for each in migrations(names.spelling.package, part)
     )
 
 
-def marks(session: Any, names: RowLockNames) -> Sequence[tuple[Any, ...]]:
+def read_marks(session: Any, names: RowLockNames) -> Sequence[tuple[Any, ...]]:
     """Return subject and version of each migration applied."""
-    return session.rows(f"SELECT subject, version FROM {names.of('migration')}", {})
+    return session.rows(f"SELECT subject, version FROM {names.name_of('migration')}", {})
 
 
-def mark_done(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
+def mark_statement(names: RowLockNames, step: Step, insert: str = "INSERT") -> str:
     literal = names.spelling.literal
     return (
-        f"{insert} INTO {names.plain('postdate_migration')} (subject, version, name) "
+        f"{insert} INTO {names.qualified_name('postdate_migration')} (subject, version, name) "
         f"VALUES ({literal(step.subject)}, {step.version}, {literal(step.name)})"
     )
 
 
-def newest_mark(names: RowLockNames, subject: str) -> str:
+def newest_mark_query(names: RowLockNames, subject: str) -> str:
     """Return the query for the newest mark of a subject; NULL without one."""
-    marks = names.plain("postdate_migration")
+    marks = names.qualified_name("postdate_migration")
     return f"(SELECT MAX(version) FROM {marks} WHERE subject = {names.spelling.literal(subject)})"
 
 
 def migrate(session: Any, names: RowLockNames, required: Sequence[Step], where: str, insert: str = "INSERT") -> None:
     """Apply the missing migrations of ``required``; the caller keeps others out. Raises like `migrations.missing`."""
-    run(required, marks(session, names), where, session.change, lambda step: mark_done(names, step, insert))
+    run_migrations(
+        required, read_marks(session, names), where, session.change, lambda step: mark_statement(names, step, insert)
+    )
 
 
-def rights_needed(names: RowLockNames, where: str) -> str:
+def rights_comment(names: RowLockNames, where: str) -> str:
     """Return a comment for the administrator's script: the rights of a user who may not create tables."""
     rights = (
         f"What a user needs that runs Postdate and may not create tables:\n"

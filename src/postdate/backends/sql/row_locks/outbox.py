@@ -14,14 +14,14 @@ from anyio import to_thread
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import Values
-from postdate.backends.sql.outbox import SqlOutbox, places
+from postdate.backends.sql.outbox import SqlOutbox, connection_semaphore
 from postdate.backends.sql.row_locks.connection import ServerSession
-from postdate.backends.sql.row_locks.database import KeptOnServer, RowLockSchema
+from postdate.backends.sql.row_locks.database import OwnTableOnServer, RowLockSchema
 from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.errors import StoreError, StoreUnavailable
 from postdate.messages import MESSAGE_ID_LIMIT
 from postdate.ports import Work
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class ThreadedConnection:
 
     def __init__(self, session: ServerSession) -> None:
         self.session = session
-        self.mark: object = None
-        self._using, self._thread = threading.Lock(), anyio.CapacityLimiter(1)
+        self.transaction_mark: object = None
+        self._session_lock, self._thread = threading.Lock(), anyio.CapacityLimiter(1)
 
     async def execute(self, statement: str, values: Mapping[str, Any] | Sequence[Any] | None = None) -> Result:
         """Run a statement and return its whole result.
@@ -74,22 +74,22 @@ class ThreadedConnection:
 
     async def run(self, work: Callable[[Any], T]) -> T:
         """Call ``work`` with the driver's connection in a thread, and return its result."""
-        return await self.do(lambda session: work(session.driver))
+        return await self.run_on_session(lambda session: work(session.driver))
 
-    async def do(self, work: Callable[[Any], T]) -> T:
+    async def run_on_session(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` on the session, after all earlier calls.
 
         The thread is the connection's own: shared ones may all wait for the locks that its commit frees.
         """
 
-        def alone() -> T:
-            with self._using:  # who was cancelled by asyncio's own means does not wait for the end
+        def run_locked() -> T:
+            with self._session_lock:  # who was cancelled by asyncio's own means does not wait for the end
                 return work(self.session)
 
-        return await to_thread.run_sync(alone, limiter=self._thread)
+        return await to_thread.run_sync(run_locked, limiter=self._thread)
 
 
-class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
+class ServerOutbox(OwnTableOnServer, SqlOutbox[ThreadedConnection]):
     """Keeps outboxes in the table ``postdate_outbox`` of a schema; several processes may use it at once.
 
     Handlers are given a :class:`ThreadedConnection`, opened for them in the database that the address names.
@@ -117,9 +117,9 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
         connections: int = 16,
         answers_within: timedelta | None = None,
     ) -> None:
-        free = places(connections)
-        self._use(url, schema, answers_within)
-        super().__init__(self._database.dialect, self._names.of(self.table), self._pool.where, free)
+        connection_limit = connection_semaphore(connections)
+        self._set_database(url, schema, answers_within)
+        super().__init__(self._database.dialect, self._names.name_of(self.table), self._pool.where, connection_limit)
 
     @property
     @override
@@ -127,34 +127,34 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
         return self._database.identity
 
     @override
-    def looking(self, work: Callable[[Any], T]) -> T:
+    def query_blocking(self, work: Callable[[Any], T]) -> T:
         return self._pool.run_blocking(work)
 
     @override
-    def writing(self, work: Callable[[Any], T]) -> T:
+    def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
         return self._pool.transaction_blocking(work)
 
     # --- on connections of handlers -----------------------------------------------------------------------------------
 
     @override
-    async def take(self) -> ThreadedConnection:
+    async def acquire(self) -> ThreadedConnection:
         self._pool.check_open()
-        return ThreadedConnection(await in_thread(self._database.server.connect_as_application))
+        return ThreadedConnection(await run_in_thread(self._database.server.connect_as_application))
 
     @override
-    async def put(self, connection: ThreadedConnection) -> None:
+    async def release(self, connection: ThreadedConnection) -> None:
         """Close it: settings of a handler are unknown, and must not reach another one."""
-        await connection.do(lambda session: session.close())
+        await connection.run_on_session(lambda session: session.close())
 
     @override
     async def begin(self, connection: ThreadedConnection) -> None:
-        connection.mark = await connection.do(lambda session: session.begin_marked())
+        connection.transaction_mark = await connection.run_on_session(lambda session: session.begin_marked())
 
     @override
     async def commit(self, connection: ThreadedConnection, row: Values, work: Sequence[Work]) -> bool:
         def commit(session: Any) -> bool:
-            session.limit(self._database.server.seconds_to_answer)
-            if not session.is_in(connection.mark):
+            session.set_answer_limit(self._database.server.seconds_to_answer)
+            if not session.is_in_transaction(connection.transaction_mark):
                 raise StoreError(
                     f"{self.where}: a handler has ended the transaction that is not its own to end, or has gone on "
                     f"after an error by which the server undid it, such as a deadlock"
@@ -164,17 +164,17 @@ class ServerOutbox(KeptOnServer, SqlOutbox[ThreadedConnection]):
             return is_new
 
         try:
-            return await connection.do(commit)
+            return await connection.run_on_session(commit)
         except Conflict as error:  # of what its handler did with others: no outage, it is handled again at once
             raise StoreUnavailable(str(error)) from error
 
     @override
-    async def undo(self, connection: ThreadedConnection) -> None:
-        if connection.mark is not None:
-            connection.mark = None
+    async def roll_back(self, connection: ThreadedConnection) -> None:
+        if connection.transaction_mark is not None:
+            connection.transaction_mark = None
 
-            def undo(session: Any) -> None:
-                session.limit(self._database.server.seconds_to_answer)
+            def roll_back(session: Any) -> None:
+                session.set_answer_limit(self._database.server.seconds_to_answer)
                 session.rollback()
 
-            await connection.do(undo)
+            await connection.run_on_session(roll_back)

@@ -25,7 +25,7 @@ from postdate.errors import (
     StoreReadOnly,
     StoreTroubled,
 )
-from postdate.messages import DelayedMessage, decode_headers, stored_headers
+from postdate.messages import DelayedMessage, decode_headers, encode_for_store
 from postdate.ports import ScanFilter
 
 P = TypeVar("P", bytes, str)
@@ -60,7 +60,7 @@ class MarkedRow(NamedTuple):
     content: MessageRow
 
 
-class WaitingRow(NamedTuple):
+class PendingRow(NamedTuple):
     """A waiting message that is locked, without its content."""
 
     number: int
@@ -71,7 +71,7 @@ class WaitingRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordNote:
+class NewRecord:
     """Time, kind and detail of a record."""
 
     at: int
@@ -79,11 +79,11 @@ class RecordNote:
     detail: str | None = None
 
 
-def in_pieces(texts: Iterable[P], room: int, at_most: int | None = None) -> Iterator[list[P]]:
-    """Yield the texts of one statement each: of ``room`` with separators, or one that is longer; or so many."""
+def split_texts(texts: Iterable[P], max_length: int, max_count: int | None = None) -> Iterator[list[P]]:
+    """Yield the texts of one statement each: of ``max_length`` with separators, or one that is longer; or so many."""
     piece, size = list[P](), 0
     for text in texts:
-        if piece and (size + len(text) > room or len(piece) == at_most):
+        if piece and (size + len(text) > max_length or len(piece) == max_count):
             yield piece
             piece, size = [], 0
         piece.append(text)
@@ -145,7 +145,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
 
 def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
     """Return the row of a message. Raises `MessageTooLarge`."""
-    headers = stored_headers(message, largest_message_bytes)
+    headers = encode_for_store(message, largest_message_bytes)
     expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
     due = to_microseconds(message.due)
     return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
@@ -153,7 +153,7 @@ def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
 
 def from_row(row: MessageRow) -> DelayedMessage:
     """Return the message of a row, not checked against limits again. Raises `InvalidMessage` or `InvalidHeaders`."""
-    return DelayedMessage.restored(
+    return DelayedMessage.from_store(
         row.message_id,
         _instant(row.due, "the due time"),
         row.destination,
@@ -176,15 +176,15 @@ def readable_due(row: MessageRow) -> int | None:
     return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
 
 
-def decoded(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
+def decode_rows(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
     """Return by number, in order, the readable messages, and why the others are unreadable."""
-    good, bad = dict[int, DelayedMessage](), dict[int, str]()
+    messages, reasons = dict[int, DelayedMessage](), dict[int, str]()
     for number, row in rows:
         try:
-            good[number] = from_row(row)
+            messages[number] = from_row(row)
         except (InvalidMessage, InvalidHeaders) as error:
-            bad[number] = str(error)
-    return good, bad
+            reasons[number] = str(error)
+    return messages, reasons
 
 
 Meaning = type[PostdateError]

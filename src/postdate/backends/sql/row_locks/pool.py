@@ -18,13 +18,13 @@ from postdate.backends.sql.row_locks.parts import Conflict, SessionSource
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 T = TypeVar("T")
 
 _MOST_IDLE: Final = 16
-_TRIES: Final = 8
-_GIVE_UP_AFTER_SECONDS: Final = 20.0
+_MAX_ATTEMPTS: Final = 8
+_RETRY_FOR_SECONDS: Final = 20.0
 """Conflicts for so long are not retried: most likely a whole table is locked."""
 _TRUSTED_SECONDS: Final = 0.5
 """A connection used so lately is not pinged before use."""
@@ -46,21 +46,21 @@ class Connections(forks.ForkAware):
     @override
     def after_fork_in_child(self) -> None:
         """Forget idle connections: they are the parent's."""
-        forks.keep_for_ever(self.idle)
+        forks.prevent_destruction(self.idle)
         self.idle = []
 
-    def join(self) -> None:
+    def attach_pool(self) -> None:
         with self._lock:
             self._pools += 1
 
-    def leave(self) -> None:
+    def detach_pool(self) -> None:
         with self._lock:
             self._pools -= 1
             is_last = not self._pools
         if is_last:
             self.close_idle()
 
-    def take(self) -> Any:
+    def acquire(self) -> Any:
         """Return a live connection. Raises `StoreUnavailable`."""
         while True:
             with self._lock:
@@ -72,7 +72,7 @@ class Connections(forks.ForkAware):
             session.close()
             self.close_idle()  # most likely they all are gone, and to ask each may take two seconds
 
-    def put(self, session: Any) -> None:
+    def release(self, session: Any) -> None:
         """Keep a connection that is in no transaction; it is closed if enough are idle, or all pools have left."""
         with self._lock:
             if self._pools and len(self.idle) < _MOST_IDLE:
@@ -95,17 +95,17 @@ class Pool:
 
     def __init__(self, connections: Connections | SessionSource) -> None:
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
-        self._connections.join()
-        self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._connections.attach_pool()
+        self._lent_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = forks.lock()
         self._closed = self._aborted = False
 
-    def take(self) -> Any:
-        """Return a live connection, to be given back with :meth:`put`, or closed. Raises `StoreUnavailable`."""
+    def acquire(self) -> Any:
+        """Return a live connection, to be given back with :meth:`release`, or closed. Raises `StoreUnavailable`."""
         self.check_open()
-        session = self._connections.take()
+        session = self._connections.acquire()
         with self._lock:
-            self._lent.add(session)
+            self._lent_sessions.add(session)
         return session
 
     def check_open(self) -> None:
@@ -116,35 +116,35 @@ class Pool:
         """End every lent connection, so that calls on them fail, and lend none any more."""
         with self._lock:
             self._aborted = True
-            lent = list(self._lent)
-        for session in lent:
+            sessions = list(self._lent_sessions)
+        for session in sessions:
             session.abort()
 
-    def put(self, session: Any) -> None:
+    def release(self, session: Any) -> None:
         with self._lock:
-            self._lent.discard(session)
-        self._connections.put(session)
+            self._lent_sessions.discard(session)
+        self._connections.release(session)
 
     @contextmanager
-    def lent(self) -> Generator[Any]:
+    def lend_session(self) -> Generator[Any]:
         """Lend a connection; it is closed after any exception."""
-        session = self.take()
+        session = self.acquire()
         with closing_on_error(session):
             yield session
-        self.put(session)
+        self.release(session)
 
     def transaction_blocking(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` in one transaction, again after a conflict, and return its result."""
         started = steady_seconds()
-        for tries in range(1, _TRIES + 1):
-            session = self.take()
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            session = self.acquire()
             try:
                 session.begin()
                 result = work(session)
                 session.commit()
             except Conflict:
                 self.roll_back(session)
-                if tries == _TRIES or steady_seconds() - started >= _GIVE_UP_AFTER_SECONDS:
+                if attempt == _MAX_ATTEMPTS or steady_seconds() - started >= _RETRY_FOR_SECONDS:
                     raise
                 continue
             except PostdateError as error:
@@ -156,7 +156,7 @@ class Pool:
             except BaseException:
                 session.close()
                 raise
-            self.put(session)
+            self.release(session)
             return result
         raise AssertionError
 
@@ -167,12 +167,12 @@ class Pool:
         except PostdateError:
             session.close()
         else:
-            self.put(session)
+            self.release(session)
 
-    def drop(self, session: Any) -> None:
+    def close_connection(self, session: Any) -> None:
         session.close()
 
-    def end(self, session: Any) -> None:
+    def roll_back_and_close(self, session: Any) -> None:
         with suppress(PostdateError):
             session.rollback()
         session.close()
@@ -183,12 +183,12 @@ class Pool:
         ``patiently``: it reads or writes whole tables, so the server may take minutes.
         """
         started = steady_seconds()
-        for tries in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
-                with self.lent() as session, session.patient() if patiently else nullcontext():
+                with self.lend_session() as session, session.patient() if patiently else nullcontext():
                     return work(session)
             except Conflict:
-                if tries == _TRIES or steady_seconds() - started >= _GIVE_UP_AFTER_SECONDS:
+                if attempt == _MAX_ATTEMPTS or steady_seconds() - started >= _RETRY_FOR_SECONDS:
                     raise
         raise AssertionError
 
@@ -197,14 +197,14 @@ class Pool:
         return self._connections.server.where
 
     async def transaction(self, work: Callable[[Any], T]) -> T:
-        return await in_thread(self.transaction_blocking, work)
+        return await run_in_thread(self.transaction_blocking, work)
 
     async def run(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
-        return await in_thread(partial(self.run_blocking, patiently=patiently), work)
+        return await run_in_thread(partial(self.run_blocking, patiently=patiently), work)
 
-    look_blocking = run_blocking
+    query_blocking = run_blocking
 
-    async def look(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
+    async def query(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
         return await self.run(work, patiently=patiently)
 
     def close(self) -> None:
@@ -212,4 +212,4 @@ class Pool:
         with self._lock:
             was_closed, self._closed = self._closed, True
         if not was_closed:
-            self._connections.leave()
+            self._connections.detach_pool()

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import SqlDialect
-from postdate.backends.sql.migrations import filled_in
+from postdate.backends.sql.migrations import fill_placeholders
 from postdate.backends.sql.row_locks.names import RowLockNames
-from postdate.backends.sql.row_locks.parts import MessageRow, WaitingRow
+from postdate.backends.sql.row_locks.parts import MessageRow, PendingRow
 from postdate.clock import to_microseconds
 from postdate.ports import Scan
 from postdate.ports.limits import LANE_WIDTH, LANES
@@ -23,13 +23,13 @@ from postdate.ports.limits import LANE_WIDTH, LANES
 EARLIEST: Final = -(2**63) + 1
 """A lower bound before every time, which also excludes NULL, and unreadable rows: their ``attempt_at`` is this one."""
 
-LANES_BEGIN: Final = to_microseconds(LANES)
+LANES_START: Final = to_microseconds(LANES)
 LANE_MICROSECONDS: Final = LANE_WIDTH // timedelta(microseconds=1)
 
 _FRAGMENTS: Final = {
     "row": ", ".join(f"p.{column}" for column in MessageRow._fields),
     "content": ", ".join(MessageRow._fields),
-    "waiting": ", ".join(f"p.{column}" for column in WaitingRow._fields),
+    "waiting": ", ".join(f"p.{column}" for column in PendingRow._fields),
     "into_record": "INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)",
     "as_record": "SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s FROM",
     "due_first": "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number",
@@ -58,7 +58,7 @@ class RowLockStatements:
     claim: str
     """Locks the oldest unlocked messages that may be attempted; gives number, ``attempt_at`` and row."""
     lease: str
-    keep_holder: str
+    lock_holder: str
     """Keeps a number from being buried before the end of the transaction; gives no row if it is buried."""
     retry: str
     release: str
@@ -68,9 +68,9 @@ class RowLockStatements:
 
     # --- looking
     next_attempt: str
-    next_attempt_but: str
+    next_attempt_except: str
     next_due: str
-    first_free: str
+    first_unclaimed: str
     """The first unlocked message: older ones are locked. Locks that one for a moment, and no other."""
     statistics: str
     due_count: str
@@ -96,7 +96,7 @@ class RowLockStatements:
     reported_clocks: str
 
     # --- what cannot be read
-    free_ones: str
+    lock_unclaimed: str
     mark_unreadable: str
     remove_one: str
     record_unreadable = (
@@ -122,24 +122,28 @@ class RowLockStatements:
     def __init__(self, names: RowLockNames) -> None:
         placeholders = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "limits")}
         for name, text in {**_FRAGMENTS, **self.fragments}.items():
-            placeholders[f"{{{name}}}"] = filled_in(text, placeholders)
-        tables = names.in_statements
+            placeholders[f"{{{name}}}"] = fill_placeholders(text, placeholders)
+        tables = names.statement_replacements
         self.limits_table = tables["{limits}"]
         for name in dir(type(self)):
             template: Any = None if name.startswith("__") else getattr(type(self), name)
             if isinstance(template, str):
-                setattr(self, name, filled_in(filled_in(template, placeholders), tables))
+                setattr(self, name, fill_placeholders(fill_placeholders(template, placeholders), tables))
         for name in ("bounds", "_shares", "_listed"):
             pieces: Mapping[str, str] = getattr(type(self), name)
-            setattr(self, name, {key: filled_in(filled_in(each, placeholders), tables) for key, each in pieces.items()})
+            setattr(
+                self,
+                name,
+                {key: fill_placeholders(fill_placeholders(each, placeholders), tables) for key, each in pieces.items()},
+            )
 
-    def scanned(self, scan: Scan, values: Mapping[str, Any]) -> str:
+    def scan_statement(self, scan: Scan, values: Mapping[str, Any]) -> str:
         """Return the statement of a scan; ``values`` has its conditions by name."""
         columns = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
-        texts = {**self._dues, **self._listed, "message_ids": self._listed[scan.what]}
+        texts = {**self._dues, **self._listed, "message_ids": self._listed[scan.row_kind]}
         # An empty list is no valid SQL everywhere.
         conditions = [texts[name] if value != () else "1 = 0" for name, value in values.items()]
-        return " AND ".join([f"SELECT {columns or '1'} {self._shares[scan.what]}", *conditions])
+        return " AND ".join([f"SELECT {columns or '1'} {self._shares[scan.row_kind]}", *conditions])
 
 
 class ServerSqlDialect(SqlDialect):
@@ -149,7 +153,7 @@ class ServerSqlDialect(SqlDialect):
     """
 
     @override
-    def spelled(self, template: str) -> str:
+    def statement_of(self, template: str) -> str:
         return template
 
     @override

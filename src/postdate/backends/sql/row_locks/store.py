@@ -22,16 +22,16 @@ from postdate.backends.sql.row_locks.liveness import Liveness
 from postdate.backends.sql.row_locks.names import steps_of
 from postdate.backends.sql.row_locks.parts import (
     MessageRow,
-    RecordNote,
-    WaitingRow,
-    decoded,
+    NewRecord,
+    PendingRow,
+    decode_rows,
     to_row,
 )
 from postdate.backends.sql.row_locks.pool import Pool
 from postdate.backends.sql.row_locks.statements import RowLockStatements
-from postdate.backends.sql.row_locks.tables import RowLockTables, numbered
+from postdate.backends.sql.row_locks.tables import RowLockTables, numbered_rows
 from postdate.backends.sql.row_locks.unreadable import UnreadableInTable
-from postdate.clock import brought_up_to_date, from_microseconds, steady_seconds, to_microseconds
+from postdate.clock import earliest_time_now, from_microseconds, steady_seconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -56,10 +56,10 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
-from postdate.ports.limits import KeptLimits
-from postdate.ports.scanning import check_scanned, shares
+from postdate.ports.limits import StoredLimits
+from postdate.ports.scanning import check_scan, split_into_shares
 from postdate.runtime.next_due import NextDue
-from postdate.runtime.threads import in_thread, together
+from postdate.runtime.threads import run_in_group, run_in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0
@@ -72,7 +72,7 @@ _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. Queues are elsewhere, so delivery is at least once."""
 
-    made_from: ClassVar[type[RowLockSchema]]
+    database_type: ClassVar[type[RowLockSchema]]
     largest_message: ClassVar[int] = 16 * 1024 * 1024
     """Default of ``largest_message_bytes``."""
     ends_silent_connections: ClassVar[bool] = False
@@ -89,7 +89,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
-        self._database = database = self.made_from.of(url, schema, holds_at_most, answers_within)
+        self._database = database = self.database_type.of(url, schema, holds_at_most, answers_within)
         self._table, self._recording = table, recording
         self.server, self._dialect = database.server, database.dialect
         self._holds_at_most = database.holds_at_most if self.ends_silent_connections else None
@@ -118,7 +118,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
         def holder() -> int:
             liveness.start(claims)
-            return liveness.holder()
+            return liveness.wait_for_holder()
 
         claims = Claims(self._pool, tables, holder)
         self._parts = (tables, claims, liveness)
@@ -147,16 +147,16 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def close(self) -> None:
         """Close the store without waiting for a silent server: closing the connections ends the claims there."""
 
-        def give_back() -> None:
+        def release_and_close() -> None:
             try:
                 if self._parts is not None:
-                    self._claims.give_up()
+                    self._claims.release_all()
             finally:
                 if self._parts is not None:
                     self._liveness.stop()
                 self._pool.close()
 
-        await in_thread(_done_within, _CLOSE_WITHIN_SECONDS, give_back, self._abort)
+        await run_in_thread(_run_with_abort, _CLOSE_WITHIN_SECONDS, release_and_close, self._abort)
 
     def _abort(self) -> None:
         self._pool.abort()
@@ -164,7 +164,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness]:
+    def _parts_or_error(self) -> tuple[RowLockTables, Claims, Liveness]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -175,56 +175,56 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     @property
     @override
     def _tables(self) -> RowLockTables:
-        return self._assembled[0]
+        return self._parts_or_error[0]
 
     @property
     def _claims(self) -> Claims:
-        return self._assembled[1]
+        return self._parts_or_error[1]
 
     @property
     def _liveness(self) -> Liveness:
-        return self._assembled[2]
+        return self._parts_or_error[2]
 
     # --- storing ------------------------------------------------------------------------------------------------
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
-        if not await together(self, self._stored, (row, at)):
-            back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+        if not await run_in_group(self, self._store_blocking, (row, at)):
+            record = NewRecord(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
             # In a new transaction: INSERTs that found the id share a lock on it, and two of them would deadlock here.
-            if not await self._pool.transaction(lambda session: self._tables.come_back(session, row, back)):
+            if not await self._pool.transaction(lambda session: self._tables.revive(session, row, record)):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.announce(row.due)
 
-    def _stored(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
+    def _store_blocking(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
         unique = {row.message_id: row for row, _ in reversed(works)}
         at = max(at for _, at in works)
-        fresh = set(
+        new_ids = set(
             self._pool.transaction_blocking(lambda session: self._tables.insert(session, list(unique.values()), at))
         )
         are_new = list[bool]()
         for row, _ in works:
-            are_new.append(row.message_id in fresh)
-            fresh.discard(row.message_id)
+            are_new.append(row.message_id in new_ids)
+            new_ids.discard(row.message_id)
         return are_new
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return await in_thread(self.store_many_blocking, messages, now)
+        return await run_in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """:meth:`store_many` in the calling thread, for pipeline processes."""
-        most = self._capabilities.largest_message_bytes
-        rows, at = [to_row(message, most) for message in messages], to_microseconds(now)
+        max_bytes = self._capabilities.largest_message_bytes
+        rows, at = [to_row(message, max_bytes) for message in messages], to_microseconds(now)
         if not rows:
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
         ordered = list(reversed(unique.values()))  # the first row of each id, in the order of the argument
-        fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, ordered, at)))
-        if fresh:
-            self._next_due.announce(min(row.due for row in ordered if row.message_id in fresh))
-        return StoreReport.of((row.message_id for row in rows), fresh)
+        new_ids = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, ordered, at)))
+        if new_ids:
+            self._next_due.announce(min(row.due for row in ordered if row.message_id in new_ids))
+        return StoreReport.of((row.message_id for row in rows), new_ids)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -236,32 +236,32 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             self._claims.lease(self._claims.tokens_of(claims))
             return claims[0].message if claims else None
 
-        return await in_thread(fetch)
+        return await run_in_thread(fetch)
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
-        return await self._ended(
+        ending = NewRecord(to_microseconds(now), int(RecordKind.DELIVERED))
+        return await self._change_message(
             message_id, lambda session, row: self._tables.finish(session, [row.number], row.holder, ending)
         )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
-        return await self._ended(
-            message_id, lambda session, row: self._tables.retry(session, row.number, row.holder, None, note)
+        record = NewRecord(to_microseconds(now), int(RecordKind.RETRIED))
+        return await self._change_message(
+            message_id, lambda session, row: self._tables.retry(session, row.number, row.holder, None, record)
         )
 
-    async def _ended(self, message_id: str, change: Callable[[Any, WaitingRow], int]) -> bool:
+    async def _change_message(self, message_id: str, change: Callable[[Any, PendingRow], int]) -> bool:
         """Change a message that is free or claimed here, which ends its claim; return whether it was changed."""
 
-        def end(session: Any) -> int | None:
+        def change_locked(session: Any) -> int | None:
             row = self._tables.lock(session, message_id)
             if row is None or (row.holder is not None and row.holder not in self._claims.holders()):
                 return None
             return row.number if change(session, row) else None
 
-        if (number := await self._pool.transaction(end)) is not None:
+        if (number := await self._pool.transaction(change_locked)) is not None:
             self._claims.forget(number)
         return number is not None
 
@@ -269,57 +269,57 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        return await in_thread(self._claim, to_microseconds(now), limit)
+        return await run_in_thread(self._claim, to_microseconds(now), limit)
 
     @override
-    async def claim_held(self, kept: KeptLimits, now: datetime, limit: int) -> Sequence[Claim]:
-        lane = (to_microseconds(kept.begin) - 1, to_microseconds(kept.end))
-        return await in_thread(self._claim, to_microseconds(now), limit, lane)
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+        lane = (to_microseconds(stored_limits.lane_start) - 1, to_microseconds(stored_limits.lane_end))
+        return await run_in_thread(self._claim, to_microseconds(now), limit, lane)
 
     def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[Claim]:
-        begin, end = lane or (None, at)
-        session = self._pool.take()
+        after, before = lane or (None, at)
+        session = self._pool.acquire()
         with closing_on_error(session):  # closing the connection ends the row locks
             while True:
                 session.begin()
-                rows = self._tables.claim(session, end, limit, begin)
-                messages, bad = decoded((number, row) for number, _, row in rows)
-                if not bad:
+                rows = self._tables.claim(session, before, limit, after)
+                messages, reasons = decode_rows((number, row) for number, _, row in rows)
+                if not reasons:
                     break
-                self._mark(session, bad, at)
+                self._mark_and_log(session, reasons, at)
                 session.commit()  # the marks must be visible to all before any message is claimed
             if not rows:
                 session.rollback()
         if not rows:
-            self._pool.put(session)
+            self._pool.release(session)
             return []
-        tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in rows])
+        tokens = self._claims.remember_batch(session, [(number, attempt_at) for number, attempt_at, _ in rows])
         self._liveness.start(self._claims)  # its thread keeps the connection of the batch alive
         return [Claim(messages[token.number], token) for token in tokens]
 
     @override
-    def still_holds(self, claim: Claim) -> bool:
-        return self._claims.holds(claim)
+    def is_in_force(self, claim: Claim) -> bool:
+        return self._claims.has_claim(claim)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        ending = RecordNote(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
+        ending = NewRecord(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
 
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return self._tables.finish(session, numbers, holder, ending)
 
-        return await in_thread(self._claims.settle, claims, remove)
+        return await run_in_thread(self._claims.settle, claims, remove)
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
-        then = to_microseconds(attempt_at)
+        record = NewRecord(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
+        attempt_microseconds = to_microseconds(attempt_at)
 
-        def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
-            return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
+        def retry(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            return sum(self._tables.retry(session, number, holder, attempt_microseconds, record) for number in numbers)
 
-        if done := await in_thread(self._claims.settle, [claim], count):
-            self._next_due.announce(then)
+        if done := await run_in_thread(self._claims.settle, [claim], retry):
+            self._next_due.announce(attempt_microseconds)
         return bool(done)
 
     @override
@@ -331,20 +331,22 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             self._tables.mark_unreadable(session, {row.number: reason}, to_microseconds(now))
             return 1
 
-        return bool(await in_thread(self._claims.settle, [claim], mark))
+        return bool(await run_in_thread(self._claims.settle, [claim], mark))
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        then = None if attempt_at is None else to_microseconds(attempt_at)
+        attempt_microseconds = None if attempt_at is None else to_microseconds(attempt_at)
 
-        def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
-            if then is None and holder is None:
+        def release(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            if attempt_microseconds is None and holder is None:
                 return len(numbers)  # claimed by row locks only: the end of the transaction releases them unchanged
-            return self._tables.release(session, numbers, holder, then)
+            return self._tables.release(session, numbers, holder, attempt_microseconds)
 
-        done = await in_thread(partial(self._claims.settle, as_it_was=then is None), claims, give_back)
-        if done and then is not None:
-            self._next_due.announce(then)
+        done = await run_in_thread(
+            partial(self._claims.settle, is_unchanged=attempt_microseconds is None), claims, release
+        )
+        if done and attempt_microseconds is not None:
+            self._next_due.announce(attempt_microseconds)
         elif done:
             self._next_due.forget()
         return done
@@ -353,10 +355,12 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def next_attempt(self) -> datetime | None:
         """Return the earliest next attempt, also of messages that other processes have locked."""
 
-        def look(session: Any) -> int | None:
-            return self._next_due.seen(self._next_due.look(), self._tables.next_attempt(session, self._claims.locked()))
+        def read_next_attempt(session: Any) -> int | None:
+            return self._next_due.finish_query(
+                self._next_due.start_query(), self._tables.next_attempt(session, self._claims.locked_numbers())
+            )
 
-        return self._dialect.instant(await self._pool.run(look))
+        return self._dialect.instant(await self._pool.run(read_next_attempt))
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -364,16 +368,16 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
         def start() -> Callable[[], None]:
             self._liveness.start(self._claims)
-            self._liveness.holder()
+            self._liveness.wait_for_holder()
             return self._next_due.listen(wake)
 
-        return await in_thread(start)
+        return await run_in_thread(start)
 
     # --- administration -----------------------------------------------------------------------------------------
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        ending = RecordNote(to_microseconds(now), int(RecordKind.CANCELLED))
+        ending = NewRecord(to_microseconds(now), int(RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
             row = self._tables.lock(session, message_id)
@@ -407,19 +411,19 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return self._tables.sql
 
     @override
-    def _of_store(self, session: Any) -> Mapping[str, int]:
+    def _store_values(self, session: Any) -> Mapping[str, int]:
         return {"store": self._tables.store_id(session)}
 
     @override
-    def _counted(self, session: Any, at: int) -> Sequence[Any]:
+    def _query_statistics(self, session: Any, at: int) -> Sequence[Any]:
         return self._tables.statistics(session, at)
 
     @override
     async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
-        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
-            return numbered(self._asked(session, statement, values))
+        def read_rows(session: Any) -> Sequence[tuple[int, MessageRow]]:
+            return numbered_rows(self._query_rows(session, statement, values))
 
-        messages, rows = await in_thread(self._read, look)
+        messages, rows = await run_in_thread(self._read_messages, read_rows)
         return page_of(messages.items(), [(row.due, number) for number, row in rows], values.get("limit"))
 
     @override
@@ -430,19 +434,19 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def server_now(self) -> datetime:
-        def ask(session: Any) -> tuple[datetime, float]:
+        def read_clock(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), steady_seconds()
 
-        return brought_up_to_date(*await self._pool.run(ask))
+        return earliest_time_now(*await self._pool.run(read_clock))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
         def report() -> None:
             self._liveness.start(self._claims)
-            holder = self._liveness.holder()
+            holder = self._liveness.wait_for_holder()
             self._pool.run_blocking(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
 
-        await in_thread(report)
+        await run_in_thread(report)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
@@ -452,32 +456,32 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     # --- scans --------------------------------------------------------------------------------------------------
 
     @override
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        check_scanned(what)
-        if what == "queued":
+    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
+        check_scan(row_kind)
+        if row_kind == "queued":
             return []
-        return shares(
-            *self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True), parts
+        return split_into_shares(
+            *self._pool.run_blocking(lambda session: self._tables.bounds(session, row_kind), patiently=True), parts
         )
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        check_scanned(scan.what, scan.columns)
-        if scan.what == "queued":
+        check_scan(scan.row_kind, scan.columns)
+        if scan.row_kind == "queued":
             return
         with closing(self.server.connect()) as session:
             yield from self._tables.scan(session, scan, part, page)
 
 
-def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:
+def _run_with_abort(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:
     """Run ``work`` in a thread; after ``seconds`` call ``abort``, wait as long again, then leave the thread behind."""
-    failed = list[BaseException]()
+    errors = list[BaseException]()
 
     def run() -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread of who called
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, name="postdate-store-closing", daemon=True)
     thread.start()
@@ -487,5 +491,5 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         thread.join(seconds)
         log.warning("the server of the store does not answer; its connections were ended")
         return
-    for error in failed:
+    for error in errors:
         raise error

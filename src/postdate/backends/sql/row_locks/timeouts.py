@@ -20,7 +20,7 @@ from postdate.backends.sql.timeouts_layout import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime import forks
-from postdate.runtime.threads import in_thread
+from postdate.runtime.threads import run_in_thread
 
 
 class RowLockTimeoutTable(TimeoutTable):
@@ -56,20 +56,20 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     Args:
         database: of the table.
-        make_table: makes the SQL of a table from its name, which it checks.
+        build_table: makes the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
     def __init__(
-        self, database: RowLockSchema, make_table: Callable[[str], RowLockTimeoutTable], table_prefix: str | None
+        self, database: RowLockSchema, build_table: Callable[[str], RowLockTimeoutTable], table_prefix: str | None
     ) -> None:
         self.server, self._pool = database.server, Pool(database.connections)
-        super().__init__(self._pool, make_table, table_prefix)
+        super().__init__(self._pool, build_table, table_prefix)
         self._claims = set[_SessionClaim]()
 
     @override
     def setup_statements(self, endpoint: str) -> str:
-        return self._named(endpoint).script()
+        return self._table_of(endpoint).script()
 
     @override
     async def setup(self) -> None:
@@ -78,13 +78,13 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         table, normal = self._checked_table, normal_id(timeout_id)
-        return None if normal is None else await in_thread(self._claim, table, normal)
+        return None if normal is None else await run_in_thread(self._claim, table, normal)
 
     def _claim(self, table: RowLockTimeoutTable, timeout_id: str) -> TimeoutClaim | None:
-        session = self._pool.take()
+        session = self._pool.acquire()
         with closing_on_error(session):
             session.begin()
-            timeout = self._read(table.claim(session, timeout_id))
+            timeout = self._decode_row(table.claim(session, timeout_id))
         if timeout is None:
             self._pool.roll_back(session)
             return None
@@ -94,12 +94,12 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     @override
     async def close(self) -> None:
-        def give_back() -> None:
+        def close_claims() -> None:
             for claim in list(self._claims):
-                claim.end()
+                claim.close()
             self._pool.close()
 
-        await in_thread(give_back)
+        await run_in_thread(close_claims)
 
 
 class _SessionClaim:
@@ -115,7 +115,7 @@ class _SessionClaim:
         self._pool, self._session, self._table, self._all_claims = pool, session, table, all_claims
         self._lock = forks.lock()
 
-    def _ended(self) -> Any:
+    def _detach_session(self) -> Any:
         """Return the connection to the first caller, who ends the claim; ``None`` to others."""
         with self._lock:
             session, self._session = self._session, None
@@ -123,21 +123,21 @@ class _SessionClaim:
         return session
 
     async def remove(self) -> bool:
-        session = self._ended()
-        return session is not None and await in_thread(self._remove, session)
+        session = self._detach_session()
+        return session is not None and await run_in_thread(self._remove, session)
 
     def _remove(self, session: Any) -> bool:
         with closing_on_error(session):
             removed = self._table.delete(session, self.timeout.timeout_id) > 0
             session.commit()
-        self._pool.put(session)
+        self._pool.release(session)
         return removed
 
     async def release(self) -> None:
-        if (session := self._ended()) is not None:
-            await in_thread(self._pool.roll_back, session)
+        if (session := self._detach_session()) is not None:
+            await run_in_thread(self._pool.roll_back, session)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the claim by closing its connection, without waiting for an answer."""
-        if (session := self._ended()) is not None:
+        if (session := self._detach_session()) is not None:
             session.close()

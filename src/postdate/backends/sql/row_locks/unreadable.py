@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.sql.row_locks.parts import MarkedRow, MessageRow, RecordNote, decoded
+from postdate.backends.sql.row_locks.parts import MarkedRow, MessageRow, NewRecord, decode_rows
 from postdate.backends.sql.row_locks.pool import Pool
 from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
@@ -45,39 +45,39 @@ class UnreadableInTable(UnreadableRows):
     def _tables(self) -> RowLockTables:
         """The steps of the store."""
 
-    def _mark(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Mark locked rows, and log that with the reason of the first; ``bad``: reasons by number."""
-        self._tables.mark_unreadable(session, bad, at)
+    def _mark_and_log(self, session: Any, reasons: Mapping[int, str], at: int) -> None:
+        """Mark locked rows, and log that with the reason of the first; ``reasons``: reasons by number."""
+        self._tables.mark_unreadable(session, reasons, at)
         text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
-        log.error(text, len(bad), next(iter(bad.values())))
+        log.error(text, len(reasons), next(iter(reasons.values())))
         self._next_due.forget()  # the earliest that is known may have been one of them
 
-    def _read(
-        self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]
+    def _read_messages(
+        self, read_rows: Callable[[Any], Sequence[tuple[int, MessageRow]]]
     ) -> tuple[Mapping[int, DelayedMessage], Sequence[tuple[int, MessageRow]]]:
-        """Return the readable messages that ``look`` finds, in order, and all rows of its last run.
+        """Return the readable messages that ``read_rows`` finds, in order, and all rows of its last run.
 
         Unclaimed unreadable ones are marked. A look does not fail because nothing can be written: unreadable rows are
         then left out.
         """
         while True:
-            rows = self._pool.run_blocking(look)
-            good, bad = decoded(rows)
-            if not bad:
-                return good, rows
-            marked = 0
+            rows = self._pool.run_blocking(read_rows)
+            messages, reasons = decode_rows(rows)
+            if not reasons:
+                return messages, rows
+            marked_count = 0
             with suppress(StoreError):
-                marked = self._pool.transaction_blocking(
-                    lambda session, bad=bad: self._mark_if_still_unreadable(session, sorted(bad))
+                marked_count = self._pool.transaction_blocking(
+                    lambda session, bad=reasons: self._mark_if_still_unreadable(session, sorted(bad))
                 )
-            if not marked:
-                return good, rows
+            if not marked_count:
+                return messages, rows
 
     def _mark_if_still_unreadable(self, session: Any, suspects: Sequence[int]) -> int:
-        _, bad = decoded(self._tables.free_ones(session, suspects))
-        if bad:
-            self._mark(session, bad, self._tables.now(session))
-        return len(bad)
+        _, reasons = decode_rows(self._tables.lock_unclaimed(session, suspects))
+        if reasons:
+            self._mark_and_log(session, reasons, self._tables.now(session))
+        return len(reasons)
 
     @override
     async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
@@ -93,7 +93,7 @@ class UnreadableInTable(UnreadableRows):
         def discard(session: Any) -> None:
             if (row := self._tables.lock_unreadable(session, number)) is None:
                 raise MessageNotFound(f"no unreadable row of this store has the number {number}")
-            note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"{UNREADABLE}{row.reason}")
+            note = NewRecord(to_microseconds(now), int(RecordKind.DISCARDED), f"{UNREADABLE}{row.reason}")
             self._tables.discard_unreadable(session, row, note)
 
         await self._pool.transaction(discard)

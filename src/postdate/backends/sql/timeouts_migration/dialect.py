@@ -125,7 +125,7 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Hiding:
+class HideRequest:
     """What one call takes away from the old manager.
 
     Args:
@@ -156,16 +156,16 @@ class Dialect(ABC):
     text = "varchar(200)"
     long_text = "text"
     instant = "timestamp"
-    dividing = "/"
-    locking = ""
+    integer_division = "/"
+    lock_clause = ""
     """What a SELECT ends with that locks its row."""
-    locking_hint = ""
+    lock_hint = ""
     """The same, behind the name of the table."""
-    skipping = ""
+    skip_locked_clause = ""
     """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
     names_of_tables: str
     """The query for the names of all tables in ``schema``."""
-    run = "%(run)s"
+    run_placeholder = "%(run)s"
     """The id of a run, as a value to compare the column with."""
 
     def __init__(self, schema: str, where: str) -> None:
@@ -193,103 +193,105 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def limit(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: Session, margin: timedelta) -> None:
         """Let each statement and each wait for a lock give up well before half of ``margin``, as far as it can be told.
 
-        Called before the transaction that hides begins; :meth:`unlimit` follows, whatever happens.
+        Called before the transaction that hides begins; :meth:`reset_limits` follows, whatever happens.
         """
 
-    def unlimit(self, session: Session) -> None:  # noqa: B027 - most have nothing to undo
-        """Undo :meth:`limit`."""
+    def reset_limits(self, session: Session) -> None:  # noqa: B027 - most have nothing to undo
+        """Undo :meth:`limit_waits`."""
 
-    def take_turn(self, session: Session) -> None:  # noqa: B027 - where writers take turns anyway
+    def acquire_turn(self, session: Session) -> None:  # noqa: B027 - where writers take turns anyway
         """Wait until nobody else begins a run; inside a transaction.
 
         Raises:
             StoreUnavailable: somebody has been at it for half a minute.
         """
 
-    def end_turn(self, session: Session) -> None:  # noqa: B027 - most do it with the end of the transaction
-        """Undo :meth:`take_turn`, after the end of the transaction."""
+    def release_turn(self, session: Session) -> None:  # noqa: B027 - most do it with the end of the transaction
+        """Undo :meth:`acquire_turn`, after the end of the transaction."""
 
     # --- values --------------------------------------------------------------------------------------------------
 
-    def value(self, instant: datetime) -> object:
+    def value_of(self, instant: datetime) -> object:
         """Return an instant as it is bound to be written, or compared with a column of times."""
         return instant.astimezone(UTC).replace(tzinfo=None)
 
-    def floor(self, instant: datetime) -> object:
-        """Return an instant that :meth:`is_due_from` and :meth:`is_due_before` compare with."""
-        return self.value(instant)
+    def floor_of(self, instant: datetime) -> object:
+        """Return an instant that :meth:`due_from_condition` and :meth:`due_before_condition` compare with."""
+        return self.value_of(instant)
 
-    def is_due_from(self) -> str:
+    def due_from_condition(self) -> str:
         """Return the condition that a timeout is due at ``floor`` or later."""
-        return f"{self.quoted(TIME)} >= %(floor)s"
+        return f"{self.quote_name(TIME)} >= %(floor)s"
 
-    def is_due_before(self) -> str:
-        """Return the condition that a timeout is due earlier than ``floor``."""
-        return f"{self.quoted(TIME)} < %(floor)s"
+    def due_before_condition(self) -> str:
+        """Return the condition that a timeout is due earlier than ``floor_of``."""
+        return f"{self.quote_name(TIME)} < %(floor)s"
 
-    def readable(self, column: str) -> str:
+    def readable_column(self, column: str) -> str:
         """Return a column in a list of them, such that the driver can read whatever is in it."""
-        return self.quoted(column)
+        return self.quote_name(column)
 
     def size_of(self, column: str) -> str:
         """Return how many bytes a column has."""
-        return f"OCTET_LENGTH({self.quoted(column)})"
+        return f"OCTET_LENGTH({self.quote_name(column)})"
 
     # --- names ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def quoted(self, name: str) -> str:
+    def quote_name(self, name: str) -> str:
         """Return a name as SQL, percent signs doubled."""
 
-    def table(self, name: str) -> str:
-        return f"{self.quoted(self.schema)}.{self.quoted(name)}"
+    def qualified_table(self, name: str) -> str:
+        return f"{self.quote_name(self.schema)}.{self.quote_name(name)}"
 
     def list_of(self, columns: Iterable[str]) -> str:
-        return ", ".join(map(self.quoted, columns))
+        return ", ".join(map(self.quote_name, columns))
 
     # --- tables of a migration -----------------------------------------------------------------------------------
 
-    def creating(self) -> Sequence[str]:
+    def state_table_statements(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
-        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
+        state, batches = self.qualified_table(STATE_TABLE), self.qualified_table(BATCH_TABLE)
         key = f"PRIMARY KEY ({self.list_of((RUN_ID, NUMBER))})"
         return [
-            self._if_missing(STATE_TABLE, f"{state} ({self._typed(_STATE_TYPES)}{self._unique()})"),
-            *self._after_state(),
-            self._if_missing(BATCH_TABLE, f"{batches} ({self._typed(_BATCH_TYPES)}, {key})"),
+            self._create_if_missing(
+                STATE_TABLE, f"{state} ({self._column_definitions(_STATE_TYPES)}{self._unique_constraint()})"
+            ),
+            *self._statements_after_state(),
+            self._create_if_missing(BATCH_TABLE, f"{batches} ({self._column_definitions(_BATCH_TYPES)}, {key})"),
         ]
 
-    def _typed(self, columns: Mapping[str, str]) -> str:
+    def _column_definitions(self, columns: Mapping[str, str]) -> str:
         own = {"text": self.text, "long_text": self.long_text, "instant": self.instant}
-        return ", ".join(f"{self.quoted(column)} {kind.format_map(own)}" for column, kind in columns.items())
+        return ", ".join(f"{self.quote_name(column)} {kind.format_map(own)}" for column, kind in columns.items())
 
-    def _if_missing(self, name: str, table: str) -> str:
+    def _create_if_missing(self, name: str, table: str) -> str:
         return f"CREATE TABLE IF NOT EXISTS {table}"
 
-    def _unique(self) -> str:
-        return f", UNIQUE ({self.quoted(ONGOING)})"
+    def _unique_constraint(self) -> str:
+        return f", UNIQUE ({self.quote_name(ONGOING)})"
 
-    def _after_state(self) -> Sequence[str]:
+    def _statements_after_state(self) -> Sequence[str]:
         return ()
 
     @abstractmethod
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+    def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
         """Return the statements that create the table of hidden timeouts: like the live one, and ``BatchNumber``.
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
 
-    def holds_a_store(self, session: Session) -> bool:
+    def has_store(self, session: Session) -> bool:
         """Return whether a Postdate store is where a timeout manager's tables were looked for."""
         names = set(self.tables(session))
         return any(tables <= names for tables in _STORES)
 
     # --- moving --------------------------------------------------------------------------------------------------
 
-    def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
+    def hide(self, session: Session, request: HideRequest, floor: datetime) -> int:
         """Move the earliest timeouts that are due at ``floor`` or later; return how many.
 
         What somebody has locked is left, where the server can skip it.
@@ -297,94 +299,99 @@ class Dialect(ABC):
         Raises:
             StoreUnavailable: gave up, or somebody else changed the table; to be rolled back.
         """
-        moved = session.change(self._copying(hiding), {"floor": self.floor(floor)})
-        removed = session.change(self._removing(hiding), {}) if moved else 0
+        moved = session.change(self._copy_statement(request), {"floor": self.floor_of(floor)})
+        removed = session.change(self._remove_statement(request), {}) if moved else 0
         if removed != moved:
             raise StoreUnavailable(
-                f"{self.where}: {moved} timeouts were copied out of {hiding.live} and {removed} taken out; try again"
+                f"{self.where}: {moved} timeouts were copied out of {request.live} and {removed} taken out; try again"
             )
         return moved
 
-    def _copying(self, hiding: Hiding) -> str:
-        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
-        number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
+    def _copy_statement(self, request: HideRequest) -> str:
+        columns, order = self.list_of(request.columns), self.list_of((TIME, ID))
+        number = (
+            f"{request.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.integer_division} {request.batch_size}"
+        )
         return (
-            f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
-            f"SELECT {columns}, {number} FROM ({self._earliest(hiding, columns)}) AS earliest"
+            f"INSERT INTO {self.qualified_table(request.staging)} ({columns}, {self.quote_name(NUMBER)}) "
+            f"SELECT {columns}, {number} FROM ({self._earliest_query(request, columns)}) AS earliest"
         )
 
-    def _earliest(self, hiding: Hiding, selected: str) -> str:
-        """Return the query for what is to be hidden, which locks it; ``selected``: what it selects."""
+    def _earliest_query(self, request: HideRequest, columns: str) -> str:
+        """Return the query for what is to be hidden, which locks it; ``columns``: what it selects."""
         return (
-            f"SELECT {selected} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
-            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}{self.skipping}"
+            f"SELECT {columns} FROM {self.qualified_table(request.live)} WHERE {self.due_from_condition()} "
+            f"ORDER BY {self.quote_name(TIME)} LIMIT {request.limit}{self.skip_locked_clause}"
         )
 
-    def _removing(self, hiding: Hiding) -> str:
-        own = self.quoted(ID)
+    def _remove_statement(self, request: HideRequest) -> str:
+        id_column = self.quote_name(ID)
         return (
-            f"DELETE t FROM {self.table(hiding.live)} AS t JOIN {self.table(hiding.staging)} AS s ON s.{own} = t.{own} "
-            f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
+            f"DELETE t FROM {self.qualified_table(request.live)} AS t JOIN {self.qualified_table(request.staging)} AS "
+            f"s ON s.{id_column} = t.{id_column} "
+            f"WHERE s.{self.quote_name(NUMBER)} >= {request.first}"
         )
 
-    def give_back(
+    def return_batch(
         self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]
     ) -> tuple[int, int]:
         """Put a batch back into the live table; return how many are there again, and how many were hidden.
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
-        copied, own = self.list_of(columns), self.quoted(ID)
-        table, hidden = self.table(live), self.table(staging_table(run_id))
-        batch = f"FROM {hidden} WHERE {self.quoted(NUMBER)} = {number}"
-        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{own} = {hidden}.{own})"
-        put = session.change(f"INSERT INTO {table} ({copied}) SELECT {copied} {batch} AND {absent}", {})
-        return put, session.change(f"DELETE {batch}", {})
+        column_list, id_column = self.list_of(columns), self.quote_name(ID)
+        table, hidden = self.qualified_table(live), self.qualified_table(staging_table(run_id))
+        batch = f"FROM {hidden} WHERE {self.quote_name(NUMBER)} = {number}"
+        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{id_column} = {hidden}.{id_column})"
+        inserted_count = session.change(
+            f"INSERT INTO {table} ({column_list}) SELECT {column_list} {batch} AND {absent}", {}
+        )
+        return inserted_count, session.change(f"DELETE {batch}", {})
 
 
 # --- what is written down of runs and batches, in the source's own database -------------------------------------------
 
 
-OVER: Final = frozenset({MigrationStatus.COMPLETED, MigrationStatus.ABORTED})
+FINAL_STATUSES: Final = frozenset({MigrationStatus.COMPLETED, MigrationStatus.ABORTED})
 
 
 class MigrationState:
     """The tables of runs and batches, through a session that whoever calls has in a transaction where one is needed."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._sql = dialect
-        self._runs, self._batches = dialect.table(STATE_TABLE), dialect.table(BATCH_TABLE)
-        self._of_run = f"{dialect.quoted(RUN_ID)} = {dialect.run}"
+        self._dialect = dialect
+        self._runs, self._batches = dialect.qualified_table(STATE_TABLE), dialect.qualified_table(BATCH_TABLE)
+        self._of_run = f"{dialect.quote_name(RUN_ID)} = {dialect.run_placeholder}"
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def exists(self, session: Session) -> bool:
+    def has_migrations(self, session: Session) -> bool:
         """Return whether there has ever been a migration here.
 
         Raises:
             MigrationConflict: the table of runs is not Postdate's.
         """
-        columns = self._sql.columns(session, STATE_TABLE)
+        columns = self._dialect.columns(session, STATE_TABLE)
         missing = [column for column in STATE_COLUMNS if column not in columns]
         if columns and missing:
             raise MigrationConflict(
-                f"{self._sql.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool made "
+                f"{self._dialect.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool made "
                 f"it. See that no migration of that tool is on its way, then give its table another name"
             )
         return bool(columns)
 
     def history(self, session: Session) -> list[MigrationRun]:
         """Return all runs, the oldest first."""
-        order = self._sql.list_of((STARTED, RUN_ID))
+        order = self._dialect.list_of((STARTED, RUN_ID))
         return [_run(row) for row in session.rows(f"{self._select_runs()} ORDER BY {order}", {})]
 
-    def knows(self, session: Session, run: MigrationRun, table: str) -> bool:
+    def has_run(self, session: Session, run: MigrationRun, table: str) -> bool:
         """Return whether this very run is written down already.
 
         Raises:
             MigrationConflict: another run has the table.
         """
-        ongoing = self._sql.quoted(ONGOING)
+        ongoing = self._dialect.quote_name(ONGOING)
         for row in session.rows(f"{self._select_runs()} WHERE {ongoing} = %(table)s", {"table": table}):
             other = _run(row)
             if other.run_id == run.run_id:
@@ -395,58 +402,62 @@ class MigrationState:
             )
         return False
 
-    def add(self, session: Session, run: MigrationRun, table: str) -> None:
+    def add_run(self, session: Session, run: MigrationRun, table: str) -> None:
         parameters = json.dumps(dict(run.parameters), sort_keys=True)
         texts = [run.run_id, run.endpoint, int(MigrationStatus.PREPARING), parameters]
-        times = [self._sql.value(run.cutoff), self._sql.value(run.started_at)]
+        times = [self._dialect.value_of(run.cutoff), self._dialect.value_of(run.started_at)]
         values = dict(zip(STATE_COLUMNS, [*texts, 0, *times, None, 0, table, table], strict=True))
         marks = ", ".join(f"%({column})s" for column in STATE_COLUMNS)
-        session.change(f"INSERT INTO {self._runs} ({self._sql.list_of(STATE_COLUMNS)}) VALUES ({marks})", values)
+        session.change(f"INSERT INTO {self._runs} ({self._dialect.list_of(STATE_COLUMNS)}) VALUES ({marks})", values)
 
-    def locked(self, session: Session, run: MigrationRun) -> tuple[MigrationRun, str]:
+    def lock_run(self, session: Session, run: MigrationRun) -> tuple[MigrationRun, str]:
         """Return a run that is on its way, and its table; keep others from it until the end of the transaction.
 
         Raises:
             MigrationConflict: it is over, or never began here.
         """
-        sql = f"{self._select_runs(self._sql.locking_hint)} WHERE {self._of_run}{self._sql.locking}"
+        sql = f"{self._select_runs(self._dialect.lock_hint)} WHERE {self._of_run}{self._dialect.lock_clause}"
         rows = session.rows(sql, {"run": run.run_id})
         if not rows:
-            raise MigrationConflict(f"migration {run.run_id} never began in {self._sql.where}")
+            raise MigrationConflict(f"migration {run.run_id} never began in {self._dialect.where}")
         stored = _run(rows[0])
-        if stored.status in OVER:
+        if stored.status in FINAL_STATUSES:
             raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {stored.status.name}")
         return stored, str(rows[0][STATE_COLUMNS.index(LIVE_TABLE)])
 
     def status(self, session: Session, run: MigrationRun) -> MigrationStatus | None:
         """Return how far a run is; ``None``: it never began."""
-        sql = f"SELECT {self._sql.quoted(STATUS)} FROM {self._runs} WHERE {self._of_run}"
+        sql = f"SELECT {self._dialect.quote_name(STATUS)} FROM {self._runs} WHERE {self._of_run}"
         rows = session.rows(sql, {"run": run.run_id})
         return MigrationStatus(rows[0][0]) if rows else None
 
     def set_status(self, session: Session, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
         """Write down how far a run is that is locked."""
-        name, values = self._sql.quoted, {"run": run.run_id, "status": int(status), "at": self._sql.value(at)}
-        end = f", {name(COMPLETED)} = %(at)s, {name(ONGOING)} = NULL" if status in OVER else ""
-        if not end:
+        name, values = (
+            self._dialect.quote_name,
+            {"run": run.run_id, "status": int(status), "at": self._dialect.value_of(at)},
+        )
+        completion = f", {name(COMPLETED)} = %(at)s, {name(ONGOING)} = NULL" if status in FINAL_STATUSES else ""
+        if not completion:
             del values["at"]
-        session.change(f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{end} WHERE {self._of_run}", values)
+        session.change(f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{completion} WHERE {self._of_run}", values)
 
     def _select_runs(self, hint: str = "") -> str:
-        return f"SELECT {self._sql.list_of(STATE_COLUMNS)} FROM {self._runs}{hint}"
+        return f"SELECT {self._dialect.list_of(STATE_COLUMNS)} FROM {self._runs}{hint}"
 
     # --- batches -------------------------------------------------------------------------------------------------
 
-    def add_staged(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
+    def add_batches(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
         """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
-        name, number = self._sql.quoted, self._sql.quoted(NUMBER)
-        staged = (
+        name, number = self._dialect.quote_name, self._dialect.quote_name(NUMBER)
+        staged_batches = (
             f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({name(TIME)}) AS earliest "
-            f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}"
+            f"FROM {self._dialect.qualified_table(staging)} WHERE {number} >= {first} GROUP BY {number}"
         )
         session.change(
-            f"INSERT INTO {self._batches} ({self._sql.list_of(BATCH_COLUMNS)}) "
-            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({staged}) AS found",
+            f"INSERT INTO {self._batches} ({self._dialect.list_of(BATCH_COLUMNS)}) "
+            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({staged_batches}) AS "
+            f"found",
             {},
         )
         last = f"SELECT MAX({number}) FROM {self._batches} WHERE {self._of_run}"
@@ -457,7 +468,7 @@ class MigrationState:
         )
 
     def batches(self, session: Session, run: MigrationRun, first: int = 1) -> list[MigrationBatch]:
-        columns, number = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST)), self._sql.quoted(NUMBER)
+        columns, number = self._dialect.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST)), self._dialect.quote_name(NUMBER)
         sql = f"SELECT {columns} FROM {self._batches} WHERE {self._of_run} AND {number} >= {first} ORDER BY {number}"
         rows = session.rows(sql, {"run": run.run_id})
         return [MigrationBatch(each, BatchStatus(status), count, read_time(due)) for each, status, count, due in rows]
@@ -466,7 +477,7 @@ class MigrationState:
         self, session: Session, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus
     ) -> bool:
         """Write down how far a batch is, if it is as far as ``before`` says."""
-        name = self._sql.quoted
+        name = self._dialect.quote_name
         changed = session.change(
             f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s "
             f"WHERE {self._of_run} AND {name(NUMBER)} = %(number)s AND {name(STATUS)} = %(before)s",

@@ -30,11 +30,11 @@ from postdate.backends.sql.timeouts_layout import (
 )
 from postdate.backends.sql.timeouts_migration.dialect import (
     EXCHANGED,
+    FINAL_STATUSES,
     NUMBER,
-    OVER,
     READ,
     Dialect,
-    Hiding,
+    HideRequest,
     MigrationState,
     Session,
     staging_table,
@@ -68,9 +68,9 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
     """
     timeout_id, destination, state, time, headers = row
     timeout = decode(timeout_id, destination or "", None, state, time, headers, endpoint)
-    where = destination_of(destination, timeout.headers)
-    check_text(where, f"the destination of timeout {timeout.timeout_id}", DESTINATION_LIMIT)
-    return DelayedMessage(timeout.timeout_id, timeout.due, where, timeout.headers, timeout.body)
+    target = destination_of(destination, timeout.headers)
+    check_text(target, f"the destination of timeout {timeout.timeout_id}", DESTINATION_LIMIT)
+    return DelayedMessage(timeout.timeout_id, timeout.due, target, timeout.headers, timeout.body)
 
 
 def destination_of(stored: str | None, headers: Mapping[str, str]) -> str:
@@ -78,7 +78,7 @@ def destination_of(stored: str | None, headers: Mapping[str, str]) -> str:
     return stored if stored and stored.strip() else headers.get(Headers.REPLY_TO_ADDRESS, "")
 
 
-class Looking:
+class TimeoutSummary:
     """Adds up rows, and keeps some ids of those that are no messages: those that :func:`to_message` refuses."""
 
     def __init__(self) -> None:
@@ -88,58 +88,58 @@ class Looking:
         self.latest: datetime | None = None
         self.largest_bytes, self.largest_id = 0, ""
         self._problems: dict[str, list[str]] = {}
-        self._how_many: Counter[str] = Counter()
+        self._problem_counts: Counter[str] = Counter()
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
         """Look at rows of id, destination, time, headers, and the size of the body in bytes."""
         for timeout_id, destination, time, headers, body_bytes in rows:
             self.count += 1
-            self._due(timeout_id, time)
-            read_headers = self._headers(timeout_id, headers)
-            self._destination(timeout_id, destination, read_headers)
-            self._size(timeout_id, headers, read_headers, body_bytes or 0)
+            self._add_due(timeout_id, time)
+            read_headers = self._read_headers(timeout_id, headers)
+            self._add_destination(timeout_id, destination, read_headers)
+            self._add_size(timeout_id, headers, read_headers, body_bytes or 0)
             # The pattern is what nearly all ids look like, and ten times as quick.
             if _ID.fullmatch(str(timeout_id)) is None and normal_id(timeout_id) is None:
-                self._problem("an id that is no UUID", timeout_id)
+                self._add_problem("an id that is no UUID", timeout_id)
 
-    def _due(self, timeout_id: object, time: object) -> None:
+    def _add_due(self, timeout_id: object, time: object) -> None:
         try:
             due = read_time(time)
         except InvalidTimestamp:
-            self._problem("a due time that cannot be read", timeout_id)
+            self._add_problem("a due time that cannot be read", timeout_id)
             return
         self.earliest = min(due, self.earliest or due)
         self.latest = max(due, self.latest or due)
 
-    def _headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
+    def _read_headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
         try:
-            read = row_headers(str(timeout_id), headers)
+            read_headers = row_headers(str(timeout_id), headers)
         except InvalidHeaders:
-            read = None
-        if read is None or "" in read:  # beyond that, whatever JSON can say is a header
-            self._problem("headers that are no JSON object of texts with names", timeout_id)
+            read_headers = None
+        if read_headers is None or "" in read_headers:  # beyond that, whatever JSON can say is a header
+            self._add_problem("headers that are no JSON object of texts with names", timeout_id)
             return {}
-        return read
+        return read_headers
 
-    def _destination(self, timeout_id: object, stored: str | None, headers: Mapping[str, str]) -> None:
+    def _add_destination(self, timeout_id: object, stored: str | None, headers: Mapping[str, str]) -> None:
         if (destination := destination_of(stored, headers)) not in self.destinations:
             try:
                 check_text(destination, "destination", DESTINATION_LIMIT)
             except InvalidMessage:
                 what = f"a destination that is blank, longer than {DESTINATION_LIMIT} characters, or no text"
-                self._problem(what, timeout_id)
+                self._add_problem(what, timeout_id)
                 return
         self.destinations[destination] += 1
 
-    def _size(self, timeout_id: object, written: object, headers: Mapping[str, str], body_bytes: int) -> None:
+    def _add_size(self, timeout_id: object, written: object, headers: Mapping[str, str], body_bytes: int) -> None:
         # A store writes headers as short as can be, so nearly all need no second look.
         if size_in_bytes(str(written), b"") + body_bytes <= self.largest_bytes:
             return
         if (size := size_in_bytes(encode_headers(headers), b"") + body_bytes) > self.largest_bytes:
             self.largest_bytes, self.largest_id = size, str(timeout_id)
 
-    def _problem(self, what: str, timeout_id: object) -> None:
-        self._how_many[what] += 1
+    def _add_problem(self, what: str, timeout_id: object) -> None:
+        self._problem_counts[what] += 1
         ids = self._problems.setdefault(what, [])
         if len(ids) < _SHOWN:
             ids.append(str(timeout_id))
@@ -147,7 +147,8 @@ class Looking:
     def problems(self) -> list[str]:
         """Return a text for each kind of problem, with the first ids."""
         return [
-            f"{self._how_many[what]:,} with {what}: {', '.join(ids)}{', …' if self._how_many[what] > len(ids) else ''}"
+            f"{self._problem_counts[what]:,} with {what}: "
+            f"{', '.join(ids)}{', …' if self._problem_counts[what] > len(ids) else ''}"
             for what, ids in self._problems.items()
         ]
 
@@ -185,9 +186,9 @@ class MigrationSource:
     """
 
     def __init__(self, dialect: Dialect, prefixes: Mapping[str, str] | None = None) -> None:
-        self._sql, self._state = dialect, MigrationState(dialect)
+        self._dialect, self._state = dialect, MigrationState(dialect)
         self._prefixes = dict(prefixes or {})
-        self._open: Session | None = None
+        self._open_session: Session | None = None
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -198,9 +199,9 @@ class MigrationSource:
         """
         with self._session() as session:
             tables = self._tables(session)
-            if not tables and self._sql.holds_a_store(session):
+            if not tables and self._dialect.has_store(session):
                 raise ConfigurationError(
-                    f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store: move its "
+                    f"{self._dialect.where} has no table of a timeout manager, but there is a Postdate store: move its "
                     f"messages with `postdate move --from ADDRESS --to ADDRESS`"
                 )
             return sorted(tables)
@@ -211,18 +212,20 @@ class MigrationSource:
         Raises:
             ConfigurationError: no table of timeouts has that name, or it is none.
         """
-        looking, columns = Looking(), (ID, DESTINATION, TIME, HEADERS)
+        summary, columns = TimeoutSummary(), (ID, DESTINATION, TIME, HEADERS)
         with self._session() as session:
             live = self._table_of(session, endpoint)
             self._columns(session, live)
-            table, values = self._sql.table(live), {"floor": self._sql.floor(cutoff)}
-            selected = ", ".join([*map(self._sql.readable, columns), self._sql.size_of(STATE)])
-            unknown = f"{self._sql.quoted(TIME)} IS NULL"
-            moving = f"SELECT {selected} FROM {table} WHERE ({self._sql.is_due_from()}) OR {unknown}"
-            for page in session.pages(moving, values, PAGE_ROWS):
-                looking.add(page)
-            ((later,),) = session.rows(f"SELECT COUNT(*) FROM {table} WHERE {self._sql.is_due_before()}", values)
-        return looking.preview(endpoint, later)
+            table, values = self._dialect.qualified_table(live), {"floor": self._dialect.floor_of(cutoff)}
+            selected = ", ".join([*map(self._dialect.readable_column, columns), self._dialect.size_of(STATE)])
+            unknown = f"{self._dialect.quote_name(TIME)} IS NULL"
+            query = f"SELECT {selected} FROM {table} WHERE ({self._dialect.due_from_condition()}) OR {unknown}"
+            for page in session.pages(query, values, PAGE_ROWS):
+                summary.add(page)
+            ((later,),) = session.rows(
+                f"SELECT COUNT(*) FROM {table} WHERE {self._dialect.due_before_condition()}", values
+            )
+        return summary.preview(endpoint, later)
 
     def history(self) -> Sequence[MigrationRun]:
         """Return all runs, the oldest first; none when there never was one. Creates nothing.
@@ -231,11 +234,11 @@ class MigrationSource:
             MigrationConflict: another tool, or an older version, has begun one that is on its way.
         """
         with self._session() as session:
-            if not self._state.exists(session):
+            if not self._state.has_migrations(session):
                 return []
-            runs, tables = self._state.history(session), self._sql.tables(session)
+            runs, tables = self._state.history(session), self._dialect.tables(session)
         for run in runs:
-            if run.status not in OVER and f"{EXCHANGED}{run.run_id}" in tables:
+            if run.status not in FINAL_STATUSES and f"{EXCHANGED}{run.run_id}" in tables:
                 raise MigrationConflict(
                     f"migration {run.run_id} of endpoint {run.endpoint!r} hid the whole table, as older versions of "
                     f"Postdate did; resume or abort it with the version that began it"
@@ -244,7 +247,7 @@ class MigrationSource:
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def begin(self, run: MigrationRun) -> None:
+    def start_run(self, run: MigrationRun) -> None:
         """Write down a run as PREPARING, and create what it needs; of a run that is there already, nothing changes.
 
         Raises:
@@ -257,15 +260,15 @@ class MigrationSource:
             columns = self._columns(session, live)
             try:
                 with self._transaction(session):
-                    self._sql.take_turn(session)
-                    if not self._state.exists(session):
-                        _run_all(session, self._sql.creating())
-                    if not self._state.knows(session, run, live):
+                    self._dialect.acquire_turn(session)
+                    if not self._state.has_migrations(session):
+                        _run_all(session, self._dialect.state_table_statements())
+                    if not self._state.has_run(session, run, live):
                         # Before the run: where creating a table ends a transaction, no run may lack its table.
-                        _run_all(session, self._sql.creating_staging(staging, live, columns))
-                        self._state.add(session, run, live)
+                        _run_all(session, self._dialect.staging_table_statements(staging, live, columns))
+                        self._state.add_run(session, run, live)
             finally:
-                self._sql.end_turn(session)
+                self._dialect.release_turn(session)
 
     def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
         """Write down how far the run is; with COMPLETED and ABORTED the time of it, a second time without effect.
@@ -275,15 +278,15 @@ class MigrationSource:
                 STAGED, whose messages nobody would move any more.
         """
         with self._session() as session:
-            if status in OVER and self._state.status(session, run) is status:
+            if status in FINAL_STATUSES and self._state.status(session, run) is status:
                 return
             with self._transaction(session):
-                self._state.locked(session, run)
-                if status in OVER:
-                    self._check_over(session, run, status)
+                self._state.lock_run(session, run)
+                if status in FINAL_STATUSES:
+                    self._check_batches_final(session, run, status)
                 self._state.set_status(session, run, status, at)
 
-    def _check_over(self, session: Session, run: MigrationRun, status: MigrationStatus) -> None:
+    def _check_batches_final(self, session: Session, run: MigrationRun, status: MigrationStatus) -> None:
         for batch in self._state.batches(session, run):
             if batch.status in {BatchStatus.PENDING, BatchStatus.STAGED}:
                 raise MigrationConflict(
@@ -311,38 +314,39 @@ class MigrationSource:
         """
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
             raise ConfigurationError("the size of batches, their number and the margin must be above 0")
-        with self._session() as session, self._in_time(session, margin) as started:
-            now, live = self._state.locked(session, run)
-            if now.status is not MigrationStatus.PREPARING:
+        with self._session() as session, self._timed_transaction(session, margin) as started:
+            stored_run, live = self._state.lock_run(session, run)
+            if stored_run.status is not MigrationStatus.PREPARING:
                 return []
-            first, staging = now.batches + 1, staging_table(run.run_id)
-            hiding = Hiding(live, staging, self._columns(session, live), first, batch_size, batch_size * batches)
-            if count := self._sql.hide(session, hiding, max(run.cutoff, started + margin)):
-                self._state.add_staged(session, run, staging, first, count)
+            first, staging = stored_run.batches + 1, staging_table(run.run_id)
+            request = HideRequest(live, staging, self._columns(session, live), first, batch_size, batch_size * batches)
+            if count := self._dialect.hide(session, request, max(run.cutoff, started + margin)):
+                self._state.add_batches(session, run, staging, first, count)
             return self._state.batches(session, run, first)
 
     @contextmanager
-    def _in_time(self, session: Session, margin: timedelta) -> Generator[datetime]:
+    def _timed_transaction(self, session: Session, margin: timedelta) -> Generator[datetime]:
         """Give the database's time; the block is a transaction that is over before half of the margin has passed.
 
         Raises:
             StoreUnavailable: it was not, and has done nothing.
         """
         try:
-            self._sql.limit(session, margin)
+            self._dialect.limit_waits(session, margin)
             with self._transaction(session):
-                started = self._sql.now(session)
+                started = self._dialect.now(session)
                 yield started
-                elapsed = self._sql.now(session) - started
+                elapsed = self._dialect.now(session) - started
                 if not timedelta(0) <= elapsed < margin / 2:
                     raise StoreUnavailable(
-                        f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's "
+                        f"{self._dialect.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the "
+                        f"database's "
                         f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. "
                         f"Hide fewer at a time, or with a larger margin"
                     )
         finally:
             try:
-                self._sql.unlimit(session)
+                self._dialect.reset_limits(session)
             except StoreUnavailable:  # with the connection go its limits
                 self.close()
 
@@ -351,16 +355,16 @@ class MigrationSource:
         with self._session() as session:
             return self._state.batches(session, run)
 
-    def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
+    def read_batch(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
         """Return the messages of a batch, by due time; none of a batch that was given back.
 
         Raises:
             MessageError: one is no message: preview reports such as problems, before anything is hidden.
         """
-        columns = ", ".join(map(self._sql.readable, READ))
+        columns = ", ".join(map(self._dialect.readable_column, READ))
         sql = (
-            f"SELECT {columns} FROM {self._sql.table(staging_table(run.run_id))} "
-            f"WHERE {self._sql.quoted(NUMBER)} = {number} ORDER BY {self._sql.list_of((TIME, ID))}"
+            f"SELECT {columns} FROM {self._dialect.qualified_table(staging_table(run.run_id))} "
+            f"WHERE {self._dialect.quote_name(NUMBER)} = {number} ORDER BY {self._dialect.list_of((TIME, ID))}"
         )
         with self._session() as session:
             return [to_message(row, run.endpoint) for row in session.rows(sql, {})]
@@ -370,21 +374,21 @@ class MigrationSource:
         with self._session() as session, self._transaction(session):
             return self._state.advance(session, run, number, before, after)
 
-    def give_back(self, run: MigrationRun, number: int) -> int:
+    def return_batch(self, run: MigrationRun, number: int) -> int:
         """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING.
 
         Raises:
             MigrationConflict: the run is over.
         """
         with self._session() as session, self._transaction(session):
-            _, live = self._state.locked(session, run)
+            _, live = self._state.lock_run(session, run)
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
             columns = self._columns(session, live)
-            returned, removed = self._sql.give_back(session, run.run_id, number, live, columns)
+            returned, removed = self._dialect.return_batch(session, run.run_id, number, live, columns)
             if returned > removed:
                 raise StoreError(
-                    f"{self._sql.where}: of batch {number}, {returned} timeouts were put back and {removed} taken"
+                    f"{self._dialect.where}: of batch {number}, {returned} timeouts were put back and {removed} taken"
                 )
             if returned < removed:
                 log.warning("%d timeouts of batch %d were there again and stay as they are", removed - returned, number)
@@ -392,7 +396,7 @@ class MigrationSource:
 
     def close(self) -> None:
         """Release the connection; a second time without effect."""
-        session, self._open = self._open, None
+        session, self._open_session = self._open_session, None
         if session is not None:
             session.close()
 
@@ -400,11 +404,11 @@ class MigrationSource:
 
     def _tables(self, session: Session) -> dict[str, str]:
         """Return the tables of timeouts by the names of their endpoints."""
-        tables = list(self._sql.tables(session))
+        tables = list(self._dialect.tables(session))
         configured = {
             endpoint: table
             for endpoint, prefix in self._prefixes.items()
-            if (table := _match(table_name(prefix=prefix), tables)) is not None
+            if (table := _find_match(table_name(prefix=prefix), tables)) is not None
         }
         ending = f"_{SUFFIX}".lower()
         unassigned = [table for table in tables if table.lower().endswith(ending) and table not in configured.values()]
@@ -412,23 +416,23 @@ class MigrationSource:
 
     def _table_of(self, session: Session, endpoint: str) -> str:
         tables = self._tables(session)
-        if (name := _match(endpoint, tables) or _match(endpoint.replace(".", "_"), tables)) is not None:
+        if (name := _find_match(endpoint, tables) or _find_match(endpoint.replace(".", "_"), tables)) is not None:
             return tables[name]
         close = difflib.get_close_matches(endpoint, tables, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(tables)) or 'none'}"
-        raise ConfigurationError(f"{self._sql.where} has no table of timeouts of endpoint {endpoint!r}; {hint}")
+        raise ConfigurationError(f"{self._dialect.where} has no table of timeouts of endpoint {endpoint!r}; {hint}")
 
     def _columns(self, session: Session, table: str) -> Sequence[str]:
-        columns = self._sql.columns(session, table)
+        columns = self._dialect.columns(session, table)
         if missing := [column for column in READ if column not in columns]:
             raise ConfigurationError(
-                f"{self._sql.where}: table {table} has no column {missing[0]!r}: it has no timeouts"
+                f"{self._dialect.where}: table {table} has no column {missing[0]!r}: it has no timeouts"
             )
         return columns
 
     @contextmanager
     def _session(self) -> Generator[Session]:
-        session = self._open = self._open or self._sql.connect()
+        session = self._open_session = self._open_session or self._dialect.connect()
         try:
             yield session
         except StoreUnreachable:
@@ -454,15 +458,15 @@ def _run_all(session: Session, statements: Sequence[str]) -> None:
         session.change(statement, {})
 
 
-def _match(name: str, names: Collection[str]) -> str | None:
+def _find_match(name: str, names: Collection[str]) -> str | None:
     """Return the one of ``names`` that is meant: the same in any case, exactly the same if there are several.
 
     Raises:
         ConfigurationError: there are several, and none is exactly the same.
     """
-    same = [each for each in names if each.lower() == name.lower()]
-    if name in same or not same:
-        return name if same else None
-    if len(same) > 1:
-        raise ConfigurationError(f"{name!r} may be any of {', '.join(sorted(same))}; write it exactly so")
-    return same[0]
+    matches = [each for each in names if each.lower() == name.lower()]
+    if name in matches or not matches:
+        return name if matches else None
+    if len(matches) > 1:
+        raise ConfigurationError(f"{name!r} may be any of {', '.join(sorted(matches))}; write it exactly so")
+    return matches[0]
