@@ -21,7 +21,13 @@ from postdate.core.due.poller import DueWork, PollResult
 from postdate.core.due.rate_limits import LimitedWork
 from postdate.core.limits import Limits, add_pause, change_limits, limit_change, remove_pause
 from postdate.endpoint.outgoing import timeouts_queue_envelope
-from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.errors import (
+    DestinationUnavailable,
+    PostdateError,
+    StoreUnavailable,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.ports import Claim, ClaimingStore, RecordKind, Transport
 from postdate.ports.limits import LimitingStore, StoredLimits
 from postdate.testing import VirtualClock
@@ -395,6 +401,31 @@ async def test_claims_of_a_lane_are_released_although_the_look_is_cancelled(make
         await looks(bench, work, 20)
     assert looking.cancelled_caught
     assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
+
+
+async def test_a_release_into_a_lane_is_not_repeated_after_the_limits_were_lifted(make_bench) -> None:
+    """Nobody polls the lane of a destination without limits: the message would wait there. Simulator seed 109640."""
+    bench = make_bench()
+    await bench.create_queues("billing")
+    await change_limits(bench.memory, "billing", add_pause, bench.start)
+    await bench.keep(bench.message(due_in=-1))
+    dispatcher = dispatcher_of(bench)
+    work = due_work(bench.memory, bench.transport, dispatcher, bench.clock)
+
+    async def refuse(*_: Any) -> int:
+        raise StoreUnavailable("busy")
+
+    release, bench.memory.release = bench.memory.release, refuse
+    await looks(bench, work, 1)
+    assert dispatcher.finisher.unwritten_outcomes
+    await change_limits(bench.memory, "billing", remove_pause, bench.clock.now())
+    await bench.clock.advance(2 * SECOND)
+    await dispatcher.limits.refresh()
+    bench.memory.release = release
+    await dispatcher.finisher.write_outcomes(at_once=True)
+    assert not (await bench.memory.load_limits_in_use()).lanes
+    await looks(bench, work, 1)
+    assert bench.ids("billing") == ["m-1"]
 
 
 async def test_what_was_held_is_let_go_in_one_call_a_thousand(services: Running) -> None:

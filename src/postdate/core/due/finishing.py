@@ -26,6 +26,7 @@ from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovedMessages, Outcome, RecordKind
+from postdate.ports.limits import is_in_lane
 from postdate.runtime.resource import resource_of
 
 _FAILURES_AT_ONCE: Final = 16
@@ -409,9 +410,14 @@ class Finisher:
             for message_id, unwritten in self.unwritten_outcomes.items()
             if id(unwritten.release) in release_ids
         }
-        await self.release_claims(
-            [unwritten.release for unwritten in remembered_outcomes.values() if unwritten.release is not None]
-        )
+        releases_again = [each.release for each in remembered_outcomes.values() if each.release is not None]
+        # The limits may have been lifted meanwhile. Nobody polls the lane of a destination without limits and without
+        # messages, so a message would wait there. When it is due as usual, the limits in force then decide again.
+        into_lanes = [each for each in releases_again if is_in_lane(each.attempt_at, each.claim.message.due)]
+        latest_due = max((each.claim.message.due for each in into_lanes), default=None)
+        for release in into_lanes:  # one time for all, which has passed: then one call releases all
+            release.attempt_at = latest_due
+        await self.release_claims(releases_again)
         for message_id, unwritten in remembered_outcomes.items():
             if self.unwritten_outcomes.get(message_id) is unwritten:
                 self._attempts.forget_unwritten(message_id)
