@@ -245,7 +245,9 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
             kept = self._site.limits.values()
             return [each for each in kept if destinations is None or each.destination in destinations]
 
-        return await self._connection.call("load_limits", read)
+        # An intake needs the answer for the message it has in hand, as that of `load_limits_in_use`.
+        needed_by = list(self._connection.server.ledger.dues)
+        return await self._connection.call("load_limits", read, needed_by=needed_by)
 
     @override
     async def load_limits_in_use(self) -> LimitsInUse:

@@ -763,8 +763,11 @@ class Site:
             waits_for_clock = set_back and row.session is None and row.attempt_at > now
             due = row.message.due
             if Headers.WALL_TIME in row.message.headers:
-                due, holds_since = self._ledger.last_due(origin_of_row(row.message)) or (due, since)
+                origin = origin_of_row(row.message)
+                due, holds_since = self._ledger.last_due(origin) or (due, since)
                 since = max(since, holds_since)
+                if self._has_copies(origin):  # this one may be the copy that an operator has not changed
+                    due = max(due, row.message.due)
             if due < now and not waits_for_clock:
                 late = (now - due).total_seconds()
                 found.append((origin_of_row(row.message), max(since, second - late), _place(row)))
