@@ -63,13 +63,13 @@ def load_settings(
     return _build(values, path)
 
 
-def _find_file(given_path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+def _find_file(option_path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
     variable = environment.get(FILE_VARIABLE)
-    if given_path is None and not variable:
+    if option_path is None and not variable:
         default = Path(DEFAULT_FILE)
         return default if default.exists() else None
     path, origin = (
-        (Path(given_path), "option --config") if given_path is not None else (Path(variable or ""), FILE_VARIABLE)
+        (Path(option_path), "option --config") if option_path is not None else (Path(variable or ""), FILE_VARIABLE)
     )
     if not path.is_file():
         raise ConfigurationError(f"there is no file {str(path)!r} ({origin}); name the TOML file with the settings")
@@ -188,10 +188,10 @@ def _resolve_references(values: dict[str, _SourcedValue], environment: Mapping[s
 def _share_one_database(values: dict[str, _SourcedValue]) -> None:
     """Put store and queues into one database if the address of only one is set, or only that of the timeouts."""
     match [key for key in (_STORE, _TRANSPORT) if key in values]:
-        case [given]:
-            other = _TRANSPORT if given == _STORE else _STORE
-            schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (given, other))
-            if _share_database_of(values, given, other) and schema in values and other_schema not in values:
+        case [setting]:
+            other = _TRANSPORT if setting == _STORE else _STORE
+            schema, other_schema = (f"{each.partition('.')[0]}.schema" for each in (setting, other))
+            if _share_database_of(values, setting, other) and schema in values and other_schema not in values:
                 values[other_schema] = _SourcedValue(values[schema].raw, f"{FOLLOWS}{schema}, {values[schema].origin}")
         # The schema of the timeouts belongs to NServiceBus. It is not the schema of store and queues.
         case [] if _TIMEOUTS in values:
@@ -201,9 +201,9 @@ def _share_one_database(values: dict[str, _SourcedValue]) -> None:
             pass
 
 
-def _share_database_of(values: dict[str, _SourcedValue], given: str, follower: str) -> bool:
-    """Put ``follower`` into the database of ``given``, if that database can hold both. Return whether it can."""
-    address = values[given].raw
+def _share_database_of(values: dict[str, _SourcedValue], setting: str, follower: str) -> bool:
+    """Put ``follower`` into the database of ``setting``, if that database can hold both. Return whether it can."""
+    address = values[setting].raw
     if not isinstance(address, str):
         return False
     reference = address.reference if isinstance(address, Address) else None
@@ -212,7 +212,7 @@ def _share_database_of(values: dict[str, _SourcedValue], given: str, follower: s
     if schemes is None:
         return False
     follower_address = Address(f"{schemes[follower == _TRANSPORT]}:{location}", reference)
-    values[follower] = _SourcedValue(follower_address, f"{FOLLOWS}{given}, {values[given].origin}")
+    values[follower] = _SourcedValue(follower_address, f"{FOLLOWS}{setting}, {values[setting].origin}")
     return True
 
 

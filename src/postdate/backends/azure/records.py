@@ -307,7 +307,7 @@ class MessageEntities:
         entity = DelayedEntity.new(message)
         (is_new,) = await self._records.add_ids([entity], now)
         if not is_new:
-            return await self._store_known_id(entity, now, may_replace_failed=True)
+            return await self._store_repeated_id(entity, now, may_replace_failed=True)
         if not await self._put_entity(entity):
             raise DuplicateMessage.of(message.message_id)  # another process found the id without its message
         return entity
@@ -322,12 +322,14 @@ class MessageEntities:
         stored_entities = [each for each, is_put in zip(new_entities, create_outcomes, strict=True) if is_put]
         for each in (each for each, is_new in zip(entities, are_new, strict=True) if not is_new):
             try:
-                stored_entities.append(await self._store_known_id(each, now, may_replace_failed=False))
+                stored_entities.append(await self._store_repeated_id(each, now, may_replace_failed=False))
             except DuplicateMessage:
                 continue
         return stored_entities
 
-    async def _store_known_id(self, entity: DelayedEntity, now: datetime, *, may_replace_failed: bool) -> DelayedEntity:
+    async def _store_repeated_id(
+        self, entity: DelayedEntity, now: datetime, *, may_replace_failed: bool
+    ) -> DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_replace_failed``."""
         records, message_id = self._records, entity.message.message_id
         if (index := await records.find(message_id)) is None:  # it left a moment ago, and nothing is kept of it

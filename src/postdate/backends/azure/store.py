@@ -454,7 +454,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if parts.lease.was_just_refused and parts.lease_task.is_needed:
             return None
         attempts = [*self._claims.deferred.values(), *(each.attempt_at for each in self._claims.doubtful.values())]
-        first = parts.pages.next_known_attempt if parts.lease.is_in_force else None
+        first = parts.pages.next_cached_attempt if parts.lease.is_in_force else None
         if first is None:
             first = await parts.pages.find_first_attempt(lambda entity: self._is_free(entity.get("MessageId")))
         return min(attempts if first is None else [*attempts, first], default=None)
@@ -559,11 +559,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             if entry is None or not all([await self._can_change(each, clock()) for each in entry[1]]):
                 yield None
                 return
-            index, (*others, latest) = entry
+            index, (*older, latest) = entry
             try:
                 # A process that died between the two steps of a move left another copy, which would be delivered. A
                 # living one may delete it first.
-                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in others]))
+                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in older]))
                 yield (index, latest) if is_single else None
             finally:
                 parts.pages.forget_buffer()

@@ -53,7 +53,7 @@ WAIT_MILLISECONDS = 1_000
 """A receiver waits this long for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0
 _MOST_OPEN_QUEUES: Final = 64
-_MESSAGE_GONE_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+_MESSAGE_ABSENT_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)
@@ -254,7 +254,7 @@ class MsmqSession:
             except self._com.errors as error:
                 if code_of(error) == IO_TIMEOUT:
                     return
-                if code_of(error) not in _MESSAGE_GONE_CODES:
+                if code_of(error) not in _MESSAGE_ABSENT_CODES:
                     raise
             else:
                 if message is None:

@@ -101,12 +101,12 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
 
     @override
     def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
-        known_ids = list[str]()
+        duplicate_ids = list[str]()
         for row in [self._row(each) for each in messages]:
             if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
-                known_ids.append(row[0])
-        if known_ids:
-            raise DuplicateMessage.of(*known_ids)
+                duplicate_ids.append(row[0])
+        if duplicate_ids:
+            raise DuplicateMessage.of(*duplicate_ids)
 
     @override
     def cancelling_steps(self, message_id: str, now: datetime) -> Steps[Answer]:

@@ -98,11 +98,11 @@ class OnTable:
     def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
         """Insert; a known message that went to the error queue last comes back under its old number."""
         revived_ids = set[str]()
-        known_ids = self._insert(connection, rows, now).duplicate_ids
+        duplicate_ids = self._insert(connection, rows, now).duplicate_ids
         for row in rows:
-            if row[0] in known_ids and row[0] not in revived_ids and self._revive(connection, row, now):
+            if row[0] in duplicate_ids and row[0] not in revived_ids and self._revive(connection, row, now):
                 revived_ids.add(row[0])
-        for id_ in known_ids:
+        for id_ in duplicate_ids:
             if id_ not in revived_ids:
                 raise DuplicateMessage.of(id_)
 

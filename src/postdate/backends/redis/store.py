@@ -160,8 +160,8 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         parts = self._parts(messages)
         head = (self.key_prefix, instant(now), int(may_replace_failed), len(messages))
         duplicate_indexes: list[int] = await self._server.run("store", *head, *parts)
-        known_indexes = set(duplicate_indexes)
-        if new_messages := [message for index, message in enumerate(messages) if index not in known_indexes]:
+        duplicate_index_set = set(duplicate_indexes)
+        if new_messages := [message for index, message in enumerate(messages) if index not in duplicate_index_set]:
             self._next_due.announce(to_microseconds(min(message.due for message in new_messages)))
         return StoreReport(len(new_messages), tuple(messages[index].message_id for index in duplicate_indexes))
 
