@@ -1,1 +1,1 @@
-"""How every received message goes from its queue through what handles it to its end."""
+"""Receiving: messages are received from a queue, handled by a step, and acknowledged or rejected."""

@@ -1,4 +1,4 @@
-"""Stores delayed messages that come through a queue, whoever sent them. Source: specification 1.6; ADR 0009."""
+"""The intake: stores delayed messages that are received from a queue. Source: specification 1.6; ADR 0009."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ from postdate.runtime.resource import resource_of
 log = logging.getLogger("postdate.intake")
 
 STORE_AGAIN_AFTER: Final = timedelta(seconds=1)
-"""How long a message stays in hand before it is stored again, while its row is claimed."""
+"""The pause before a message is stored again whose row is claimed. The message stays received meanwhile."""
 
-# A message in the timeouts queue is an ordinary one, so how it ends there is not recorded: the store records the
-# delayed message itself.
+# The timeouts queue records no outcome of its messages: the store records the delayed message itself.
 _REMOVED_UNRECORDED: Final = Completion(record=None)
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     """Return the delayed message that an endpoint sent; see :data:`postdate.ports.Read`.
 
-    Also one that an older endpoint sent to its timeout manager, whose queue had this name. Our headers go first: beside
-    them the older ones are stale, and no more than part of the message (row 89).
+    The message may also come from an older endpoint that sent it to its timeout manager, whose queue had this name.
+    The headers of delayed delivery have precedence. Beside them, headers for a timeout manager are stale and only part
+    of the message (row 89).
 
     Raises:
-        NotADelayedMessage: no due time; or it is an order to a timeout manager about timeouts that this has stored.
-        InvalidTimestamp: its due time is malformed.
+        NotADelayedMessage: the message has no due time; or it is an order to a timeout manager about timeouts in the
+            storage of that manager.
+        InvalidTimestamp: the due time is malformed.
     """
     headers = envelope.headers
     is_from_endpoint = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
@@ -72,10 +73,11 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
 
 
 def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
-    """Return the message for a timeout manager without the headers that steered it (specification 3.7, row 94).
+    """Return the message for a timeout manager without the headers that only the manager reads.
 
-    It gets an id of its own, the same each time it is received: all delayed retries of one message have that message's
-    id, and a store would take the second for a repetition of the first.
+    The message gets a new id, which is the same each time the message is received. All delayed retries of one message
+    have the id of that message, and a store would refuse the second retry as a duplicate of the first.
+    Source: specification 3.7, row 94.
     """
     headers, destination = dict(envelope.headers), destination_of(envelope)
     due = headers.pop(Headers.EXPIRE)
@@ -87,11 +89,12 @@ def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
 
 
 class Intake:
-    """The step of a timeouts queue, or of another queue with delayed messages: stores them.
+    """The step of a queue with delayed messages, such as the timeouts queue: it stores them.
 
-    While the store is away a message stays in hand: a broker counts how often one was given back, and some drop it at
-    the twentieth time; near that it goes to the error queue. Trouble that may be one row's counts against a message
-    that meets it again and again while others are stored. ``settings.number_of_retries`` counts here, too.
+    During an outage of the store, messages stay received and are not rejected. A broker counts how often a message was
+    rejected, and some brokers drop it at the twentieth time; shortly before that, it goes to the error queue. An error
+    that may concern one row only counts against a message that fails repeatedly while other messages are stored.
+    ``settings.number_of_retries`` is the number of these attempts.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -108,7 +111,7 @@ class Intake:
         self._read, self._store, self._clock, self._metrics = read, store, clock, metrics
         self._enlisting, self._zones = enlisting_store(store, transport), ZoneMarkers(store)
         self.deadlines = Deadlines.of_store(store, clock)
-        """Of all calls of the store; to be shortened when its pump stops."""
+        """The deadlines of all calls of the store. They are shortened when the pump of this step stops."""
         self._limits = LimitsCache(store, self.deadlines, clock)
         unrecoverable = MessageError, QueueNotFound, DuplicateMessage
         failure = f"cannot store the delayed messages of {settings.timeouts_queue}"
@@ -128,21 +131,23 @@ class Intake:
             self._store_recovery,
             rules=RecoveryRules(
                 retry_now_errors=(DestinationUnavailable,), counts_transient=True
-            ),  # the store keeps it until its queue has room
+            ),  # then it is stored, and waits in the store until its destination accepts it
             attempts=Attempts(),
             outage=None,
             returns_outgoing=settings.errors_return_to_destination,
         )
 
     async def handle(self, received: Received) -> StepOutcome:
-        """Store the message, now or with its end; or send it on when it is due already (row 36).
+        """Store the message, now or together with its acknowledgement; or send it if it is due already (row 36).
 
-        What limits of its destination hold is stored although it is due: from there it is let through (ADR 39).
+        A due message whose destination has limits is stored, too. The limits decide when the store releases it
+        (ADR 39).
 
-        A message that is stored already was left by an attempt that could not take it off the queue: it is done. So one
-        that comes again is not sent from here, though it may be due by now: the store knows whether it was sent. Queues
-        do not count what an outage gave back, so this remembers what it has given to the store. After a crash in
-        between, on a queue that does not count that either, it is sent twice (row 50).
+        If the message is stored already, an earlier attempt stored it and could not acknowledge it. Only the store
+        knows whether it was sent since. So a message that was received before is never sent from here, even if it is
+        due by now. Queues do not count messages that an outage returned, so ``_attempts`` remembers the messages that
+        the store may have. If the process crashes in between, and the queue does not count that either, the message is
+        sent twice (row 50).
         """
         now, id_ = self._clock.now(), received.envelope.message_id
         try:
@@ -159,17 +164,17 @@ class Intake:
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
                 return StepOutcome(Completion(record=None, work=work), self._store_recovery, [report_stored])
-            self._attempts.get_or_create(id_).may_be_stored = True  # though there may be no answer
+            self._attempts.get_or_create(id_).may_be_stored = True  # before the call, as it may store and not answer
             if not await self._store_before_completion(message, now):
                 return StepOutcome(None, wait=STORE_AGAIN_AFTER)
         except PostdateError as error:
             return StepOutcome(None, self._store_recovery, failure=StepFailure(error))
         return StepOutcome(
             _REMOVED_UNRECORDED, None, [report_stored]
-        )  # should that fail, it is found stored when it comes again
+        )  # if acknowledging fails, the message is found in the store when it is received again
 
     async def _follow_zone(self, message: DelayedMessage, wall_time: WallTime, now: datetime) -> DelayedMessage:
-        """Return the message, due by the newest rules of its zone; if it cannot follow the zone, with its own time."""
+        """Return the message with its due time by the newest rules of its zone, or unchanged if they give none."""
         try:
             due = wall_time.instant(
                 await self.deadlines.call_in_task(lambda: self._zones.ensure_marker(wall_time.zone, now))
@@ -180,12 +185,12 @@ class Intake:
             return message
 
     async def _store_before_completion(self, message: DelayedMessage, now: datetime) -> bool:
-        """Store a message before it is taken off its queue; a repetition is no error.
+        """Store a message before it is acknowledged. A repetition is no error.
 
         Returns:
-            Whether the message may leave its queue.
+            Whether the message may be acknowledged.
         """
-        for is_last in (False, True):  # the row that was in the way may have been removed just then
+        for is_last in (False, True):  # the row under the same id may have been removed just then
             try:
                 await self.deadlines.call_in_task(lambda: self._store.store(strip_repeat_header(message), now))
             except DuplicateMessage:
@@ -198,7 +203,7 @@ class Intake:
         return True
 
     async def _report_outcome(self, recovery: AttemptsRecovery, received_id: str, message: DelayedMessage) -> None:
-        """Note what became of a message; what is delayed may have another id than what was received."""
+        """Count and log a message that was stored or sent. Its id may differ from ``received_id``."""
         await recovery.report_success(received_id)
         if recovery is self._store_recovery:
             self._metrics.count("stored", 1)
@@ -211,20 +216,20 @@ class Intake:
 
 
 async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetime) -> bool:
-    """Have a message go on as the row that is stored under its id; return whether it does.
+    """Return whether the row that is stored under the id of a message stands for this message.
 
-    The row may be one that has failed: its error copy is this message, returned before the row was removed. Who claimed
-    the row may remove it any moment, so while it is claimed this is ``False``. A row that is free is rescheduled to
-    now, which tells it apart from the one that failed. Before its due time a row has not been claimed, and stays as it
-    is.
+    The row may have failed, and this message may be its error copy, returned before the row was removed. The process
+    that claimed the row may remove it at any moment, so a claimed row does not stand for the message. A row without a
+    claim is rescheduled to now, which distinguishes it from the failed one. A row before its due time was never
+    claimed and stays unchanged.
     """
     if not isinstance(store, AdministrableStore):
         return True
     with translate_store_errors(store):
         row = await store.get(message.message_id)
-        if row is None:  # it was delivered since, or has failed: then this is to be stored
+        if row is None:  # delivered since, or failed; if it failed, the message must be stored again
             return await is_stored(store, message)
         try:
             return row.due >= now or await store.reschedule(row.message_id, now, now)
-        except InvalidMessage:  # it has expired, and so has this
+        except InvalidMessage:  # the row has expired, and so has the message
             return True

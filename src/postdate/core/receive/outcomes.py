@@ -1,4 +1,4 @@
-"""The decision of a step about a received message, and the recovery if that cannot be carried out. Source: ADR 0026."""
+"""Outcomes of steps with received messages, and the recovery from outcomes that fail. Source: ADR 0026."""
 
 from __future__ import annotations
 
@@ -55,13 +55,12 @@ class StepOutcome(NamedTuple):
     """The decision of a step about a received message.
 
     Args:
-        completion: with which the message leaves its queue; ``None``: it does not leave.
-        recovery: decides if the queue refuses ``completion``, or if the step ``failure``; ``None``: the message returns
-            to its queue after a pause.
+        completion: how the message leaves its queue; ``None``: it does not leave.
+        recovery: decides if the queue refuses ``completion``, and about a ``failure`` without a ``completion``;
+            ``None``: the message returns to its queue after a pause.
         on_completed: called when the message has left its queue.
-        failure: the failure that led to ``completion``; without an ``completion``, the reason why the step could not be
-            done.
-        wait: how long the message is kept before its step is called again.
+        failure: the failure that led to ``completion``; without a ``completion``, the failure of the step.
+        wait: how long the message stays received before its step is called again.
 
     Without ``completion``, ``failure`` and ``wait`` the message returns to its queue: :data:`REQUEUE`,
     :data:`REQUEUE_UNCOUNTED`.
@@ -74,7 +73,7 @@ class StepOutcome(NamedTuple):
     wait: timedelta | None = None
 
     def resolve(self, received: Received, error: PostdateError) -> Resolution:
-        """Note that this outcome cannot be carried out; return the resolution for its message."""
+        """Count ``error`` as a failure to carry out this outcome. Return the resolution for its message."""
         return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failure, error)
 
 
@@ -84,16 +83,16 @@ COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
     RecordKind.FAILED: "moved_to_error",
     RecordKind.DISCARDED: "discarded",
 }
-"""The metric that counts a message that has left its queue, by the record of its end.
+"""The metric that counts a message that has left its queue, by the kind of its record.
 
-Steps whose ends have no record count their messages themselves, in ``afterwards``.
+Steps whose completions have no record count their messages themselves, in ``on_completed``.
 """
 
 _record_of = attrgetter("record")
 
 
 def report_completions(metrics: Metrics, completions: Iterable[Completion]) -> None:
-    """Count messages by their ends. Call this when the ends are carried out: a refused end must not be counted."""
+    """Count messages by their records. Call this for settled messages only: a refused completion must not count."""
     for record, messages in Counter(map(_record_of, completions)).items():
         if record in COUNTED_AS:
             metrics.count(COUNTED_AS[record], messages)
@@ -116,7 +115,7 @@ class Recovery(ABC):
     """The handling of failures of one kind of outcome; it counts them in ``metrics``.
 
     Without ``attempts`` each transient failure of a store counts as an outage. ``outage`` makes messages wait while
-    their claims are kept. ``failure_rate`` counts messages that no error queue takes.
+    their claims are kept. ``failure_rate`` counts messages that no error queue accepts.
     """
 
     rules: RecoveryRules
@@ -126,7 +125,7 @@ class Recovery(ABC):
     failure_rate: FailureRate | None = None
 
     def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
-        """Note a failure and return its resolution; see :func:`postdate.core.recoverability.resolve_failure`."""
+        """Count a failure and return its resolution; see :func:`postdate.core.recoverability.resolve_failure`."""
         refused = None if failure is None else failure.resolution
         message_id, own_failures, other_messages_succeeded = received.envelope.message_id, 0, False
         if self.attempts is not None and not isinstance(error, self.rules.retry_now_errors):
@@ -142,7 +141,7 @@ class Recovery(ABC):
 
     @abstractmethod
     def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-        """Return the outcome that the policy decides for a message whose step or end failed."""
+        """Return the outcome that the policy decides for a message whose step or completion failed."""
 
     @abstractmethod
     def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
@@ -224,7 +223,7 @@ def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Reco
 
 
 class StoreWaits:
-    """The pauses of received messages until their store takes messages again. ``calls`` has the state of the store."""
+    """The pauses of received messages until their store stores messages again. ``calls`` has the state of the store."""
 
     def __init__(self, clock: Clock, calls: CallHealth) -> None:
         self._clock, self._calls = clock, calls
@@ -239,14 +238,14 @@ class StoreWaits:
         self._resume_event.set()
 
     def resume(self) -> None:
-        """End the pauses of waiting messages, as the store answers again."""
+        """End the pauses of waiting messages. Call this when the store answers again."""
         # A call that hung during the outage fails a little later, and must not cause a long pause then.
         self._calls.report_recovery()
         self._resume_event.set()
         self._resume_event, self._resumed_at = anyio.Event(), self._clock.monotonic()
 
     def report_success(self) -> None:
-        """Note that the store took a message."""
+        """Report that the store has stored a message."""
         if self._calls.report_success(self._clock.monotonic()):
             self.resume()
 
@@ -255,8 +254,8 @@ class StoreWaits:
 
         With ``WAIT_FOR_STORE`` it waits with all other messages, until one of them succeeds. Otherwise it waits alone.
         A failure within a second after the end of an outage waits for at most a second, and successes of other messages
-        do not end that pause: a store may take some messages and not others, and a full destination is no outage of the
-        store.
+        do not end that pause: a store may store some messages and not others, and a full destination is no outage of
+        the store.
         """
         seconds, until = self._clock.monotonic(), self._stop
         if resolution is Resolution.WAIT_ALONE:

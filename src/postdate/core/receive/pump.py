@@ -45,10 +45,10 @@ _MOST_UNSETTLED: Final = 2_000
 """No messages are received while this many handled messages wait to be acknowledged."""
 
 _SETTLE_FAILURES_FORGOTTEN_AFTER: Final = timedelta(seconds=15)
-"""Failures to end messages are forgotten after this time without another one.
+"""Failures to settle messages are forgotten after this time without another one.
 
-A message that cannot end is rejected and received again at once. If it did not come again for so long, another process
-has it.
+A message that cannot be settled is rejected and received again at once. If it was not received again for so long,
+another process has received it.
 """
 
 
@@ -58,11 +58,11 @@ class MessagePump:
     Start :meth:`run` as a task. :meth:`stop` stops receiving; messages whose handlers run are still finished.
 
     As many as ``concurrency`` workers handle messages, one at a time each. If a handler does not wait, its worker
-    handles the next message in the same turn of the event loop, and starts no task for it. If the queue ``prefetches``,
-    messages are received before a worker is free, as long as handling is quick. These messages are acknowledged in
-    batches while others are handled (:class:`Settler`), unless ``receiver`` acknowledges them one by one. ``expect`` is
-    called with messages that were received together, before any of them is handled. ``report`` is called when messages
-    have ended. Neither may raise.
+    handles the next message in the same iteration of the event loop, and starts no task for it. If the queue
+    ``prefetches``, messages are received before a worker is free, as long as handling is quick. These messages are
+    acknowledged in batches while others are handled (:class:`Settler`), unless ``receiver`` acknowledges them one by
+    one. ``preload`` is called with messages that were received together, before any of them is handled. ``report`` is
+    called when messages were settled. Neither may raise.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -79,28 +79,47 @@ class MessagePump:
         report: Report | None = None,
         resource: Resource | None = None,
     ) -> None:
+        # All fields belong to the thread of the event loop.
         self._prefetch = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
-        self._step, self._concurrency, self._preload, self._report = step, concurrency, preload, report
+        self._step = step
+        # The largest number of workers.
+        self._concurrency = concurrency
+        self._preload = preload
+        self._report = report
+        # Lost claims by message id. Few queues count these themselves.
         self._attempts = Attempts()
-        self._clock, self._queue = clock, queue
-        # Set when the pump is to end, or has ended by itself.
+        self._clock = clock
+        self._queue = queue
+        # Set when the pump is to stop, or has stopped by itself.
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set when the first call to receive waits for its answer, or has ended, also if it ended with an error."""
+        """Set when the first call to receive waits for its answer, or has returned or raised an error."""
+        # Received messages that no worker handles yet.
         self._ready: deque[Received] = deque()
+        # Prefetched messages that the stop found in `_ready`.
         self._to_reject: deque[Received] = deque()
+        # Calls that finish messages of the settler. Workers make them before they handle ready messages.
         self._pending_completions: deque[Callable[[], Awaitable[None]]] = deque()
+        # One event for each worker that waits for work.
         self._idle: deque[anyio.Event] = deque()
-        self._workers = self._busy = 0
-        self._is_waking = self._has_waiter = self._is_over = False
+        # Worker tasks, with the idle ones.
+        self._workers = 0
+        # Messages, or groups of them, in handling or in a call of the queue.
+        self._busy = 0
+        # A worker was woken or started and does not run yet. It wakes the next one itself.
+        self._is_waking = False
+        # A task waits for `_capacity_freed`.
+        self._has_waiter = False
+        # Nothing is received any more: idle workers end.
+        self._is_over = False
         self._capacity_freed = anyio.Event()
         settles_in_batches = prefetches and self._receiver.settles_in_batches
         self._settler = Settler(self._receiver, clock, report) if settles_in_batches else None
         resource = resource or Resource(queue)
         self._receive_calls = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
         # A queue may deliver messages and take rejected ones back, but acknowledge none: a broker does so that has no
-        # space to publish. Receiving succeeds then, so the failures to end need a breaker of their own.
+        # space to publish. Receiving succeeds then, so the failures to settle need a separate breaker.
         settle_breaker = breaker.create_for_calls("ends", _SETTLE_FAILURES_FORGOTTEN_AFTER)
         self._settle_calls = resource.calls(
             f"cannot end messages of {queue}",
@@ -114,7 +133,7 @@ class MessagePump:
 
         It does not wait for a silent queue: calls that the queue does not answer are abandoned.
         """
-        # Calls of the receiver are made in the tasks of workers. A call that does not end would keep all these tasks
+        # Calls of the receiver are made in the tasks of workers. A call that never returns would keep all these tasks
         # from ending, so the whole pump runs in a call that can be abandoned.
         call = SeparateCall(self._run)
         try:
@@ -132,7 +151,7 @@ class MessagePump:
             raise call.error
 
     async def _wait_until_done(self, call: SeparateCall[None]) -> None:
-        """Wait until the pump has ended, or until it only waits for calls that its queue does not answer."""
+        """Wait until the pump has stopped, or until it only waits for calls that its queue does not answer."""
         self._receiver.deadlines.shorten()
         while not call.ended.is_set():
             await self._clock.wait_for(call.ended, in_real_time(self._clock, STOP_DEADLINE + GRACE))
@@ -209,10 +228,11 @@ class MessagePump:
             self._wake_one(messages)
 
     async def _handle_suspects(self, received: Sequence[Received], messages: anyio.abc.TaskGroup) -> None:
-        """Handle each message while no other of the queue is in hand: its handling may end this process.
+        """Handle a suspect message while no other message of the queue is received: it may end this process.
 
-        The queue counts that for every message in hand, and those that are not to blame must not reach the error queue.
-        A suspect comes alone. From a queue that does not see to that, the others go back at once.
+        The queue counts the end of the process against every received message, and the innocent messages must not reach
+        the error queue. Most queues deliver a suspect alone. If a queue does not, the other messages are rejected at
+        once.
         """
         suspect = next(each for each in received if each.is_suspect)
         for other in received:
@@ -245,7 +265,7 @@ class MessagePump:
         await self._capacity_freed.wait()
 
     def _report_settled_batch(self, *, has_acknowledged: bool) -> None:
-        """Note that the settler has finished a batch.
+        """Report that the settler has finished a batch.
 
         ``has_acknowledged``: at least one of its messages was acknowledged.
         """
@@ -266,8 +286,8 @@ class MessagePump:
             limit = prefetch.limit_at(anyio.current_time())
             while self._ready and self._received_count > limit:
                 await self._reject(self._ready.pop(), failed=False)
-        # After the stop, a handler may take long, and prefetched messages must not wait for it. When no worker is busy,
-        # closing the receiver returns them sooner.
+        # After the stop, a handler may run for long, and prefetched messages must not wait for it. When no worker is
+        # busy, closing the receiver returns them sooner.
         while self._to_reject and self._busy:
             await self._reject(self._to_reject.pop(), failed=False)
 
@@ -290,7 +310,7 @@ class MessagePump:
     async def _run_worker(self, messages: anyio.abc.TaskGroup) -> None:
         """Handle ready messages one after the other. A task for each message would cost as much as handling it.
 
-        A handler can cancel its own task by means of asyncio. Then another worker takes the place of this one.
+        A handler can cancel its own task by means of asyncio. Then another worker replaces this one.
         """
         self._is_waking = False
         try:
@@ -446,7 +466,7 @@ class MessagePump:
         return step_message, await self._step(step_message)
 
     def _queue_completions(self, messages: anyio.abc.TaskGroup, settled_messages: Sequence[SettledMessage]) -> None:
-        """Let workers finish the messages of a batch that failed to end, or that have an ``afterwards``."""
+        """Let workers finish the messages of a batch that were not settled, or that have an ``on_completed``."""
         waiting_failures = list[_Failure]()
         for received, outcome, raised in settled_messages:
             if raised is None:
@@ -505,7 +525,7 @@ class MessagePump:
         try:
             self._receiver.deadlines.raise_translated(failure)
         except anyio.get_cancelled_exc_class():
-            if not is_scope_cancelled():  # this worker ends; another one returns the message to its queue
+            if not is_scope_cancelled():  # this worker ends; another one rejects its message
                 self._pending_completions.append(partial(self._reject_after_stray_cancellation, received))
             raise
         except PostdateError as error:
@@ -513,7 +533,7 @@ class MessagePump:
             await self._reject(received, failed=not is_outage(error))
 
     async def _reject_after_stray_cancellation(self, received: Received) -> None:
-        """Return the message of a worker that was cancelled while its pump goes on to the queue, after a pause."""
+        """Reject, after a pause, the message of a worker that was cancelled although its pump runs on."""
         self._busy += 1
         try:
             error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
@@ -524,9 +544,9 @@ class MessagePump:
             self._signal_capacity()
 
     def _report_failure(self, received: Received, problem: str, error: PostdateError) -> timedelta:
-        """Note that a step with a message failed; ``problem`` names it for the log. Return how long to pause."""
+        """Report a failure with a message; ``problem`` describes it for the log. Return how long to pause."""
         seconds = self._clock.monotonic()
-        if is_outage(error):  # every other received message meets it, too: log it once
+        if is_outage(error):  # all received messages fail with it: log it once
             return self._settle_calls.report_failure(error, seconds)
         log.error("message %s %s: %s", received.envelope.message_id, problem, error)
         return self._settle_calls.report_refusal(error, seconds)

@@ -1,7 +1,8 @@
-"""Ends received messages, in batches: outcomes that come during one batch are the next. Source: ADR 0026.
+"""Settling: acknowledges received messages in batches. Source: ADR 0026.
 
-What an end stores may have been stored before, by an attempt that could not take its message off the queue: whether a
-message under a known id is that one, or another, is told here. Source: row 17.
+The outcomes that come during one batch are the next batch. A delayed message that is stored together with an
+acknowledgement may be in the store already: an earlier attempt stored it and could not acknowledge its message. This
+module decides whether a stored message under the same id is this message or another one. Source: row 17.
 """
 
 from __future__ import annotations
@@ -40,54 +41,55 @@ from postdate.ports import (
 log = logging.getLogger("postdate.repetitions")
 
 AT_ONCE: Final = 500
-"""Messages that end in one batch: with more, a commit costs each no less."""
+"""The largest number of messages in one batch. In larger batches a commit costs each message no less."""
 
 IN_FLIGHT: Final = 2
-"""Batches that are ended at a time: while one waits for the disk, the other is made ready."""
+"""Batches that are settled at a time: while one waits for the disk, the next one is prepared."""
 
 LARGEST_BATCH: Final = 4 * 1024 * 1024
-"""Bytes that the messages of one batch send or store, at most; one message alone may do more."""
+"""The largest number of bytes that one batch sends or stores. A single message may exceed it."""
 
 _RULES_DIFFER_BY: Final = timedelta(hours=12)
-"""How far the due times of one wall time are apart at most, by the rules of before and by new ones.
+"""The largest difference between the due times of one wall time by old and new rules of its zone.
 
-New rules shift clocks by an hour or less, as a rule. A day later is another message.
+New rules usually shift clocks by an hour or less. A message that is due a day later is another message.
 """
 
 SettledMessage: TypeAlias = tuple[Received, StepOutcome, Exception | None]
-"""A message, its outcome, and the error with which ending it failed."""
+"""A message, its outcome, and the error that settling it raised; ``None``: it was settled."""
 
 Report: TypeAlias = Callable[[Sequence[Completion]], None]
-"""Called once for messages that ended together, with the ends that were carried out."""
+"""Called once for each batch, with the completions that were carried out."""
 
 
 class OnBatchSettled(Protocol):
-    """Called when a batch is done with."""
+    """Called when a batch is finished, settled or not."""
 
     def __call__(self, *, has_acknowledged: bool) -> None: ...
 
 
 OnSettled: TypeAlias = Callable[[Sequence[SettledMessage]], None]
-"""Called with messages that need more work: ending them failed, or they have an ``afterwards``."""
+"""Called with messages that need more work: settling them failed, or they have an ``on_completed``."""
 
 
 class WatchedReceiver(Receiver):
-    """A receiver whose calls have deadlines and whose errors are ours. Leaves stored messages out of ends.
+    """A receiver whose calls have deadlines, and whose errors are translated.
 
-    A commit that is never answered would keep its message, its place and, when the endpoint stops, all of it.
+    A commit without an answer would occupy its message and its worker for ever, and keep the endpoint from stopping.
+    Messages that are stored already are left out of the work of a completion.
     """
 
     settles_in_batches: ClassVar[bool] = True
-    """Whether messages may wait for their end, where the queue is read ahead."""
+    """Whether messages of a queue that is prefetched may wait to be settled in a batch."""
 
     def __init__(self, receiver: Receiver, clock: Clock, call_deadline: timedelta = CALL_DEADLINE) -> None:
         self._receiver = receiver
         self.deadlines = Deadlines.of_transport(receiver, clock, call_deadline)
-        """Whoever runs the receiver watches them."""
+        """The deadlines of the calls. The pump that runs the receiver cancels overdue calls."""
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        """Has no deadline: it may wait for ever."""
+        """Receive messages, without a deadline: this may wait for ever."""
         try:
             return await self._receiver.receive(limit, wait=wait)
         except BaseException as error:  # noqa: BLE001 - all of it is raised again
@@ -130,9 +132,9 @@ class WatchedReceiver(Receiver):
 
 
 class Settler:
-    """Ends the messages of one receiver.
+    """The settler of one receiver: acknowledges its messages in batches.
 
-    Start :meth:`run` as a task; :meth:`stop_when_empty` lets it end what there is.
+    Start :meth:`run` as a task. After :meth:`stop_when_empty` it settles the messages that it has, and returns.
     """
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock, report: Report | None = None) -> None:
@@ -140,12 +142,12 @@ class Settler:
         self._unsettled: deque[tuple[Received, StepOutcome]] = deque()
         self._wake, self._is_stopping = anyio.Event(), False
         self.count = 0
-        """Messages that are not ended yet."""
+        """The number of messages that are not settled yet."""
         self.calls = 0
-        """Batches that are being ended."""
+        """The number of batches that are being settled."""
 
     def add(self, received: Received, outcome: StepOutcome) -> None:
-        """Have a message ended, soon; its outcome must have an end."""
+        """Add a message to settle soon. Its outcome must have a completion."""
         self._unsettled.append((received, outcome))
         self.count += 1
         if not self._wake.is_set():
@@ -156,7 +158,7 @@ class Settler:
         self._wake.set()
 
     async def run(self, on_settled: OnSettled, on_batch_settled: OnBatchSettled) -> None:
-        """End messages until finished. Cancelled, it still ends those that were handled."""
+        """Settle messages until stopped. When it is cancelled, it still settles the messages that were handled."""
         async with anyio.create_task_group() as tasks:
             for _ in range(IN_FLIGHT):
                 tasks.start_soon(self._settle_until_stopped, on_settled, on_batch_settled)
@@ -182,7 +184,8 @@ class Settler:
             received, outcome = self._unsettled[0]
             completion = outcome.completion
             if completion is not None and (completion.outgoing or completion.work):
-                stored_bytes = len(received.envelope.body) if completion.work else 0  # as far as that can be told
+                # An estimate: the size of the rows that the work stores is not known here.
+                stored_bytes = len(received.envelope.body) if completion.work else 0
                 remaining_bytes -= stored_bytes + sum(len(each.body) for each in completion.outgoing)
                 if remaining_bytes < 0 and batch:
                     break
@@ -190,7 +193,7 @@ class Settler:
         return batch
 
     async def _settle_batch(self, batch: Sequence[tuple[Received, StepOutcome]], on_settled: OnSettled) -> bool:
-        """End a batch; return whether any of its messages has ended as it was to."""
+        """Settle a batch; return whether any of its messages was settled."""
         now = self._clock.now()
         settlements = [Settlement(received, now, outcome.completion or HANDLED) for received, outcome in batch]
         errors: Sequence[Exception | None] = ()
@@ -198,7 +201,7 @@ class Settler:
         try:
             with anyio.CancelScope(shield=True):
                 errors = await self._receiver.settle(settlements)
-        except Exception as error:  # noqa: BLE001 - told to each message, which deals with it
+        except Exception as error:  # noqa: BLE001 - it is reported for each message
             errors = [error] * len(batch)
         finally:
             self.calls -= 1
@@ -218,18 +221,18 @@ class Settler:
 
 
 async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
-    """Return whether a store has, or had, this message; ``False``: the id is free, or was that of one that failed.
+    """Return whether a store has, or had, this message; ``False``: the id is unused, or its message has failed.
 
-    A message that waits is compared by its content, and not by its due time, as a repeated send has another one. Of one
-    that has left there are records only, with destination and due time; by other rules of its zone, a message that
-    follows one has another due time. Of a store without records and queries, the id decides.
+    A pending message is compared by its content. Its due time does not count, as a repeated send has another one. Of a
+    message that is not pending any more, only records remain, with destination and due time. Its due time may differ
+    by the rules of its zone, if it follows a wall time. In a store without records and queries, the id decides.
 
-    A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may be a repetition of any that was scheduled from then
-    on: its own headers may be new ones, and of one that has left the destination alone decides.
+    A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may repeat any message that was scheduled since that
+    time. It may have new headers of its own, and in records only the destination is compared.
 
     Raises:
-        DuplicateMessage: it has, or had, another message under the id.
-        InvalidTimestamp: that header is malformed.
+        DuplicateMessage: the store has, or had, another message under the id.
+        InvalidTimestamp: the header is malformed.
     """
     if not isinstance(store, AdministrableStore):
         return True
@@ -260,7 +263,7 @@ def _has_due_time(record: Record, message: DelayedMessage) -> bool:
 
 
 _TRACE_HEADERS: Final = frozenset({Headers.TRACE_PARENT, "tracestate", "baggage"})
-"""A message that its handler sends a second time has other ones."""
+"""These headers differ when a handler sends the same message a second time."""
 
 
 def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
@@ -291,7 +294,7 @@ def _check_is_same(message: DelayedMessage, *, is_same: bool) -> None:
 
 
 class RepeatableStoring:
-    """Work that stores messages in a transaction of the queues, and can leave out those that are stored already."""
+    """Work that stores messages in a transaction of the queues, and can leave out messages that are stored already."""
 
     def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
         self._store, self._messages, self._now = store, messages, now
@@ -315,6 +318,6 @@ class RepeatableStoring:
 
 
 async def skip_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
-    """Leave stored messages out of work that was refused as a whole, for ``error``; raise that if there are none."""
+    """Leave stored messages out of work that was refused with ``error``; raise ``error`` if none is stored."""
     if not any([await each.skip_stored() for each in work if isinstance(each, RepeatableStoring)]):
         raise error
