@@ -47,10 +47,13 @@ from postdate.runtime.resource import Resource
 log = logging.getLogger("postdate.timeout_manager")
 
 NOT_STORED_BEFORE_DUE: Final = timedelta(seconds=1)
-"""A timeout that is due sooner is not stored any more (row 93)."""
+"""A timeout that is due sooner than this is sent and not stored (row 93)."""
 
 SENT_REMEMBERED: Final = 10_000
-"""Timeouts that were sent and could not be removed, below transaction scope: the next attempts only remove them."""
+"""The number of remembered timeouts that were sent and could not be removed; later attempts only remove them.
+
+A queue and a storage that share a transaction need no such memory.
+"""
 
 
 TRUE: Final = "True"
@@ -60,8 +63,9 @@ _NO_SAGA: Final = uuid.UUID(int=0)
 def timeout_manager_envelope(message: DelayedMessage, queue: str) -> Envelope:
     """Return the envelope for a timeout manager: the message, with its due time and destination in headers (row 91).
 
-    The time of sending is written anew when the message is dispatched (specification 4.8), and a time to be received
-    counts from that: so its end goes along as an absolute one, which a delayed retry would lose otherwise.
+    The timeout manager replaces the time of sending when it dispatches the message (specification 4.8), and a time to
+    be received counts from the time of sending. So the expiry is sent as an instant; without it, a delayed retry would
+    extend the time.
     """
     headers = {**message.headers, Headers.EXPIRE: format_timestamp(message.due)}
     headers[Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
@@ -76,7 +80,7 @@ def timeout_manager_envelope(message: DelayedMessage, queue: str) -> Envelope:
 
 
 def clear_order(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
-    """Return the order to a timeout manager to forget all timeouts of a saga (specification 4.10)."""
+    """Return the order to a timeout manager to remove all timeouts of a saga (specification 4.10)."""
     headers = {
         Headers.MESSAGE_ID: message_id,
         Headers.CONTROL_MESSAGE: TRUE,
@@ -91,7 +95,11 @@ def is_clear_order(envelope: Envelope) -> bool:
 
 
 def saga_of(envelope: Envelope) -> str | None:
-    """Return the id of the saga that a message is about, or ``None``; one that is no UUID is an invalid message."""
+    """Return the id of the saga in the headers of a message, or ``None``.
+
+    Raises:
+        InvalidMessage: the id is no UUID.
+    """
     text = envelope.headers.get(Headers.SAGA_ID)
     if text is None:
         return None
@@ -105,7 +113,7 @@ def saga_of(envelope: Envelope) -> str | None:
 
 
 def destination_of(envelope: Envelope) -> str:
-    """Return where a timeout goes when it is due; without that it is no timeout: :class:`NotADelayedMessage`."""
+    """Return the destination of a timeout; raise :class:`NotADelayedMessage` if the message has none."""
     headers = envelope.headers
     destination = headers.get(Headers.ROUTE_EXPIRED_TIMEOUT_TO) or headers.get(Headers.REPLY_TO_ADDRESS)
     if not destination:
@@ -118,10 +126,15 @@ def destination_of(envelope: Envelope) -> str:
 
 
 def timeout_of(envelope: Envelope, owner: str) -> Timeout:
-    """Return the timeout that a message asks for; the same message, received again, asks for the same one.
+    """Return the timeout that a message asks for. The same message, received again, gives the same timeout.
 
-    Delayed retries of a message may have its id, so due time and destination are part of the timeout's. Raises
-    :class:`NotADelayedMessage` without either of these (rows 92, 94), and errors for what is malformed.
+    Delayed retries of a message may have the id of that message, so the id of the timeout depends on the due time and
+    the destination, too.
+
+    Raises:
+        NotADelayedMessage: the message has no due time or no destination (rows 92, 94).
+        InvalidTimestamp: the due time is malformed.
+        InvalidMessage: the destination or the id of the saga is malformed.
     """
     headers, message_id = dict(envelope.headers), envelope.message_id
     expire = headers.get(Headers.EXPIRE)
@@ -135,20 +148,23 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     headers.setdefault(Headers.MESSAGE_ID, message_id)
     due = parse_timestamp(expire)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{format_timestamp(due)}\n{destination}"))
-    # A retried message may be a reply to a saga that other handlers take, too: as a timeout of that saga it would be
-    # forgotten with the others.
+    # A retried message may be a reply to a saga that other handlers handle, too. As a timeout of that saga it would be
+    # removed together with the timeouts of the saga.
     saga = None if Headers.DELAYED_RETRIES in headers else saga_of(envelope)
     return Timeout(own_id, due, destination, saga, owner, headers, envelope.body)
 
 
 def announcement(timeout_id: str, queue: str) -> Envelope:
-    """Return the control message of a due timeout, with the timeout's id, which the dispatched message gets, too."""
+    """Return the control message that announces a due timeout.
+
+    Its id is the id of the timeout, and the dispatched message gets the same id.
+    """
     headers = {Headers.MESSAGE_ID: timeout_id, Headers.CONTROL_MESSAGE: TRUE, Headers.TIMEOUT_ID: timeout_id}
     return Envelope(queue, timeout_id, headers)
 
 
 def announced_timeout_id(envelope: Envelope) -> str:
-    """Return the id of the timeout that a control message announces; a UUID is spelled as Postdate does."""
+    """Return the id of the timeout that a control message announces; a UUID is returned in lower case with hyphens."""
     timeout_id = envelope.headers.get(Headers.TIMEOUT_ID)
     if not timeout_id:
         raise NotADelayedMessage(
@@ -157,21 +173,21 @@ def announced_timeout_id(envelope: Envelope) -> str:
         )
     try:
         return str(uuid.UUID(timeout_id.strip()))
-    except ValueError:  # of a storage of one's own, whose ids may be anything
+    except ValueError:  # the ids of a persister of the application may be any text
         return timeout_id
 
 
 def timeout_envelope(timeout: Timeout, message_id: str) -> Envelope:
-    """Return the envelope for a timeout's destination; the headers that steered it stay (specification 4.3).
+    """Return the envelope for the destination of a timeout, with all headers of the timeout (specification 4.3).
 
-    It has no due time: how a message with one ends is held against the records of a store, and the timeout manager has
-    none. ``message_id`` is that in the timeout manager's queue.
+    The envelope has no due time: an audit compares a message with a due time with the records of a store, and the
+    timeout manager has no records. ``message_id`` is the id in the queue of the timeout manager.
     """
     return Envelope(timeout.destination, message_id, timeout.headers, timeout.body, _expires_at(timeout))
 
 
 def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> Envelope:
-    """Return the envelope of a stored timeout: sent now, and related to its timeout (specification 4.8)."""
+    """Return the envelope of a stored timeout: sent now, with the id of the timeout in a header (specification 4.8)."""
     headers = {
         **timeout.headers,
         Headers.TIME_SENT: format_timestamp(now),
@@ -181,7 +197,7 @@ def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> Envel
 
 
 def _expires_at(timeout: Timeout) -> datetime | None:
-    """Return when the queue lets it expire; the header stays in any case, and its receiver decides."""
+    """Return the expiry of a timeout in its queue. The header stays in any case, and the receiver decides by it."""
     try:
         expires_at = expires_at_of(timeout.headers)
     except InvalidTimestamp:
@@ -190,12 +206,13 @@ def _expires_at(timeout: Timeout) -> datetime | None:
 
 
 class StoreStep:
-    """Stores timeouts; one that is due within a second, or already, is sent on, in the transaction that takes it off.
+    """The step that stores timeouts. A timeout that is due within a second is sent together with its acknowledgement.
 
-    Upstream sends it at once, up to a second early. Here nothing is early: it is in hand until it is due. If its queue
-    takes nothing now, it is stored after all. ``enlisting`` is the persister when storing is part of that transaction.
-    Otherwise a message may come again after it was stored: it is remembered, as the timeout may have left meanwhile.
-    ``registered`` is told of due times after the commit; upstream tells before.
+    NServiceBus sends such a timeout at once, up to a second early. Here it stays received until it is due. If its
+    destination does not accept it, it is stored. ``enlisting`` is the persister, if it can store in the transaction
+    that acknowledges the message. Otherwise a message may be received again after it was stored. This step remembers
+    such messages, as the timeout may have been dispatched meanwhile. ``on_stored`` is called with the due time after
+    the commit; NServiceBus does so before it.
     """
 
     def __init__(
@@ -211,9 +228,9 @@ class StoreStep:
         self._on_stored, self._recovery = on_stored, recovery
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self.deadlines = (self._store_deadlines,)
-        """Of all that it calls; to be shortened when its pump stops."""
+        """The deadlines of all calls of this step. They are shortened when its pump stops."""
         self._attempts = Attempts()
-        """By the id of the timeout: two messages with one id may be two timeouts."""
+        """The attempts by the id of the timeout: two messages with one id may be two timeouts."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
@@ -223,13 +240,13 @@ class StoreStep:
             timeout = timeout_of(envelope, self._owner)
             attempt, now = self._attempts.find(timeout.timeout_id), self._clock.now()
             is_stored = attempt is not None and attempt.may_be_stored
-            # In hand it would keep others from being stored while its queue, which refused it, is full.
+            # With `attempts`, sending it failed before. A worker that waits for its destination would store no others.
             if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.attempts:
                 return await self._store(timeout, envelope, is_stored=is_stored)
-            if now < timeout.due:  # asked again then, it is stored if the clock was set back meanwhile
+            if now < timeout.due:  # the step is called again then; it stores the timeout if the clock was set back
                 return StepOutcome(None, wait=timeout.due - now)
             completion = Completion(record=None, outgoing=[timeout_envelope(timeout, envelope.message_id)])
-        except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
+        except Exception as error:  # noqa: BLE001 - without a counted failure, the message would return for ever
             return StepOutcome(None, self._recovery, failure=StepFailure(error))
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
         return self._outcome(envelope, completion, partial(self._report_delivery, timeout))
@@ -283,12 +300,13 @@ async def _release_nothing() -> None:
 
 
 class DispatchStep:
-    """Sends the timeout that a control message announces, and removes it.
+    """The step that sends the timeout that a control message announces, and removes it.
 
-    With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
-    removed, then the control message taken off its queue: whatever fails in between is sent again, never lost. Where
-    timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone. A timeout whose
-    queue takes nothing now stays stored, and the next look back announces it again: others go meanwhile.
+    With ``enlisting`` all of this is one transaction: the timeout is sent exactly once. Without it, the timeout is
+    sent, then removed, and then the control message is acknowledged. After a failure in between, the timeout is sent
+    again; it is never lost. If the persister supports claims, a timeout is claimed while it is sent, and no other
+    process sends it. A timeout whose destination does not accept it stays stored, and a later poll back announces it
+    again. Other timeouts do not wait for it.
     """
 
     def __init__(
@@ -304,29 +322,29 @@ class DispatchStep:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         self.deadlines = (self._store_deadlines, self._send_deadlines)
-        """Of all that it calls; to be shortened when its pump stops."""
+        """The deadlines of all calls of this step. They are shortened when its pump stops."""
         self._on_removed, self._recovery = on_removed, recovery
         self._sent = Bounded[str, None](SENT_REMEMBERED)
         self._refusing_destinations = Destinations()
         self._refusals = Resource("that queue").calls("due timeouts of some queues stay stored", log, logging.WARNING)
 
     async def handle(self, received: Received) -> StepOutcome:
-        """A timeout that is gone, or in other hands, before it is sent, is success."""
+        """Dispatch the announced timeout, unless it was removed already or another process has claimed it."""
         try:
             completion, report_dispatched = await self._dispatch(received.envelope)
-        except Exception as error:  # noqa: BLE001 - whatever it is: just given back, it would come for ever
+        except Exception as error:  # noqa: BLE001 - without a counted failure, the message would return for ever
             return StepOutcome(None, self._recovery, failure=StepFailure(error))
         report_success = partial(self._recovery.report_success, received.envelope.message_id)
         return StepOutcome(completion, self._recovery, [report_success, report_dispatched])
 
     async def _dispatch(self, announcement: Envelope) -> tuple[Completion, OnCompleted]:
-        """Dispatch a timeout, or return the end that does; and a callback for when the message has ended so."""
+        """Dispatch a timeout, now or with the returned completion. Also return a callback for after the completion."""
         timeout_id = announced_timeout_id(announcement)
         claim = await self._store_deadlines.call_in_task(lambda: self._claim(timeout_id), _release_late_claim)
-        if claim is None:  # if others hold it and do not dispatch it, the next look back finds it again
+        if claim is None:  # if its claimant does not dispatch it, a later poll back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return Completion(record=None), partial(self._report_dispatched, timeout_id)
-        if not claim.timeout.destination:  # a row of other software
+        if not claim.timeout.destination:  # a row that other software wrote
             reply_to = claim.timeout.headers.get(Headers.REPLY_TO_ADDRESS, "")
             claim = replace(claim, timeout=replace(claim.timeout, destination=reply_to))
         envelope = dispatch_envelope(claim.timeout, announcement.message_id, self._clock.now())
@@ -342,7 +360,7 @@ class DispatchStep:
     async def _claim(self, timeout_id: str) -> TimeoutClaim | None:
         if self._enlisting is None:
             return await self._persister.claim(timeout_id)
-        # In the transaction of the queue no claim is needed: the second one finds the timeout gone and sends nothing.
+        # In the transaction of the queue no claim is needed: a second dispatch finds no timeout and sends nothing.
         timeout = await self._persister.peek(timeout_id)
         if timeout is None:
             return None
@@ -357,7 +375,7 @@ class DispatchStep:
         if timeout.timeout_id not in self._sent:
             if self._refusing_destinations.wait_seconds(
                 envelope.destination, self._clock.monotonic()
-            ):  # another is the probe
+            ):  # another timeout is the probe
                 raise DestinationUnavailable(f"{envelope.destination} took nothing just now")
             await self._send(timeout.timeout_id, envelope)
         removed = await self._store_deadlines.call_in_task(claim.remove)
@@ -370,7 +388,10 @@ class DispatchStep:
         return Completion(record=None)
 
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
-        """Send, and remember it: a storage that can be read and not written would have it sent at every attempt."""
+        """Send a timeout, and remember that it was sent.
+
+        Without this memory, a storage that can be read and not written would have the timeout sent at each attempt.
+        """
         (error,) = await self._send_deadlines.call_in_task(lambda: self._transport.send([envelope], self._clock.now()))
         if isinstance(error, DestinationUnavailable):
             seconds = self._clock.monotonic()
