@@ -1,1 +1,1 @@
-"""The way of a due message from its store to its queue."""
+"""Delivery: claims due messages of a store, sends them to their destinations, and finishes the claims."""

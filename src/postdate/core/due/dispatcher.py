@@ -36,10 +36,11 @@ from postdate.runtime.reporting import NO_METRICS, Metrics
 PATIENCE = timedelta(milliseconds=250)
 """How long the answered groups of a batch wait for the other groups.
 
-One call that finishes the whole batch costs a store less than one call a group.
+One call that finishes the whole batch costs a store less than one call for each group.
 """
 
 _CLAIMED_AT_ONCE = 1_000
+"""The largest number of messages claimed in one call."""
 
 CANCELLED_BATCH_DEADLINE = timedelta(seconds=10)
 """The longest time that a cancelled batch has for removing and releasing its messages.
@@ -54,8 +55,8 @@ class Dispatcher:
     """Claims due messages in batches and sends them. Batches overlap, and destinations are served concurrently.
 
     One call removes a batch when all its destinations have answered. A destination that does not answer does not delay
-    the others: after :data:`PATIENCE` their messages are removed, and the send to the silent destination goes on alone
-    until `sending.LONGEST_SEND`. The circuit breaker does not pause the dispatcher. Instead each message waits longer
+    the others: after :data:`PATIENCE` their messages are removed, and the unanswered send goes on alone until
+    `sending.LONGEST_SEND`. The circuit breaker does not pause the dispatcher. Instead each message waits longer
     after each of its failures, while all other messages go on (row 58).
     """
 
@@ -79,6 +80,7 @@ class Dispatcher:
         self.limits = LimitsCache(store, self.store_deadlines, clock)
         self._attempts = Attempts()
         self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._attempts)
+        # Real time, as durations of `clock`: a scaled clock does not make a network faster.
         self._hangs_after = in_real_time(clock, HANGS_AFTER)
         self._patience = in_real_time(clock, PATIENCE)
         self._cancelled_batch_deadline = in_real_time(clock, CANCELLED_BATCH_DEADLINE)
@@ -123,7 +125,7 @@ class Dispatcher:
                     self.store_deadlines.shorten()
             await self.finisher.write_outcomes(at_once=True)
         finally:
-            self.store_deadlines.restore()  # it may run again
+            self.store_deadlines.restore()  # the dispatcher may run again
             self._metrics.register_dispatcher(self, None)
             stop_listening()
 
@@ -133,17 +135,17 @@ class Dispatcher:
         limit: int = _CLAIMED_AT_ONCE,
         claim_from_lane: Callable[[int], Awaitable[Sequence[Claim]]] | None = None,
     ) -> PollResult:
-        """Claim one batch and deliver it, or begin to.
+        """Claim one batch and deliver it, or start its delivery.
 
         Args:
             now: instant of the poll; messages due strictly before it are claimed.
-            limit: the most messages to claim.
+            limit: the largest number of messages to claim.
             claim_from_lane: claims messages of a lane instead of due messages. Without it, due messages whose
                 destination is limited are moved to the lane of that destination and not sent.
         """
         await self.finisher.write_outcomes()
         if await self._in_flight.wait_for_capacity(limit):
-            # The wait took time. The poller must read its clock again, and may have to stop.
+            # The wait may have been long. The poller must read its clock again, and may have to stop.
             return PollResult(0, has_more=True, has_polled=False)
         seconds = self._clock.monotonic()
         if pause := self._recovery.probing.remaining(seconds):
@@ -203,7 +205,7 @@ class Dispatcher:
         return claims
 
     def _pause_result(self, count: int, pause: float) -> PollResult:
-        """Return a result that says: claim nothing for ``pause`` seconds, but outcomes may be written earlier."""
+        """Return a result after which the poller sleeps ``pause`` seconds, or less if outcomes are to be written."""
         next_attempt = self.finisher.next_attempt(
             self._instant_after(pause), claims_from=self._clock.monotonic() + pause
         )
@@ -226,7 +228,7 @@ class Dispatcher:
 
         A message waits in three cases:
 
-        - Its destination takes no messages now.
+        - Its destination accepts no messages now.
         - It is being sent. It was claimed again because its first claim was lost; sent again, it would arrive twice.
         - Its destination is limited. With ``are_from_lane`` the claims come from a lane, and the limits have allowed
           them already. A message that has expired by ``now`` is not sent, so limits do not apply to it.
@@ -331,7 +333,7 @@ class Dispatcher:
         if batch.is_late:
             await self._finish_groups(batch, [group])
 
-    # --- afterwards ---------------------------------------------------------------------------------------------
+    # --- after the send -----------------------------------------------------------------------------------------
 
     async def _finish_groups(self, batch: Batch, groups: Sequence[Group]) -> None:
         sent, failures = list[Claim](), list[tuple[Claim, PostdateError, bool]]()
@@ -362,7 +364,7 @@ class Dispatcher:
             self._metrics.report_deliveries(to, [(now - claim.message.due).total_seconds() for claim in sent])
 
     async def _release_batch(self, batch: Batch) -> None:
-        """End a batch early: remove the messages that were sent, and release the other claims."""
+        """Stop a batch early: remove the messages that were sent, and release the other claims."""
         sent = batch.sent_claims()
         if sent:
             await self._finish_sent(batch, sent)

@@ -2,7 +2,7 @@
 
 A message that was sent is never sent again by this process; if it is claimed again, it is only removed. A message that
 failed waits for its next attempt, even if the store could not record that. Source: ADR 0052. A :class:`Journal` is
-called with each committed outcome, for callers that keep a ledger of their own.
+called with each committed outcome, for callers that keep a separate ledger.
 """
 
 from __future__ import annotations
@@ -39,12 +39,16 @@ If all of these fail in a row, the store itself is considered to fail.
 """
 
 _PROBE_MESSAGES: Final = 16
-"""The most messages claimed at a poll while the store takes no outcomes: after the send they, too, wait for removal."""
+"""The largest number of messages claimed at a poll while the store writes no outcomes.
+
+After the send, these messages also wait for their removal.
+"""
 
 _LONGEST_PROBE_PAUSE: Final = timedelta(seconds=2)
+"""The longest pause between two probes, or two writes of an outcome, while the store writes no outcomes."""
 
 _CLAIMED_AGAIN_WITHIN_SECONDS: Final = 600.0
-"""How long the outcome of a lost claim is remembered: if the message is claimed again, that happens by then."""
+"""How long the outcome of a lost claim is remembered. A message that is claimed again is claimed by then."""
 
 _SAME_FAILURE_SECONDS: Final = 1.0
 """Failures within this time count as one failure in the failure rate."""
@@ -62,10 +66,10 @@ class Journal(Protocol):
     def record_events(
         self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = ""
     ) -> None:
-        """Note messages that were delivered, expired, failed or retried. They have the content that was claimed."""
+        """Record messages that were delivered, expired, failed or retried. They have the content that was claimed."""
 
     def record_move(self, moved: MovedMessages, at: datetime) -> None:
-        """Note messages that were moved inside the database, or had expired there."""
+        """Record messages that were moved inside the database, or had expired there."""
 
 
 class _NoJournal(Journal):
@@ -87,7 +91,7 @@ class _Removal:
 class Finisher:
     """Finishes and releases claims. It does not raise errors of the store, but remembers the outcome and retries.
 
-    While the store takes no outcomes it is probed: from time to time a few messages are claimed, sent and removed. To
+    While the store writes no outcomes it is probed: from time to time a few messages are claimed, sent and removed. To
     send many messages would be useless, as none of them could be removed.
     """
 
@@ -104,12 +108,12 @@ class Finisher:
         self._failure_rate, self._journal = failure_rate, journal
         self._attempts = attempts
         self._removals: list[_Removal] = []
-        """Removals in progress. A server that fails at one releases its messages before it answers.
+        """Removals in progress. A server that fails during a removal may release the claims before it answers.
 
         So the messages may be claimed again before this process knows that the removal has failed.
         """
         self._probes = 0
-        """0 while the store takes outcomes; else the number of probes since it refused one, plus one."""
+        """0 while the store writes outcomes; else the number of probes since it refused one, plus one."""
         self._probe_at = -math.inf
         """Monotonic seconds of the next probe."""
         self._counted_at = -math.inf
@@ -123,7 +127,7 @@ class Finisher:
         """Outcomes to be written, by message id. This process has their claims."""
         return self._attempts.outcomes_with_claim
 
-    # --- what a dispatcher asks before it claims --------------------------------------------------------------------
+    # --- before a claim ---------------------------------------------------------------------------------------------
 
     def free_capacity(self, limit: int) -> int:
         """Return how many of ``limit`` messages may be claimed now."""
@@ -338,7 +342,7 @@ class Finisher:
         return None
 
     async def mark_unreadable(self, claim: Claim, reason: str) -> bool:
-        """Mark a message as unreadable because no queue takes it; return whether the store did so."""
+        """Mark a message as unreadable because no queue accepts it; return whether the store did so."""
         now = self._clock.now()
         try:
             if not await self._deadlines.call_in_task(lambda: self._store.mark_unreadable(claim, reason, now)):
@@ -382,7 +386,7 @@ class Finisher:
             self._attempts.remember_unwritten(unwritten)
 
     def _shorten_in_outage(self, pause: timedelta) -> float:
-        """Return a pause in seconds. It is shortened while the store takes no outcomes, to notice soon that it does."""
+        """Return a pause in seconds; while the store writes no outcomes, a short one, to notice its recovery soon."""
         return (min(pause, _LONGEST_PROBE_PAUSE) if self._probes else pause).total_seconds()
 
     async def write_outcomes(self, *, at_once: bool = False) -> None:
@@ -447,7 +451,7 @@ class Finisher:
     ) -> None:
         """Remember outcomes for a later write.
 
-        If the store took other outcomes meanwhile, the cause is this outcome: then each pause is longer than the last.
+        If the store writes other outcomes, these outcomes are the cause: then each pause is longer than the last.
         """
         for unwritten in outcomes:
             unwritten.failed_writes += is_store_well
@@ -474,10 +478,10 @@ class Finisher:
                 self._remember_lost_claim(unwritten)
         return None
 
-    # --- how the store is -------------------------------------------------------------------------------------------
+    # --- outages of the store ---------------------------------------------------------------------------------------
 
     def _report_failure(self, error: PostdateError, *, fails_alone: bool = False) -> None:
-        """Note a failed write. A write that ``fails_alone`` does not count as an outage of the store."""
+        """Report a failed write. A write that ``fails_alone`` does not count as an outage of the store."""
         seconds = self._clock.monotonic()
         self._outage.report_failure(error, seconds)
         self._failed_at = seconds

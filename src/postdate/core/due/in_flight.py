@@ -1,4 +1,4 @@
-"""Messages that a dispatcher has claimed, and when it may claim more. Source: specification 1.7; ADR 0002."""
+"""The messages that a dispatcher has claimed, and its capacity for more. Source: specification 1.7; ADR 0002."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BATCHES_AT_ONCE = 4
 """The number of batches in flight: while one waits for its confirms, the next ones are claimed and sent."""
 
 MOST_CLAIMS = 8_000
-"""The most messages claimed in total, including those whose destination does not answer."""
+"""The largest number of claimed messages in total, including those whose destination does not answer."""
 
 _FIRST = 100
-"""The most messages of the first batch, as their size is not known yet."""
+"""The largest number of messages in the first batch, as their size is not known yet."""
 
 GROUPS_OF_ONE_DESTINATION = 4
-"""The number of concurrent sends to one destination. Further groups wait for a turn; their claims are kept."""
+"""The number of concurrent sends to one destination. Further groups keep their claims and wait for a slot."""
 
 GROUPS_THAT_WAIT = 2
 """If a destination hangs and this many groups wait for it, claims of further messages for it are released."""
@@ -44,8 +44,7 @@ class Group:
     """Messages that are sent in one call, in the order of their due times.
 
     ``destination`` is empty if one call sends to all destinations. The deadline counts from ``started_at``, in
-    monotonic
-    seconds: first the begin of the batch, later the begin of the group's turn.
+    monotonic seconds: when the batch was claimed, and once the group has a slot, when it got the slot.
     """
 
     destination: str
@@ -53,11 +52,11 @@ class Group:
     started_at: float
     errors: Sequence[PostdateError | None] | None = None
     attempted: bool = False
-    """Whether the group had a turn. A group that only waited for a turn has not failed."""
+    """Whether the group had a slot. A group that only waited for a slot has not failed."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def start_deadline(self, seconds: float) -> None:
-        """Start the deadline now: the wait for a turn does not count against the destination."""
+        """Start the deadline now: the wait for a slot does not count against the destination."""
         self.attempted, self.started_at = True, seconds
 
     def is_unanswered(self) -> bool:
@@ -68,23 +67,29 @@ class Group:
 class Batch:
     """Messages claimed in one call.
 
-    A batch that ``is_probe`` has one message: the transport was out of reach before. ``claimed_at`` is in monotonic
-    seconds.
+    A batch that ``is_probe`` has one message, because the transport was out of reach before. ``claimed_at`` is in
+    monotonic seconds.
     """
 
     def __init__(self, claims: Sequence[Claim], now: datetime, claimed_at: float, *, is_probe: bool = False) -> None:
-        self.now, self.claimed_at, self.is_probe = now, claimed_at, is_probe
-        self.claim_count, self.body_bytes = len(claims), sum(len(claim.message.body) for claim in claims)
-        """``claim_count`` is the number of all its messages.
-
-        ``body_bytes`` the size of the bodies of messages in ``open_claims``.
-        """
+        # All fields belong to the thread of the event loop; metrics read the length of `open_claims` in any thread.
+        self.now = now
+        """The instant of the poll. Messages that have expired by then are not sent."""
+        self.claimed_at = claimed_at
+        self.is_probe = is_probe
+        self.claim_count = len(claims)
+        """The number of messages that were claimed, finished ones included."""
+        self.body_bytes = sum(len(claim.message.body) for claim in claims)
+        """The size of the bodies of messages in ``open_claims``."""
         self.open_claims = {claim.message.message_id: claim for claim in claims}
         """Claims that are neither finished nor released, by message id."""
         self.groups: list[Group] = []
-        self.first_answer, self.all_answered = anyio.Event(), anyio.Event()
+        self.first_answer = anyio.Event()
+        """Set when a group is answered."""
+        self.all_answered = anyio.Event()
+        """Set when all groups are answered."""
         self.is_late = False
-        """Set when the answered groups are settled without the others. Each of the others then settles by itself."""
+        """Set when the answered groups are finished without the others. Each later group is then finished by itself."""
         self.counts_against_limit = True
         """Whether it counts as one of the :data:`BATCHES_AT_ONCE`."""
         self.is_error_queue_down = False
@@ -111,14 +116,14 @@ class Batch:
         self.on_release()
 
     def remember_lost(self, message_ids: Collection[str]) -> None:
-        """Note lost claims, and cancel the sends of groups in which all claims are lost."""
+        """Remember lost claims, and cancel the sends of groups in which all claims are lost."""
         self.lost_ids |= self.open_claims.keys() & message_ids
         for group in self.groups:
             if group.is_unanswered() and all(claim.message.message_id in self.lost_ids for claim in group.claims):
                 group.scope.cancel()
 
     def is_in_force(self, claim: Claim, store: ClaimingStore) -> bool:
-        """Return whether a claim is in force; note it if it is lost. Call this right before a send under the claim."""
+        """Return whether a claim is in force, and remember a lost one. Call this right before a send."""
         if not store.is_in_force(claim):
             self.lost_ids.add(claim.message.message_id)
         return claim.message.message_id not in self.lost_ids
@@ -133,7 +138,7 @@ class Batch:
         ]
 
     async def cancel_late_groups(self, clock: Clock, longest: timedelta) -> None:
-        """Wait for all answers, and cancel each group that is not answered ``longest`` after its begin."""
+        """Wait for all answers, and cancel each group that is not answered ``longest`` after its start."""
         seconds = longest.total_seconds()
         while waiting := [group.started_at for group in self.groups if group.is_unanswered()]:
             await clock.wait_for(self.all_answered, time_until(min(waiting) + seconds, clock.monotonic()))
@@ -182,7 +187,7 @@ class InFlight:
         return sum(batch.body_bytes for batch in self._batches)
 
     def claimed_ids(self, message_ids: Collection[str]) -> set[str]:
-        """Return the ids of messages that an earlier claim of this process has already."""
+        """Return the ids of messages that this process has claimed earlier and not finished yet."""
         return {each for batch in self._batches for each in message_ids if each in batch.open_claims}
 
     def expect_message_size(self, body_bytes: float) -> None:
@@ -232,7 +237,7 @@ class InFlight:
 
     @asynccontextmanager
     async def acquire_slot(self, destination: str, clock: Clock) -> AsyncGenerator[None]:
-        """Wait for a turn to send a group to a destination; leaving the context ends the turn."""
+        """Wait for a slot to send a group to a destination; leaving the context releases the slot."""
         sends = self._sends[destination]
         sends.groups += 1
         try:
@@ -249,7 +254,7 @@ class InFlight:
                 del self._sends[destination]
 
     def is_full(self, destination: str, seconds: float) -> bool:
-        """Return whether a destination hangs, and enough groups wait for a turn already."""
+        """Return whether a destination hangs, and enough groups wait for a slot already."""
         sends = self._sends.get(destination)
         if sends is None or not sends.sending_since or sends.groups < GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT:
             return False

@@ -1,4 +1,4 @@
-"""Moves due messages inside one database, if store and queues share it: the shortest way. Source: ADR 2."""
+"""The mover: moves due messages to queues inside one database, if store and queues share it. Source: ADR 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from postdate.ports.limits import LimitingStore
 from postdate.runtime.reporting import NO_METRICS, Metrics
 
 _MOVED_AT_ONCE: Final = 1_000
+"""The largest number of messages moved in one call."""
+
 _UNMOVED_AT_ONCE: Final = 25
+"""The largest number of messages that the dispatcher claims after a move, while no destination is limited."""
 
 log = logging.getLogger("postdate.dispatcher")
 
@@ -55,7 +58,7 @@ class Mover:
         self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
         self._deadlines = (
             dispatcher.store_deadlines
-        )  # shared with the dispatcher: if the store is silent, stopping waits for it only once
+        )  # shared with the dispatcher: stopping waits only once for a store that does not answer
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def overlap_batches(self) -> AbstractAsyncContextManager[None]:
@@ -72,7 +75,7 @@ class Mover:
         moved_count = report.delivered + report.expired
         needs_dispatch = report.needs_claim or self._dispatcher.finisher.unwritten_outcomes
         limits = self._dispatcher.limits
-        if report.needs_claim:  # the limits that hold these messages may be newer than the cached ones
+        if report.needs_claim:  # the limits of these messages may be newer than the cached ones
             limits.forget()
         # Only a few at each poll: messages whose destination has no queue must not delay the others.
         dispatch_result = (
@@ -81,7 +84,7 @@ class Mover:
             else PollResult(0, False, report.next_attempt)
         )
         if moved_count < _MOVED_AT_ONCE:
-            # Messages that the mover left belong to the dispatcher now, and its attempt times count.
+            # Messages that were not moved belong to the dispatcher now, and its attempt times count.
             own_attempt = None if report.needs_claim else report.next_attempt
             attempts = [each for each in (own_attempt, dispatch_result.next_attempt) if each is not None]
             return PollResult(

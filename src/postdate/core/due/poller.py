@@ -75,14 +75,14 @@ class DueWork(Protocol):
     """The source of due messages, and the work on them."""
 
     def overlap_batches(self) -> AbstractAsyncContextManager[None]:
-        """Let batches that :meth:`deliver_due` begins overlap.
+        """Let batches that :meth:`deliver_due` starts overlap.
 
         Leaving the context waits until all of them have ended.
         """
         ...
 
     async def deliver_due(self, now: datetime) -> PollResult:
-        """Deliver one batch of messages that are due strictly before ``now``, or begin to deliver it."""
+        """Deliver one batch of messages that are due strictly before ``now``, or start its delivery."""
         ...
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -115,7 +115,7 @@ class Poller:
         self.listening = anyio.Event()
         """Set when the store has registered the wake-up.
 
-        Also set when the store has refused to: then polling begins without wake-ups, and registration is retried.
+        Also set when the store has refused. Then polling starts without wake-ups, and the registration is retried.
         """
         self._wake_up: WakeUp | None = None
         self._polled_at: float | None = None
@@ -141,7 +141,7 @@ class Poller:
             tasks.cancel_scope.cancel()
 
     async def _cancel_poll_after_stop(self, poll_scope: anyio.CancelScope) -> None:
-        """Cancel a poll that has not ended soon after the stop: stopping does not wait for a silent store."""
+        """Cancel a poll that has not ended soon after the stop, as the store may never answer."""
         await self._stop.wait()
         await self._clock.wait_for(anyio.Event(), self._stop_deadline)
         poll_scope.cancel()
@@ -172,7 +172,7 @@ class Poller:
                 await self._clock.wait_for(self._stop, pause)
 
     async def _listen(self, wake_up: WakeUp) -> None:
-        """Register the wake-up with the store, and keep it until cancelled.
+        """Register the wake-up with the store until this is cancelled.
 
         While the store refuses, this method retries; meanwhile the poller polls by its own timer.
         """

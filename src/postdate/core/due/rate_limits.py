@@ -1,4 +1,4 @@
-"""Delivers messages of limited destinations as soon as the limits allow it. Source: ADR 34."""
+"""Delivers messages of limited destinations from their lanes, as soon as the limits allow it. Source: ADR 34."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from postdate.ports import Claim, Wake
 from postdate.ports.limits import LANES, LimitingStore, StoredLimits
 
 _EMPTY_POLL_INTERVAL: Final = 10.0
-"""Seconds between polls of an empty lane. Another service may have put messages there and ended."""
+"""Seconds between polls of an empty lane. Another service may have put messages there and stopped."""
 
 _LONGEST_LANE_POLLS: Final = 0.05
 """Seconds for which lanes are polled, one after the other, before other due messages are polled again."""
 
 _LOST_SLOT_PAUSE: Final = 0.02
-"""Seconds until the next poll of a lane after another service took the turns."""
+"""Seconds until the next poll of a lane after another service reserved the slots first."""
 
 _AFTER_LANES: Final = datetime(9999, 12, 31, tzinfo=UTC)
 """The attempt time of a message whose own due time lies in the far years that lanes use."""
@@ -43,8 +43,8 @@ class _Lane:
     """The state of the lane of one destination.
 
     Args:
-        limits: of the destination, as text.
-        poll_at: when to poll it again (monotonic seconds).
+        limits: the limits of the destination, as text.
+        poll_at: when to poll the lane again (monotonic seconds).
         expired: how many messages of the last claim had expired; the next claim is larger by twice as many.
     """
 
@@ -62,7 +62,7 @@ class _LanePoll:
     now: datetime
     allowed: int
     has_lost_slots: bool = False
-    """Whether another service took the turns first."""
+    """Whether another service reserved the slots first."""
     expired: int = 0
     sent: int = 0
 
@@ -70,7 +70,7 @@ class _LanePoll:
 class LimitedWork(DueWork):
     """Due work that also delivers messages from lanes, after each poll, as far as the limits allow.
 
-    Only lanes with messages are polled. The next poll of a lane is at the next turn of its rate, or when a window
+    Only lanes with messages are polled. The next poll of a lane is at the next slot of its rate, or when a window
     opens; some seconds later if nothing could be claimed; and at once when this service has put a message there.
     """
 
@@ -187,10 +187,10 @@ class LimitedWork(DueWork):
         return max((lane_poll.limits.next_slot(free_at) - lane_poll.now).total_seconds(), 0.001)
 
     async def _claim_and_reserve(self, lane_poll: _LanePoll, limit: int) -> Sequence[Claim]:
-        """Claim messages of a lane, and take a turn for each message to be sent.
+        """Claim messages of a lane, and reserve a slot for each message to be sent.
 
-        Taking turns fails if the destination was paused meanwhile; then its messages stay. An expired message is not
-        sent and takes no turn. It is claimed together with the messages behind it.
+        Reserving fails if the destination was paused meanwhile; then its messages stay in the lane. An expired message
+        is not sent and needs no slot. It is claimed together with the messages behind it.
         """
         free_at = lane_poll.stored.free_at  # changes below if a message is sent
         claims, to_send = await self._claim_lane(lane_poll.stored, limit, lane_poll.now), list[Claim]()

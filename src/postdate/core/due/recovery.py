@@ -56,9 +56,10 @@ log = logging.getLogger("postdate.dispatcher")
 
 
 class DispatchRecovery:
-    """Knows which destinations take messages, and handles messages that a destination did not take.
+    """The recovery of a dispatcher: handles messages that could not be sent.
 
-    An outage is no failure of its messages: their claims are released, and no failure is counted.
+    It remembers which destinations accept no messages. An outage is no failure of its messages: their claims are
+    released, and no failure is counted.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -82,6 +83,7 @@ class DispatchRecovery:
         self._attempts = attempts
         self._failure_rate = failure_rate
         self._metrics = metrics
+        # Real time, as a duration of `clock`.
         self._fresh_claim_age = in_real_time(clock, FRESH_CLAIM_AGE)
         self.probing = Backoff(SHORTEST_SECONDS, LONGEST_SECONDS)
         """Backoff of the transport. While the transport is out of reach only one message is claimed, as a probe.
@@ -99,7 +101,7 @@ class DispatchRecovery:
         self._error_queue_calls = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
 
     def report_sent(self, sent: Sequence[Claim]) -> bool:
-        """Note that messages were sent; return whether the transport was out of reach before."""
+        """Report messages that were sent; return whether the transport was out of reach before."""
         self._attempts.report_success(*(claim.message.message_id for claim in sent))
         seconds = self._clock.monotonic()
         is_back = self._transport_calls.report_success(seconds)
@@ -153,7 +155,7 @@ class DispatchRecovery:
             await self.release_claims(batch, releases)
 
     def _report_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
-        """Note an outage of one destination, or of the whole transport if ``destination`` is ``""``."""
+        """Report an outage of one destination, or of the whole transport if ``destination`` is ``""``."""
         if destination:
             self._queue_calls.report_failure(error, seconds)
             # Only a new outage counts against the transport. A destination that is known to be full would trip the
@@ -202,7 +204,7 @@ class DispatchRecovery:
     ) -> Release | None:
         """Return how to release a message; ``None`` if it is in the error queue, or another process may have it.
 
-        A message that was not ``attempted`` is retried: it only waited for a turn, or the error queue refused another
+        A message that was not ``attempted`` is retried: it only waited for a slot, or the error queue refused another
         message of the batch. Claims do not last long enough to try the error queue once for each message.
         """
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
@@ -217,7 +219,8 @@ class DispatchRecovery:
             return None
         if self._clock.monotonic() - batch.claimed_at > self._fresh_claim_age.total_seconds():
             # The destination is slow, or this process was suspended. Another process may have claimed the message and
-            # sent it. Only the next claim proves who has it; if this process makes it, the error copy is sent at once.
+            # sent it. Only the next claim proves which process has it. If this process makes that claim, it sends the
+            # error copy at once.
             if is_counted:
                 return self._release_doomed(claim, error, release)
             self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())

@@ -55,7 +55,7 @@ class Sender:
         self._journal = journal
         self.enlisting_store = enlisting_store(store, transport)
         """The store, if it shares a database with the queues, else ``None``."""
-        # Own deadlines, which are not shortened when the dispatcher stops: it waits for sends in flight (row 55).
+        # Separate deadlines, which are not shortened when the dispatcher stops: it waits for sends in flight (row 55).
         self._deadlines = Deadlines.of_transport(transport, clock, call_deadline)
         self.longest_send = in_real_time(clock, LONGEST_SEND)
 
@@ -69,7 +69,7 @@ class Sender:
         return [Group(destination, group, claimed_at) for destination, group in by_destination.items()]
 
     async def send_group(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
-        """Send a group when it has a turn at its destination; return an error or ``None`` for each message."""
+        """Send a group when it has a slot at its destination; return an error or ``None`` for each message."""
         if self.enlisting_store is not None:
             group.start_deadline(self._clock.monotonic())
             return await self._send_enlisted_group(group.claims)
@@ -131,7 +131,7 @@ class Sender:
     async def _send_enlisted_group(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
         """Send and remove all messages in one transaction.
 
-        If one message fails, each message gets a transaction of its own, so that the failure does not undo the others.
+        If one message fails, each message gets a separate transaction, so that the failure does not undo the others.
         """
         error = await self.send_enlisted(claims, [to_envelope(claim.message) for claim in claims])
         if error is None or (is_outage(error) and not can_concern_one_message(error)) or len(claims) == 1:
