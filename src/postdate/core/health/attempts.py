@@ -21,7 +21,7 @@ from postdate.messages import DelayedMessage
 from postdate.ports import Claim, Outcome
 
 MOST_ATTEMPTS: Final = 10_000
-"""The most messages that are remembered, not counting those whose claims are in force."""
+"""The largest number of remembered messages, not counting messages whose claims are in force."""
 
 FORGOTTEN_AFTER_SUCCESSES: Final = 100_000
 """A failure is forgotten after this many successes: the message did not return, so another process has handled it."""
@@ -37,7 +37,7 @@ class Release:
     Args:
         claim: the claim, which is in force.
         attempt_at: instant before which the message is not attempted again; ``None``: it may be attempted at once.
-        reason: of a failure, which the store counts and records; ``None``: the message has not failed.
+        reason: the reason of a failure, which the store counts and records; ``None``: the message has not failed.
     """
 
     claim: Claim
@@ -50,17 +50,17 @@ class UnwrittenOutcome:
     """An outcome that the store has not recorded yet.
 
     Args:
-        message_id: of the message.
-        fingerprint: of the message, as its id may be used again for another message.
-        claim: under which the outcome is written. ``None``: the claim is lost, and any process may claim the message
-            next, also this one.
+        message_id: the id of the message.
+        fingerprint: the fingerprint of the message, as its id may be used again for another message.
+        claim: the claim under which the outcome is written. ``None``: the claim is lost, and any process may claim the
+            message next, also this one.
         outcome: how the message ended; ``None``: its claim is to be released with ``release``.
-        detail: of the outcome, for its record.
+        detail: a text for the record of the outcome.
         release: the release to write if there is no outcome.
         retry_at: monotonic seconds of the next write.
-        failed_writes: how often writing it has failed.
+        failed_writes: how often writing the outcome has failed.
         lost_at: monotonic seconds at which the claim was lost.
-        may_be_written: whether the store may have written it already, because an answer was lost.
+        may_be_written: whether the store may have written the outcome already, because an answer was lost.
     """
 
     message_id: str
@@ -79,7 +79,8 @@ class UnwrittenOutcome:
 class Doom:
     """The reason why a message goes to the error queue at its next claim, if it is unchanged then.
 
-    The error copy may be sent only under a young claim. See ``FRESH`` in :mod:`postdate.core.due.recovery`.
+    The error copy may be sent only under a young claim. See ``FRESH_CLAIM_AGE`` in
+    :mod:`postdate.core.due.recovery`.
     """
 
     error: PostdateError
@@ -93,12 +94,12 @@ class Attempt:
     """The known facts about one message id.
 
     Args:
-        failures: how often it failed while other messages succeeded since its failure before.
+        failures: how often it failed. Failures without a success of another message between them count once.
         successes_before: :attr:`Attempts.successes` at its last failure.
         lost_claims: how often its claim was lost after it was handled and before it was acknowledged.
         doom: the reason to move it to the error queue when it is claimed again.
         unwritten: its outcome, if that is not written yet.
-        may_be_stored: whether it was received from a queue and given to a store, but may be in its queue still.
+        may_be_stored: whether a store may have stored it, and it may still be in the queue it came from.
     """
 
     failures: int = 0
@@ -129,7 +130,7 @@ class Attempts:
         self._claimed_outcomes: dict[str, UnwrittenOutcome] = {}
         """Outcomes of :attr:`_entries` whose claims are in force.
 
-        A dictionary of its own, as callers iterate over these at each poll, and must not iterate over all entries.
+        A separate dictionary, as callers iterate over it at each poll, and must not iterate over all entries.
         """
         self._next_trim = most
         """The number of entries at which the oldest are dropped next."""
@@ -177,7 +178,7 @@ class Attempts:
         if attempt.is_empty:
             self._entries.pop(message_id, None)
 
-    # --- failures in a row, others having succeeded in between ------------------------------------------------------
+    # --- failures with successes of other messages in between --------------------------------------------------------
 
     def has_success_since_failure(self, message_id: str) -> bool:
         """Return whether any message has succeeded since this one failed last; also ``True`` if it never failed."""
@@ -185,23 +186,23 @@ class Attempts:
         return attempt is None or attempt.successes_before != self.successes
 
     def report_failure(self, message_id: str) -> int:
-        """Note a failure; return how often this message failed. Failures without a success between them count once."""
+        """Count a failure; return how often this message failed. Failures without a success between them count once."""
         attempt = self.get_or_create(message_id)
         attempt.failures += attempt.successes_before != self.successes
         attempt.successes_before = self.successes
         return attempt.failures
 
     def report_own_failure(self, message_id: str, error: BaseException) -> int:
-        """Note a failure that may or may not be the fault of this message; return how often it occurred.
+        """Count a failure that this message may have caused; return how often it has failed.
 
-        Return 0, and note nothing, for an outage of a whole store or of queues, and for a lasting error: that is
-        decided at its first occurrence.
+        Return 0, and count nothing, for an outage of a whole store or of queues, and for a lasting error, which is
+        handled at its first occurrence.
         """
         is_passing = isinstance(error, PostdateError) and error.transient and not error.outage
         return self.report_failure(message_id) if is_passing or can_concern_one_message(error) else 0
 
     def report_success(self, *message_ids: str) -> None:
-        """Note that these messages have succeeded; without arguments, that some other message has."""
+        """Report that these messages have succeeded; without arguments, that another message has."""
         self.successes += 1
         if not self._entries:
             return
@@ -220,7 +221,7 @@ class Attempts:
     # --- messages for the error queue -------------------------------------------------------------------------------
 
     def doom(self, message: DelayedMessage, error: PostdateError, failures: int, seconds: float) -> None:
-        """Have a message moved to the error queue when it is claimed again, unchanged and with so many ``failures``."""
+        """Remember that a message goes to the error queue when it is claimed again, unchanged and with ``failures``."""
         doom = Doom(error, fingerprint(message), failures, seconds + _DOOMED_FOR_SECONDS)
         self.get_or_create(message.message_id).doom = doom
 

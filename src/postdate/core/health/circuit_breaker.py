@@ -16,9 +16,16 @@ CriticalError = Callable[[str, BaseException], None]
 """Called with a text and the last failure when the endpoint cannot do its work any more."""
 
 PAUSE_ARMED = timedelta(seconds=1)
+"""The pause after a failure while the breaker is armed."""
+
 PAUSE_TRIGGERED = timedelta(seconds=10)
+"""The pause after a failure while the breaker is triggered."""
+
 RATE_WINDOW = timedelta(seconds=30)
+"""The time over which :class:`FailureRate` counts failures."""
+
 NOTHING_HANDLED = timedelta(minutes=1)
+"""The time without a success after which :class:`FailureRate` trips, however few failures there are."""
 
 
 class BreakerState(enum.Enum):
@@ -33,9 +40,8 @@ class RepeatedFailures:
     """A breaker that trips if calls fail for ``time_to_trigger`` without a success, or at once if retries are useless.
 
     When it trips, it calls ``trigger`` once, with the text ``critical`` and the last error. The loop that runs the
-    breaker calls :meth:`update_state` at :attr:`deadline`, so that it trips also if no call is made any more. The log
-    has its
-    states at level *debug* only: :class:`postdate.runtime.resource.Resource` logs the outage itself.
+    breaker calls :meth:`update_state` at :attr:`deadline`, so that it trips also if no call is made any more. Its
+    states are logged at level *debug* only: :class:`postdate.runtime.resource.Resource` logs the outage itself.
 
     With ``forgets_after`` it trips only at a failure, and a failure this long after the last one starts a new series.
     This is for calls that are repeated soon while they fail, and that may stop because the message is gone.
@@ -78,7 +84,7 @@ class RepeatedFailures:
         return self._armed_at + self._time_to_trigger.total_seconds()
 
     def report_failure(self, error: BaseException, seconds: float) -> timedelta:
-        """Note a failure; return how long to pause before the next attempt."""
+        """Report a failure; return how long to pause before the next attempt."""
         if self._forgets_after is not None and seconds - self._failed_at >= self._forgets_after.total_seconds():
             self.report_success()
         self._last_error, self._failed_at = error, seconds
@@ -154,7 +160,7 @@ class FailureRate:
             self._trip(error)
 
     def report_success(self) -> None:
-        """Note that a failure, or the message that failed, was handled."""
+        """Report that a failure, or the message that failed, was handled."""
         self._failing_since, self._is_reported = None, False
 
     def _trip(self, error: BaseException) -> None:

@@ -5,7 +5,7 @@ by the circuit breaker, and retried. They neither end the service nor block it. 
 
 A loop has one :class:`Deadlines` for each adapter that it calls. There are two ways to make a call:
 
-- :meth:`Deadlines.call_in_task` makes the call in a task of its own. A call that does not end after its cancellation is
+- :meth:`Deadlines.call_in_task` makes the call in a separate task. A call that does not end after its cancellation is
   *abandoned*: its task goes on alone, and its late result goes to a callback. Used for stores and for sends of due
   messages.
 - :meth:`Deadlines.call` makes the call in the task of the caller. It costs a thirtieth, but a call that does not end
@@ -64,7 +64,7 @@ T = TypeVar("T")
 log = logging.getLogger("postdate.adapters")
 
 
-# --- errors of adapters become ours -----------------------------------------------------------------------------------
+# --- translation of errors --------------------------------------------------------------------------------------------
 
 
 class _Errors(NamedTuple):
@@ -141,7 +141,7 @@ def count_abandoned_calls() -> int:
 
 
 class SeparateCall(Generic[T]):
-    """A call that begins at once in a task of its own, so that it can be abandoned.
+    """A call that starts at once in a separate task, so that it can be abandoned.
 
     Use it in the event loop that made it. Cancel scopes of anyio around the caller do not cancel the task: it ends by
     itself, or by :meth:`cancel`.
@@ -275,7 +275,7 @@ class Deadlines:
         """Return whether deadlines are short, and the adapter was silent since then or just before."""
         return self._is_short and self._silent_at >= self._short_since - self._seconds(STOP_DEADLINE)
 
-    # --- calls in a task of their own -------------------------------------------------------------------------------
+    # --- calls in a separate task -----------------------------------------------------------------------------------
 
     async def call_in_task(
         self, start_call: Callable[[], Awaitable[T]], on_late_result: Callable[[T], Awaitable[None]] | None = None
@@ -348,7 +348,7 @@ class Deadlines:
         """Await a call and return its result. A task makes one such call at a time.
 
         A cancel scope of anyio, or a task, for each call would cost an eighth of handling a message (ADR 49). So this
-        only notes the begin of the call, and :meth:`cancel_overdue_calls`, which must be running, cancels the task of
+        only remembers when the call began, and :meth:`cancel_overdue_calls`, which must be running, cancels the task of
         the caller at the deadline.
 
         Args:

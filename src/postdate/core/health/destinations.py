@@ -1,6 +1,6 @@
-"""State of queues that take no messages. Pure: time is an argument, in monotonic seconds. Source: ADR 51.
+"""State of queues that accept no messages. Pure: time is an argument, in monotonic seconds. Source: ADR 51.
 
-A queue that takes no messages delays only its own messages. From time to time one of them is sent as a probe. The
+A queue that accepts no messages delays only its own messages. From time to time one of them is sent as a probe. The
 other messages wait for the answer, and are claimed as rarely as possible, as their claims could only be released.
 """
 
@@ -25,7 +25,7 @@ ANOTHER_SECONDS: Final = 0.1
 MESSAGES_PER_PROBE: Final = 1_000
 """The number of messages of a full destination that are claimed and released between two probes.
 
-Further messages wait for later turns, at most :data:`LATEST_ATTEMPT_SECONDS` away.
+Further messages wait for later attempt times, at most :data:`LATEST_ATTEMPT_SECONDS` away.
 """
 
 LATEST_ATTEMPT_SECONDS: Final = 10.0
@@ -35,7 +35,7 @@ _MOST_DESTINATIONS: Final = 10_000
 
 
 class Destination(Backoff):
-    """A queue that takes no messages, with the times of its next probe and of the next claims of its other messages."""
+    """A queue that accepts no messages, with the times of its next probe and of the next attempts of its messages."""
 
     def __init__(self) -> None:
         super().__init__(SHORTEST_SECONDS, LONGEST_SECONDS)
@@ -68,15 +68,15 @@ class Destination(Backoff):
 
 
 class Destinations:
-    """The queues that take no messages from this dispatcher."""
+    """The queues that accept no messages from this dispatcher."""
 
     def __init__(self) -> None:
         self._full = Bounded[str, Destination](_MOST_DESTINATIONS)
         self._recovered = Bounded[str, Destination](_MOST_DESTINATIONS)
-        """Queues that have taken messages again, with the backoff they had. It continues if they fail again soon."""
+        """Queues that accept messages again, with the backoff they had. It continues if they fail again soon."""
 
     def __bool__(self) -> bool:
-        """Return whether any queue takes no messages."""
+        """Return whether any queue accepts no messages."""
         return bool(self._full)
 
     def wait_seconds(self, destination: str, seconds: float) -> float:
@@ -85,7 +85,7 @@ class Destinations:
         return 0.0 if full is None else full.wait_seconds(seconds)
 
     def report_refusal(self, destination: str, seconds: float) -> bool:
-        """Note that a queue takes no messages; return whether that is new. It is not if it recovered just before."""
+        """Report that a queue accepts no messages; return ``False`` if it did so before, or recovered only just now."""
         full = self._full.get(destination)
         if full is not None:
             full.report_failure(seconds)
