@@ -407,7 +407,7 @@ class Finisher:
 
     async def _release_again(self, releases: Sequence[Release]) -> None:
         """Release remembered claims. They stay remembered until that is done, so a cancellation loses none."""
-        # The removals were written first. Meanwhile a message may have been sent, or claimed again: read them anew.
+        # The removals were written first. Meanwhile a message may have been sent, or claimed again: read them again.
         release_ids = {id(release) for release in releases}
         remembered_outcomes = {
             message_id: unwritten

@@ -382,7 +382,7 @@ class MessagePump:
     def _remember_lost_claim(self, received: Received, error: Exception) -> None:
         """Count a claim that was lost after its message was handled and before it was acknowledged.
 
-        Few queues count these themselves, so without this the message might come again for ever.
+        Few queues count these themselves, so without this the message might be received again for ever.
         """
         if isinstance(error, ClaimLost):
             self._attempts.get_or_create(received.envelope.message_id).lost_claims += 1
@@ -596,7 +596,7 @@ LONGEST_WAIT_SECONDS: Final = 0.5
 
 
 class Prefetch:
-    """The number of messages that a pump may have received: ``concurrency``, or those that it handles in 50 ms.
+    """The number of messages that a pump may have received: ``concurrency``, or as many as it handles in 50 ms.
 
     Recent handling decides. If handling is slow, no message is prefetched, and other processes can receive the waiting
     messages. If a message takes microseconds, handling does not wait for receiving.

@@ -181,7 +181,7 @@ class DueTimeouts:
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         now = clock.now()
         self._announced = AnnouncedTimeouts(later(now, -OLDEST), at_once, remembered)
-        # A due time. Every stored timeout due up to this time was announced, except for those that polls back find.
+        # A due time. Every stored timeout due up to this time was announced, except for timeouts that polls back find.
         self._all_announced_until = self._announced.floor
         # The latest due time of an announced timeout. Polls back end here.
         self._latest_announced = self._announced.floor
