@@ -1,1 +1,1 @@
-"""The application's own way to delayed messages: :func:`postdate.connect`. Source: ADR 31."""
+"""Clients: applications send and change delayed messages with them, see :func:`postdate.connect`. Source: ADR 31."""

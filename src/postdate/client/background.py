@@ -1,7 +1,7 @@
-"""A store that is open in an event loop of its own, in a daemon thread.
+"""The background of clients: a store that is open in a separate event loop, in a daemon thread.
 
-So any thread and any event loop may use it. The open store belongs to one process: the child of a fork opens its own,
-and never touches the connections of its parent.
+So any thread and any event loop may use it. The open store belongs to one process: the child of a fork opens another
+one, and never uses the connections of its parent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ log = logging.getLogger("postdate.client")
 T = TypeVar("T")
 
 _CLOSE_TIMEOUT_SECONDS: Final = 5.0
+"""How long closing waits for running calls before it cancels them."""
+
 _JOIN_TIMEOUT_SECONDS: Final = 5.0
+"""How long closing waits for the end of the thread."""
+
 _READ_AGAIN_AFTER: Final = timedelta(minutes=10)
+"""The clock of the store is read again when it was not read for this time."""
 
 
 @dataclass(slots=True)
@@ -70,7 +75,7 @@ class Background(forks.ForkAware):
         _all_backgrounds.add(self)
 
     def submit(self, work: Callable[[StoreSession], Awaitable[T]]) -> Future[T]:
-        """Do ``work`` with the open store, in its loop; return the future of its result."""
+        """Run ``work`` with the open store, in its event loop; return the future of its result."""
         forks.check_process()
         with self._lock:
             if self._store_thread is None:
@@ -78,7 +83,7 @@ class Background(forks.ForkAware):
             return self._store_thread.submit(work)
 
     async def run(self, work: Callable[[StoreSession], Awaitable[T]]) -> T:
-        """Do ``work`` as :meth:`submit` does, and return its result. The work of a cancelled call may be done."""
+        """Run ``work`` as :meth:`submit` does, and return its result. A cancelled call may still have its effect."""
         future, wake_up = self.submit(work), WakeUp()
         future.add_done_callback(lambda _: wake_up.wake())
         try:
@@ -97,7 +102,7 @@ class Background(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Leave the open store to the parent: closing its connections here would close those of the parent, too."""
+        """Detach from the open store: closing its connections in the child would close them for the parent, too."""
         if self._store_thread is not None:
             self._store_thread.detach_after_fork()
         self._store_thread = None
@@ -110,7 +115,7 @@ class _StoreThread:
         self._open_task: asyncio.Task[StoreSession] | None = None
         self._tasks = set[asyncio.Task[Any]]()
         self._futures = weakref.WeakSet[Future[Any]]()
-        """Results that callers wait for."""
+        """Futures that callers wait for."""
         self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="postdate-client", daemon=True)
@@ -188,7 +193,7 @@ class _StoreThread:
         return StoreSession(store, clock or SystemClock(), ZoneMarkers(store), SystemClock().monotonic())
 
     def close(self) -> None:
-        """Let running calls end, for a limited time; then close the store, and end the loop in any case."""
+        """Wait a limited time for running calls; then close the store, and stop the event loop in any case."""
         close_future = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         try:
             close_future.result(2 * _CLOSE_TIMEOUT_SECONDS)
@@ -225,7 +230,7 @@ _all_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 
 def _at_exit() -> None:
     for each in list(_all_backgrounds):
-        with suppress(Exception):  # the interpreter is ending, so nobody can handle an error
+        with suppress(Exception):  # the interpreter is ending, so no code can handle an error
             each.close()
 
 

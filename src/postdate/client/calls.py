@@ -1,4 +1,4 @@
-"""The work of each method of a client, alone in the open store or as steps in a transaction of the application.
+"""The calls of clients: the work of each method, alone in the open store or in a transaction of the application.
 
 :class:`postdate.Client` and :class:`postdate.BlockingClient` make the same calls, and differ in how they wait for them.
 """
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ClientCall(Generic[T]):
-    """The work of one method: ``run_alone``, or as the ``steps`` steps in a transaction of the application."""
+    """The work of one method: ``run_alone``, or ``steps`` in a transaction of the application."""
 
     run_alone: Callable[[StoreSession], Awaitable[T]]
     steps: Callable[[JoiningStore, Clock], Steps[T]]
@@ -69,13 +69,13 @@ class ClientCall(Generic[T]):
         return await self.run_alone(await self.prepare(session))
 
     def can_be_unseen(self, answer: object) -> bool:
-        """Return whether to look outside of the transaction for the message that was not found in it."""
+        """Return whether the message that was not found in the transaction must be searched outside of it."""
         return answer is Answer.NOT_FOUND and self.changed_id is not None
 
     async def find_unseen(self, session: StoreSession) -> Answer:
         """Return the answer for a message that a transaction did not see.
 
-        The transaction's view of the database may be old. So the message is looked up outside of the transaction.
+        The transaction's view of the database may be old. So the message is searched outside of the transaction.
         """
         assert self.changed_id is not None
         answer = await find_refusal(administrable_store(session.store), self.changed_id)

@@ -50,11 +50,11 @@ def connect(
             is ``postdate``.
         transport: address of the queues; only :meth:`Client.explain` reads them. ``None``: in the store's database, or
             ``transport.address``.
-        schema: of the tables. ``None``: ``store.schema``.
+        schema: schema of the tables. ``None``: ``store.schema``.
         create: create missing tables of the store.
 
     Raises:
-        ConfigurationError: a setting is invalid. The server is not asked; the first use shows whether it answers.
+        ConfigurationError: a setting is invalid. The server is not called; the first use shows whether it answers.
     """
     options = {
         "store.address": url,
@@ -69,12 +69,12 @@ def connect(
 
 
 class Client(AbstractAsyncContextManager["Client"]):
-    """Sends, cancels, reschedules and reads messages that wait in one store. Made by :func:`postdate.connect`.
+    """A client of one store: sends, cancels, reschedules and reads its messages. Created by :func:`postdate.connect`.
 
     One object may be used from any thread and any event loop, and before and after a fork. It delivers nothing itself,
     and warns once in each process if no other process delivers.
 
-    ``transaction`` is an application's own transaction: a connection, or a session, on the store's database. The
+    ``transaction`` is a transaction of the application: a connection, or a session, on the store's database. The
     commit of the transaction makes the changes visible, and its roll-back undoes them.
 
     Every method raises `StoreUnavailable` and `StoreUnreachable`, and `ConfigurationError` for a ``transaction`` that
@@ -135,7 +135,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         return await self._run(self._calls.send(list(messages)), transaction)
 
     async def cancel(self, message_id: str, *, transaction: NativeTransaction | None = None) -> Answer:
-        """Remove a pending message for good; return what became of it."""
+        """Remove a pending message, so that it is never delivered; return what the store answers."""
         return await self._run(self._calls.cancel(message_id), transaction)
 
     async def reschedule(
@@ -147,7 +147,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         zone: str | None = None,
         transaction: NativeTransaction | None = None,
     ) -> Answer:
-        """Give a pending message another due time. Raises `InvalidMessage` if the message expires before that.
+        """Change the due time of a pending message. Raises `InvalidMessage` if the message expires before that.
 
         With ``zone``, ``deliver_at`` is a local time there, as in :meth:`send`, and the message follows the clocks of
         that zone from now on. Without ``zone``, the message follows the clocks of no zone any more.
@@ -163,7 +163,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         transaction: NativeTransaction | None = None,
         **keywords: Unpack[SendKeywords],
     ) -> str:
-        """Send a message that replaces the one that waits under ``key``, if there is one; return its id.
+        """Send a message that replaces the pending message under ``key``, if there is one; return its id.
 
         Use it for a message that is wanted once, some time after the last of several events. A message that is being
         delivered, was delivered, or is being changed in another transaction stays as it is, and the new message waits
@@ -196,8 +196,9 @@ class Client(AbstractAsyncContextManager["Client"]):
         messages with these destinations and due times.
 
         Without ``where``, all pending messages are listed, whatever their :attr:`~postdate.DelayedMessage.origin`.
-        ``after`` is the :attr:`~postdate.DelayedMessage.cursor` of the last message of an earlier list; the new list
-        begins behind that message, even if the message is gone. Raises `InvalidMessage` if ``after`` is no cursor.
+        ``after`` is the :attr:`~postdate.DelayedMessage.cursor` of the last message of an earlier list. The new list
+        starts after that message, even if it is not pending any more. Raises `InvalidMessage` if ``after`` is no
+        cursor.
         """
         return await self._run(self._calls.list(EVERYTHING if where is None else where, limit, after), transaction)
 
@@ -207,7 +208,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         """Cancel all messages that match; return the number of messages for each answer.
 
         With ``dry_run``, nothing is changed, and the numbers are those that would result. Retries, and timeouts of
-        sagas, are left alone unless ``where`` names their origin. The messages are listed first, and then changed by
+        sagas, are not changed unless ``where`` names their origin. The messages are listed first, and then changed by
         their ids. So a message that begins to match meanwhile may be left out, and a message that does not match any
         more is changed all the same. Raises `InvalidMessage` for a ``where`` without a condition.
         """
@@ -224,7 +225,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         dry_run: bool = False,
         transaction: NativeTransaction | None = None,
     ) -> Counter[Answer]:
-        """Give all messages that match another due time; see :meth:`cancel_where`.
+        """Change the due time of all messages that match; see :meth:`cancel_where`.
 
         With ``later_by``, the new due time of each message is its old one plus ``later_by``.
         """
@@ -232,9 +233,9 @@ class Client(AbstractAsyncContextManager["Client"]):
         return await self._run(call, transaction)
 
     async def pause(self, destination: str) -> Limits:
-        """Make all services of the store hold messages for ``destination`` until :meth:`resume`; return its limits.
+        """Stop all services of the store from sending to ``destination`` until :meth:`resume`; return its limits.
 
-        Where the queues are in the store's database, no message moves from now on. Elsewhere the pause begins within a
+        If the queues are in the store's database, no message is moved from now on. Else the pause starts within a
         second. Messages that are being sent are still sent. Raises `NotSupported` if the store cannot do this;
         PostgreSQL, SQLite, MariaDB and memory can.
         """
