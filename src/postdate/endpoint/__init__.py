@@ -1,1 +1,1 @@
-"""Sending with a delay, handling messages, and running delayed delivery, in the application's process."""
+"""Endpoints: they send with a delay, handle messages, and run delayed delivery in the process of an application."""

@@ -1,4 +1,4 @@
-"""How an endpoint is put together: where its parts come from, and what cannot work together. Source: ADR 21."""
+"""Assembles an endpoint: gets its parts, and refuses parts that cannot work together. Source: ADR 21."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from postdate.runtime.reporting import NO_METRICS, Metrics
 from postdate.runtime.resource import resource_of
 
 _LONGEST_NAME: Final = DESTINATION_LIMIT - len(timeouts_queue(""))
-"""So that its timeouts queue is an address, too."""
+"""The longest name of an endpoint. The name of its timeouts queue, which is longer, must be an address, too."""
 
 _SUCH_AS: Final = "such as Sqlite(path) or Postgres(url)"
 
 
 @runtime_checkable
 class Database(Protocol):
-    """A database as one object; whoever made it closes it.
+    """A database as one object. The code that created it must close it.
 
-    As attributes it has what it can keep: ``queues``, a :class:`~postdate.Transport`; ``store``, a
+    Its attributes are the adapters that it supports: ``queues``, a :class:`~postdate.Transport`; ``store``, a
     :class:`~postdate.DelayedMessageStore`; ``sagas``, a :class:`~postdate.SagaStore`; ``outbox``, an
     :class:`~postdate.ports.OutboxStore`.
     """
 
     def register_endpoint(self, endpoint: str, concurrency: int, *, uses_store: bool) -> None:
-        """Take note of an endpoint that uses it.
+        """Register an endpoint that uses this database.
 
         Args:
-            endpoint: its name.
-            concurrency: messages that it handles at once, 1 or more.
-            uses_store: its delayed messages wait in ``store``.
+            endpoint: name of the endpoint.
+            concurrency: number of messages that the endpoint handles at once, 1 or more.
+            uses_store: whether the delayed messages of the endpoint wait in ``store``.
 
         Raises:
-            ConfigurationError: it cannot serve this one beside those it serves already.
+            ConfigurationError: the database cannot serve this endpoint beside the registered ones.
         """
 
 
@@ -71,7 +71,7 @@ def check_names(endpoint: str, error_queue: str | None) -> None:
         check_address(error_queue, "the name of the error queue")
 
 
-def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
+def adapters_of(  # noqa: PLR0913 - all that a database may supply, and the endpoint
     endpoint: str,
     concurrency: int,
     database: object,
@@ -80,9 +80,9 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and who asks
     timeout_manager: TimeoutManager | ExternalTimeoutManager | None,
     outbox: Outbox | bool | None,
 ) -> tuple[Transport, DelayedDelivery | None, Outbox | None]:
-    """Return what was given to an endpoint, and from its database what was not.
+    """Return the transport, delayed delivery and outbox of an endpoint: the arguments, or else parts of its database.
 
-    A database delays messages where nothing else that was given does, and has an outbox where that is ``True``.
+    The database delays messages unless another argument does so. Its outbox is used if ``outbox`` is ``True``.
     """
     if database is not None and not isinstance(database, Database):
         raise ConfigurationError(
@@ -122,7 +122,7 @@ def _adapter_of(database: object, name: Literal["store", "queues", "outbox"], al
 
 
 def due_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
-    """Return the clock that judges what is due: the store's, where it has one and the settings ask for it."""
+    """Return the clock that decides what is due: the clock of the store, if it has one and the settings ask for it."""
     own_clock = check_clock(clock or SystemClock())
     if delayed_delivery is None:
         return own_clock
@@ -139,7 +139,7 @@ def transaction_mode_of(
     timeout_manager: TimeoutManager | None,
     sagas: SagaStore | None,
 ) -> TransactionMode:
-    """Return the transaction mode that was given, or the strongest that transport and stores can keep together."""
+    """Return the chosen transaction mode, or the strongest mode that transport and stores support together."""
     mode, database = mode_of(chosen_mode), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
@@ -169,7 +169,7 @@ def check_allowance(allowance: timedelta) -> timedelta:
 
 
 def _check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode whose promise sagas cannot keep there."""
+    """Raise an error for a transaction mode whose promise sagas cannot keep with this store and transport."""
     if mode is TransactionMode.NONE:
         raise UnsupportedTransactionMode(
             "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
@@ -180,7 +180,10 @@ def _check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMo
 
 
 def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
-    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate."""
+    """Raise an error for sagas whose state is not part of the commit of the outbox.
+
+    A duplicate would change such a state a second time.
+    """
     if sharing_store(store, store.capabilities.database, outbox.database) is None:
         raise ConfigurationError(
             f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
@@ -190,14 +193,14 @@ def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
 
 
 def create_sagas(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | None) -> Sagas:
-    """Return the sagas; their state is part of the transactions of the outbox, or of the queues, where it is there."""
+    """Return the sagas. Their state is written in transactions of the outbox or the queues, if in the same database."""
     _check_saga_mode(store, outgoing.transport, outgoing.mode)
     capabilities = outgoing.transport.capabilities
     if outbox is not None:
         _check_saga_outbox(store, outbox.store)
         database = outbox.store.database
     elif outgoing.mode is TransactionMode.RECEIVE_ONLY and not capabilities.time_to_be_received_in_transactions:
-        database = None  # some messages could not leave in the transaction that keeps the state
+        database = None  # some messages could not be sent in the transaction that writes the state
     else:
         database = capabilities.database
     return Sagas(store, database, outgoing)
@@ -210,7 +213,7 @@ def create_delay_services(
     error_queue: str | None,
     errors: str,
 ) -> list[Service]:
-    """Return the services for delayed messages; ``error_queue`` is as given, ``errors`` the one in force."""
+    """Return the services for delayed messages; ``error_queue`` is the argument, ``errors`` the queue in force."""
     services = list[Service]()
     wrap_step = None
     if timeout_manager is not None:
@@ -223,7 +226,7 @@ def create_delay_services(
 
 
 class ReceivingService(Service):
-    """Handles messages of the endpoint's queue; subscribes that to events when it starts."""
+    """The service that handles messages of the endpoint's queue. At its start it subscribes the queue to events."""
 
     def __init__(  # noqa: PLR0913 - the parts
         self,
@@ -262,10 +265,10 @@ class ReceivingService(Service):
         if outbox is not None:
             if set_up:
                 await outbox.store.setup()
-            await outbox.store.find(queue, "")  # raises if it cannot be used
+            await outbox.store.find(queue, "")  # raises if the outbox cannot be used
             outbox_handling = OutboxHandling(outbox, handling)
             handle, preload = outbox_handling.handle, outbox_handling.preload
-        # One at a time, a message finds what the one before it has left with its saga.
+        # With concurrency 1, each message must find the state of its saga as the message before it left it.
         is_in_order = self._concurrency == 1 and self._handlers.sagas is not None
         prefetches = transport.capabilities.prefetches and not is_in_order
         report = None
@@ -289,6 +292,6 @@ class ReceivingService(Service):
 
 
 def _report_settled(metrics: Metrics, times: HandlerTimes, completions: Sequence[Completion]) -> None:
-    """Report messages that ended together, and how long their handlers took."""
+    """Report messages that were settled together, and the durations of their handlers."""
     report_completions(metrics, completions)
     times.report(metrics)

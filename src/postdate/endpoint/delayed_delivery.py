@@ -1,4 +1,4 @@
-"""Delayed delivery running: the pump of the timeouts queue and the poller, put together and checked at start."""
+"""The service of delayed delivery: checks the settings, and assembles the pump of the timeouts queue and the poller."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from postdate.runtime.resource import resource_of
 log = logging.getLogger("postdate.delayed_delivery")
 
 WrapStep = Callable[[str, Step], Step]
-"""Wraps the step of a queue so that orders to a timeout manager go first: ``(queue, step) -> step``."""
+"""Wraps the step of a queue so that orders to a timeout manager do not reach it: ``(queue, step) -> step``."""
 
 
 def timeouts_queue(endpoint: str) -> str:
-    """Return the name of the queue through which an endpoint's delayed messages go (specification 1.5)."""
+    """Return the name of the queue from which the delayed messages of an endpoint are stored (specification 1.5)."""
     return f"{endpoint}.timeouts"
 
 
@@ -47,10 +47,11 @@ def timeouts_dispatcher_queue(endpoint: str) -> str:
 
 
 class DelayedDeliveryService(Service):
-    """Stores messages that arrive in the timeouts queue and delivers them when due.
+    """The service that stores messages of the timeouts queue and delivers them when they are due.
 
-    Messages that cannot be delivered go to the settings' poison queue, or else to ``error_queue`` (row 86); without
-    either it is refused (row 54). ``orders_first`` is for a timeouts queue that a timeout manager shares (row 88).
+    Messages that cannot be delivered go to the poison queue of the settings, or else to ``error_queue`` (row 86).
+    Without either, creating the service raises an error (row 54). ``wrap_step`` is for a timeouts queue that a timeout
+    manager shares (row 88).
     """
 
     def __init__(
@@ -85,10 +86,10 @@ class DelayedDeliveryService(Service):
 
     @override
     async def prepare(self, *, set_up: bool) -> None:
-        """Initialize the store, always; then, if asked to, set it up and create the queues.
+        """Initialize the store; then, with ``set_up``, set it up and create the queues.
 
-        In this order (specification D2), and with every store: upstream initializes a store that has no setup only when
-        queues are created, too (D3, row 28), which leaves it unprepared in production.
+        The order is that of the specification (D2), and every store is initialized. NServiceBus initializes a store
+        without a setup only when queues are created, too (D3, row 28), so in production it stays uninitialized.
         """
         context, settings = self._context, self._settings
         await settings.claiming_store.initialize(context.endpoint, context.mode)
@@ -145,9 +146,8 @@ class DelayedDeliveryService(Service):
         self._parts = [*pumps, poller]
         if settings.retention and isinstance(settings.claiming_store, ArchivableStore):
             self._parts.append(retention_loop(settings.claiming_store, settings.retention, context.clock))
-        if (
-            ZoneStore.is_zone_store(settings.claiming_store) and settings.claiming_store.capabilities.durable
-        ):  # what is not ends before rules do
+        # A store that is not durable ends with its process, before the rules of zones change.
+        if ZoneStore.is_zone_store(settings.claiming_store) and settings.claiming_store.capabilities.durable:
             self._parts.append(wall_time_loop(settings.claiming_store, context.clock))
 
     def _resume_waits(self) -> None:
@@ -200,7 +200,7 @@ class DelayedDeliveryService(Service):
             await super().run()
         finally:
             store = self._settings.claiming_store
-            if isinstance(store, SimpleStore):  # which holds failed messages in this process' memory only
+            if isinstance(store, SimpleStore):  # which locks failed messages in the memory of this process only
                 clock = self._context.clock
                 deadlines = Deadlines.of_store(store, clock)
                 deadlines.shorten()
@@ -212,7 +212,7 @@ class DelayedDeliveryService(Service):
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
-    """Refuse a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
+    """Raise an error for a transaction mode whose promise store and transport cannot keep (design.md section 4)."""
     check_transport_mode(transport, mode)
     store = settings.claiming_store
     if mode not in store.capabilities.transaction_modes:

@@ -1,4 +1,4 @@
-"""An endpoint: a named party that sends, handles and delays messages; also for programs without an event loop."""
+"""Endpoints: they send, handle and delay messages. A blocking one is for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -58,53 +58,53 @@ H = TypeVar("H", bound=Handler | PlainHandler)
 
 
 class Endpoint(forks.ForkAware):
-    """A named party that sends, handles and delays messages.
+    """A named part of an application that sends, handles and delays messages.
 
-    Use it as an asynchronous context manager: it starts on entering, which returns when it has begun to receive from
-    its queues and hears of what is stored, and stops on leaving, finishing what is in hand. It starts also when queues
-    and stores are out of reach: after one refusal it goes on, and asks them again and again. Several messages are
-    handled at once, each by all handlers of its type.
+    Use it as an asynchronous context manager. Entering starts the endpoint, and returns when it receives from its
+    queues and its store reports new messages to it. Leaving stops the endpoint, after it has finished the messages that
+    are being handled. The endpoint also starts while queues and stores are out of reach: after one refusal it retries
+    in the background. Several messages are handled at once, each by all handlers of its type.
 
     Args:
-        name: of the endpoint and of its input queue.
-        database: for everything that the other arguments do not name: the queues; delayed messages, unless there is a
-            ``timeout_manager``; sagas, when one is registered; the outbox, when it is ``True``. For example
-            ``Sqlite(path)`` or ``Postgres(url)``. It is not closed with the endpoint.
-        transport: of all queues.
-        delayed_delivery: how delayed messages are kept; without it, a database and a timeout manager, delayed sends are
-            refused.
-        timeout_manager: the older way to delay messages, in this endpoint or in another one; beside
+        name: name of the endpoint and of its input queue.
+        database: the queues, store, sagas and outbox that no other argument sets. It delays messages unless there is a
+            ``timeout_manager``. Its sagas are used when a saga is registered, and its outbox when ``outbox`` is
+            ``True``. For example ``Sqlite(path)`` or ``Postgres(url)``. It is not closed with the endpoint.
+        transport: the transport of all queues.
+        delayed_delivery: how delayed messages are stored. Without it, a database and a timeout manager, delayed sends
+            are refused.
+        timeout_manager: the older way to delay messages, in this endpoint or in another one. Beside
             ``delayed_delivery`` it only dispatches timeouts that it has stored already.
-        transaction_mode: a mode or its name; default: the strongest that transport and store can keep together.
-        error_queue: for messages that cannot be handled or delivered.
-        recoverability: how often handling is tried; its error queue defaults to ``error_queue``.
-        send_only: handles nothing and has no input queue; delayed messages are still delivered.
-        concurrency: messages handled at once.
-        create_queues: create queues and tables at start.
+        transaction_mode: a mode or its name. Default: the strongest mode that transport and store support together.
+        error_queue: queue for messages that cannot be handled or delivered.
+        recoverability: how often handling is tried. Its error queue defaults to ``error_queue``.
+        send_only: the endpoint handles nothing and has no input queue. Delayed messages are still delivered.
+        concurrency: number of messages that are handled at once.
+        create_queues: create queues and tables at the start.
         ignore_incoming_time_to_be_received_headers: handle messages also after their time to be received.
-        time_to_be_received_allowance: how much later than the end of its time a message is still handled, for clocks
-            that differ: twice the largest difference between them (specification 2.4).
-        time_to_be_received: from a message type to how long its messages are wanted; goes before what the decorator
-            :func:`~postdate.time_to_be_received` says on the type.
-        audit: keep copies of handled messages.
-        clock: only tests and simulations need another. The machine's follows that of the store, where the store is on a
-            server; see :class:`DelayedDelivery`.
-        critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
-            and the last error. By default it is logged.
-        metrics: receives what is counted and measured.
-        outbox: handle each message once, with ``transaction_mode="receive_only"``; without it, a message that is
-            delivered again is handled again. ``True``: with the outbox of the database.
-        sagas: where the instances of sagas are kept; see :meth:`saga`.
+        time_to_be_received_allowance: how long after its expiry a message is still handled. This is for clocks that
+            differ: set twice the largest difference between them (specification 2.4).
+        time_to_be_received: a function that returns the time to be received of a message type. It has precedence over
+            the decorator :func:`~postdate.time_to_be_received`.
+        audit: send copies of handled messages to an audit queue.
+        clock: another clock, for tests and simulations. By default, the machine's clock is used; it follows the clock
+            of the store if the store is on a server; see :class:`DelayedDelivery`.
+        critical_error: called when the endpoint cannot do its work any more, with a text and the last error; a
+            function, async or not. By default the error is logged.
+        metrics: receives counts and durations.
+        outbox: handle each message once, with ``transaction_mode="receive_only"``. Without it, a message that is
+            delivered again is handled again. ``True``: the outbox of the database.
+        sagas: store of saga instances; see :meth:`saga`.
 
     Raises:
-        ConfigurationError: when built from settings that do not fit together.
+        ConfigurationError: the settings do not fit together.
     """
 
     _create_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
     _create_completions: Callable[..., MessageCompletions] = MessageCompletions
-    """Replaced in :mod:`postdate.testing.endpoints`, by classes that remember messages and failures."""
+    """Classes that :mod:`postdate.testing.endpoints` replaces, by classes that remember messages and failures."""
     _longest_sleep = LONGEST_SLEEP
-    """Of its pollers; longer in :mod:`postdate.testing.endpoints`, where every store and every set clock wakes them."""
+    """The longest sleep of pollers. It is longer in :mod:`postdate.testing.endpoints`, where set clocks wake them."""
 
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
@@ -136,9 +136,19 @@ class Endpoint(forks.ForkAware):
         transport, delayed_delivery, outbox = adapters_of(
             name, concurrency, database, transport, delayed_delivery, timeout_manager, outbox
         )
-        self.name, self.transport, self.send_only, self.host = name, transport, send_only, Host(name)
-        self.delayed_delivery, self.audit, self._outbox = delayed_delivery, audit, outbox
-        self._database, self._create_queues, self._events = database, create_queues, list[str]()
+        self.name = name
+        self.transport = transport
+        self.send_only = send_only
+        self.host = Host(name)
+        self.delayed_delivery = delayed_delivery
+        self.audit = audit
+        self._outbox = outbox
+        self._database = database
+        # Whether a start creates queues and tables.
+        self._create_queues = create_queues
+        # Names of the events to which the next start subscribes the input queue.
+        self._events = list[str]()
+        # Decides what is due. It may follow the clock of the store.
         self.clock = due_clock(clock, delayed_delivery)
         running_manager = check_timeout_manager(timeout_manager, name, delayed_delivery)
         self.mode = transaction_mode_of(transaction_mode, transport, delayed_delivery, running_manager, sagas)
@@ -184,14 +194,17 @@ class Endpoint(forks.ForkAware):
                     context, concurrency, self.outgoing, completions, self._handlers, audit, outbox, self._events
                 )
             )
+        # The next three are `None` while the endpoint does not run. They belong to the event loop in which it runs.
+        # Closing the stack stops the endpoint.
         self._running_stack: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
+        # Also `None` if the clock follows no store.
         self._clock_scope: anyio.CancelScope | None = None
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
-        """Run no more: only the parent does. This process may send, and start the endpoint for itself."""
+        """Detach from the run of the parent. The child may send, and start the endpoint for itself."""
         forks.prevent_destruction((self._running_stack, self._tasks, self._clock_scope))
         self._running_stack = self._tasks = self._clock_scope = self._critical_errors.tasks = None
 
@@ -200,11 +213,11 @@ class Endpoint(forks.ForkAware):
     def handler(self, message_type: type[M], *, name: str | None = None) -> Callable[[H], H]:
         """Register a function ``handle(message, context)`` for messages of ``message_type``.
 
-        A plain function runs in a thread, and is given a :class:`postdate.BlockingHandlerContext`.
+        A plain function runs in a thread, and receives a :class:`postdate.BlockingHandlerContext`.
 
         Args:
             message_type: a dataclass or ``msgspec.Struct``.
-            name: of the type on the wire; default ``module.Class``.
+            name: name of the type on the wire. Default: ``module.Class``.
         """
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
@@ -213,7 +226,7 @@ class Endpoint(forks.ForkAware):
             if not callable(handle):
                 raise ConfigurationError(f"handler {handle!r} must be a function (message, context)")
             self._add_type(message_type, name)
-            callables: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object that is called
+            callables: tuple[object, ...] = (handle, type(handle).__call__)  # a function, or an object with `__call__`
             is_plain = not any(map(inspect.iscoroutinefunction, callables))
             async_handler = threaded_handler(cast("PlainHandler", handle)) if is_plain else cast("Handler", handle)
             self._handlers.add(message_type, async_handler)
@@ -225,8 +238,8 @@ class Endpoint(forks.ForkAware):
         """Register a saga: a subclass of :class:`~postdate.Saga`; its message types are registered, too.
 
         Raises:
-            ConfigurationError: the endpoint is send-only or was created without ``sagas`` and a database that keeps
-                some, or the saga has timeouts and the endpoint can delay nothing.
+            ConfigurationError: the endpoint is send-only, or has neither ``sagas`` nor a database with a saga store, or
+                the saga has timeouts and the endpoint cannot delay messages.
         """
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
@@ -242,7 +255,7 @@ class Endpoint(forks.ForkAware):
             self._add_type(message_type, None)
 
     def route(self, message_type: type[Any], destination: str, *, name: str | None = None) -> None:
-        """Send messages of ``message_type`` to ``destination`` unless a send says otherwise.
+        """Send messages of ``message_type`` to ``destination`` by default. A send may name another destination.
 
         Raises:
             ConfigurationError: ``destination`` is no address.
@@ -252,9 +265,10 @@ class Endpoint(forks.ForkAware):
         self.outgoing.routes[message_type] = destination
 
     def subscribe(self, message_type: type[Any], *, name: str | None = None) -> None:
-        """Receive published messages of this type, from the next start on; the type needs a handler, too.
+        """Subscribe the input queue to published messages of a type, at the next start. The type needs a handler, too.
 
-        A subscription outlives the endpoint: it belongs to the queue, and is made with it (``create_queues``).
+        A subscription belongs to the queue and outlives the endpoint. It is made when queues are created
+        (``create_queues``).
 
         Raises:
             NotSupported: the queues cannot publish.
@@ -268,10 +282,10 @@ class Endpoint(forks.ForkAware):
         self._events.append(event)
 
     def _add_type(self, message_type: type[Any], name: str | None) -> None:
-        self.outgoing.times_to_be_received.span_of(message_type)  # raises where the type is registered
+        self.outgoing.times_to_be_received.span_of(message_type)  # raises now for an invalid time
         self.outgoing.types.add(message_type, name)
 
-    # --- life ---------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         if self._running_stack is not None:
@@ -298,7 +312,7 @@ class Endpoint(forks.ForkAware):
         if stack is None:
             return None
         if error is not None and self._tasks is not None:
-            # Given to the task group, the program's own error would come back in an ExceptionGroup.
+            # If the task group got the error of the application, it would raise it inside an ExceptionGroup.
             self._tasks.cancel_scope.cancel()
         return await stack.__aexit__(None, None, None)
 
@@ -307,17 +321,17 @@ class Endpoint(forks.ForkAware):
             await clock.follow()
 
     def stop(self) -> None:
-        """Stop receiving and polling; leaving the context waits for messages in hand."""
+        """Stop receiving and polling. Leaving the context waits for messages that are being handled."""
         for service in self._services:
             service.stop()
         if self._clock_scope is not None:
             self._clock_scope.cancel()
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the running endpoint, in words, for a health check; may be called in any thread.
+        """Return texts about problems of the running endpoint, for a health check. May be called in any thread.
 
-        A part that has ended though nobody stopped it, and one that has stood still for minutes. An outage of a store
-        or of queues is none of these: the endpoint waits for its end.
+        A problem is a part that ended without a stop, or that does not poll for minutes. An outage of a store or of
+        queues is no problem: the endpoint waits for its end.
         """
         return [each for service in self._services for each in service.problems()]
 
@@ -330,7 +344,7 @@ class Endpoint(forks.ForkAware):
             )
         for service in self._services:
             await service.prepare(set_up=self._create_queues)
-        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
+        if isinstance(self.clock, FollowingClock):  # before a message is claimed that is not due by this clock
             await self.clock.measure()
 
     # --- sending ------------------------------------------------------------------------------------------------
@@ -344,39 +358,44 @@ class Endpoint(forks.ForkAware):
     ) -> str:
         """Send a message at once, or with ``delay`` or ``deliver_at`` when it is due; return its id.
 
-        Returns after the message is durable where it waits. ``bytes`` are sent as they are, anything else as JSON under
-        the name of its type.
+        This returns after the message is durable in its store or queue. ``bytes`` are sent unchanged, other messages as
+        JSON under the name of their type.
 
         Args:
             message: see above.
-            destination: queue; by default where messages of this type are routed, or this endpoint where it handles it.
-            delay: not to be delivered before this long from now; zero is allowed, and ``timedelta.max`` means never.
-            deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly. With ``zone``
-                what the clocks show there: a text such as ``2027-03-28 09:00``, or a naive date-time.
-            expires_at: not to be delivered after this instant; aware; may go together with a delay.
-            time_to_be_received: discarded if not received this long after sending; not with a delay. By default as the
-                message's type says; ``timedelta.max``: for ever, whatever that says.
-            use_dead_letter_queue: whether it is kept among the dead letters when it expires in its queue; by default as
-                the transport is set; not with a delay.
-            headers: of your own.
-            message_id: of your own; unique among delayed messages. By default a new one.
-            zone: such as ``Europe/Paris``: the message follows its clocks, also when its rules change while it waits. A
-                time that they show twice is the first, one that they leave out is as long after the gap began as it
-                says. With stores that replace (PostgreSQL, SQLite, MariaDB, memory).
-            window: such as ``mon-fri 09:00-17:00 Europe/Paris``: due when that opens, if it is not open at the due
-                time. For all messages to a queue: :meth:`postdate.Client.limit`.
-            spread: due up to so much later, at random, so that many do not fall due at once; within ``window``.
-            transaction: a connection of your own with a transaction open on the store's database: the message is stored
-                in it, is durable with its commit, and never was with its roll-back. Without a delay it is due at once.
+            destination: queue. Default: the route of the message type, or this endpoint if it handles the type.
+            delay: the message is not delivered before this long from now; zero is allowed, and ``timedelta.max`` means
+                never.
+            deliver_at: the message is not delivered before this instant; aware. With a past instant it is delivered
+                promptly. With ``zone`` this is a local time there: a text such as ``2027-03-28 09:00``, or a naive
+                date-time.
+            expires_at: the message is not delivered after this instant; aware. It can be combined with a delay.
+            time_to_be_received: the message is discarded if it is not received this long after sending; not with a
+                delay. Default: the time of the message type. ``timedelta.max``: for ever, whatever the type has.
+            use_dead_letter_queue: whether the message becomes a dead letter if it expires in its queue; not with a
+                delay. Default: the setting of the transport.
+            headers: headers of the application.
+            message_id: an id of the application; unique among delayed messages. Default: a new id.
+            zone: such as ``Europe/Paris``. The message follows the clocks of this zone, also when the rules of the zone
+                change while it is pending. If clocks show a time twice, the first one counts. A skipped time counts
+                from the start of the gap: 02:30 becomes 03:30 if clocks go from 2 to 3. Only with stores that replace
+                (PostgreSQL, SQLite, MariaDB, memory).
+            window: such as ``mon-fri 09:00-17:00 Europe/Paris``. If the window is closed at the due time, the message
+                is due when it opens. To set a window for all messages to a queue, see :meth:`postdate.Client.limit`.
+            spread: the message is due up to this much later, at random and within ``window``, so that many messages are
+                not due at once.
+            transaction: a connection of the application with an open transaction on the store's database. The message
+                is stored in this transaction, so it is durable with the commit and undone with a roll-back. Without a
+                delay it is due at once.
 
         Raises:
             DelayConflict: arguments that exclude each other.
             InvalidMessage, InvalidHeaders, InvalidTimestamp: an argument with a wrong value; see :class:`SendOptions`.
-            ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
+            ConfigurationError: ``transaction`` has no open transaction, or the store cannot take part in it.
             DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` or a timeout manager (row 15).
-            UnknownMessageType: no destination is given and none is routed.
+            UnknownMessageType: the message has neither a destination nor a route.
             QueueNotFound, MessageTooLarge, TransportUnavailable, StoreUnavailable: nothing was sent. A delayed message
-                whose headers no queue would take when it is due is refused now.
+                with headers that are too large for its queue is refused now, and not when it is due.
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
@@ -393,7 +412,7 @@ class Endpoint(forks.ForkAware):
     async def publish(
         self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
     ) -> str:
-        """Send a message to all subscribers of its type, of which there may be none; return its id.
+        """Send a message to all subscribers of its type, if there are any; return its id.
 
         An event cannot be delayed (row 7): delay the message whose handler publishes it.
 
@@ -408,12 +427,12 @@ class Endpoint(forks.ForkAware):
 
 
 class BlockingEndpoint(forks.ForkAware):
-    """Runs an endpoint in an event loop of its own, in another thread. Use it as a context manager.
+    """An endpoint that runs in a separate event loop in another thread. Use it as a context manager.
 
     Handlers run in that thread, in one event loop; a handler that blocks delays the others.
 
     Args:
-        endpoint: configured, with its handlers registered, not started.
+        endpoint: the endpoint, with its handlers registered and not started.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -424,7 +443,7 @@ class BlockingEndpoint(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Run no more: the thread of the event loop is the parent's. This process may start it for itself."""
+        """Detach from the event loop: its thread exists only in the parent. The child may start the endpoint itself."""
         forks.prevent_destruction((self._stack, self._portal))
         self._stack, self._portal = ExitStack(), None
 
@@ -453,7 +472,7 @@ class BlockingEndpoint(forks.ForkAware):
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
         if transaction is None:
             return self._portal.call(partial(self._endpoint.send, message, **keywords))
-        outgoing = self._endpoint.outgoing  # in the caller's thread, which the connection belongs to
+        outgoing = self._endpoint.outgoing  # in the thread of the caller, as the connection belongs to it
         store, delayed = outgoing.prepare_for_transaction(message, SendOptions(**keywords))
         self._portal.call(outgoing.ensure_zone, delayed)
         store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())

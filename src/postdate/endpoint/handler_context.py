@@ -1,4 +1,4 @@
-"""What a handler has of its message: its headers, sends that leave with its end, and the transaction of the outbox.
+"""The context of a handler: headers of its message, sends, and the transaction of the outbox.
 
 Source: specification 5; ADR 17.
 """
@@ -21,13 +21,16 @@ from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Re
 
 
 class BusinessTransaction:
-    """The outbox's transaction in which a handler runs; ``queues`` is the identity of the queues' database, if any."""
+    """The outbox transaction in which a handler runs. ``queues`` is the identity of the queues' database, if any."""
 
     def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
         self.transaction, self._store, self._queues = transaction, store, queues
 
     def check_isolated_send(self) -> None:
-        """Refuse a send that would wait for itself: for the handler's transaction, the only writer of its file."""
+        """Raise an error for an isolated send that would wait for the transaction of its own handler.
+
+        A file has only one writer at a time.
+        """
         if self.transaction.has_begun and self._store.has_one_writer and self._store.database == self._queues:
             raise NotSupported(
                 "an isolated send into the file in which the handler has a transaction open would wait for itself: "
@@ -36,30 +39,30 @@ class BusinessTransaction:
 
 
 class IncomingMessage:
-    """What a handler can ask of its message."""
+    """The message that a handler handles."""
 
     received: Received
     _headers: Mapping[str, str]
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+        """Headers of the incoming message; read-only, since a retry and the error queue get them unchanged.
 
-        Messages that are sent have headers of their own. Pass on single ones, ``headers={"Tenant":
-        context.headers["Tenant"]}``: among the others are id, type and retries of the incoming message.
+        Messages that are sent have separate headers. Pass on single headers, ``headers={"Tenant":
+        context.headers["Tenant"]}``, not all: id, type and retries of the incoming message are among them.
         """
         return self._headers
 
     @property
     def message_id(self) -> str:
-        """Id of the incoming message: stable, however often it is delivered."""
+        """Id of the incoming message. It is the same each time the message is delivered."""
         return self.headers.get(Headers.MESSAGE_ID, self.received.envelope.message_id)
 
     @property
     def due(self) -> datetime | None:
-        """When a delayed message, or the delayed retry of any message, was due, UTC.
+        """Due time in UTC of a delayed message, or of a delayed retry.
 
-        ``None`` for others, and where the transport does not keep it.
+        ``None`` for other messages, and if the transport does not preserve it.
         """
         return self.received.envelope.due
 
@@ -67,8 +70,8 @@ class IncomingMessage:
 class HandlerContext(IncomingMessage):
     """The second argument of a handler: headers of its message, sends, and the transaction of the outbox.
 
-    Messages that it sends leave when the handler has succeeded, together with the completion of the incoming message;
-    when it fails, none leaves, except those sent ``isolated``. In transaction mode ``none`` all of them leave at once.
+    Messages are sent when the handler has succeeded, together with the completion of the incoming message. If the
+    handler fails, only messages with ``isolated`` are sent. In transaction mode ``none`` all messages are sent at once.
     """
 
     def __init__(
@@ -78,23 +81,27 @@ class HandlerContext(IncomingMessage):
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Outgoing] = []
         self.messages_with_own_id: list[DelayedMessage] = []
-        """Delayed messages with an id of the application that are to leave by an outbox: another message may have that
-        id."""
+        """Delayed messages, to be sent through an outbox, whose ids the application chose.
+
+        Another message may have such an id already.
+        """
         self.work: list[Work] = []
-        """Done in the transaction in which sent messages leave; only with queues, or an outbox, in the database of the
-        work."""
+        """Work in the transaction in which the messages are sent.
+
+        Only if the queues or the outbox are in the database of the work.
+        """
         self.on_completed: list[Callable[[], Awaitable[None]]] = []
-        """Done when the message has ended well; must raise nothing."""
+        """Called when the message was completed; must not raise."""
         self.saga: Mapping[str, str] = {}
-        """Headers that say which saga instance sends; empty while none is at work."""
+        """Headers that name the saga instance that sends; empty while no saga handles the message."""
         self.has_ended = False
-        """Set when its handlers have ended: what is sent from then on is refused."""
+        """Set when the handlers have returned. Later sends are refused."""
 
     async def transaction(self) -> NativeTransaction:
-        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+        """Return a connection of the outbox's database with an open transaction, for data of the application.
 
-        What is written on it is committed together with what this handler sends, and with the mark that the message was
-        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+        The transaction is committed together with the messages of this handler, and with the mark that the message was
+        handled. If the handler fails, it is rolled back. All handlers of a message share it.
 
         Returns:
             With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
@@ -118,10 +125,10 @@ class HandlerContext(IncomingMessage):
         isolated: bool = False,
         **keywords: Unpack[SendKeywords],
     ) -> str:
-        """Send a message and return its id: as :meth:`Endpoint.send`, with the end of the message being handled.
+        """Send a message when the incoming one is completed; return its id. Arguments are as in :meth:`Endpoint.send`.
 
-        With ``isolated`` it leaves at once, also if handling fails. A ``message_id`` that was used for another delayed
-        message fails the handler as it ends.
+        With ``isolated`` it is sent at once, even if the handler fails later. A ``message_id`` that was used for
+        another delayed message fails the handler when it returns.
         """
         keywords["headers"] = self._add_saga_headers(keywords.get("headers"))
         options = SendOptions(**keywords)
@@ -131,10 +138,10 @@ class HandlerContext(IncomingMessage):
         return await self._send_or_collect(outgoing, isolated=isolated)
 
     def _mark_repeatable(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
-        """Mark a message with an id of the application which an earlier attempt of this handler may have sent.
+        """Mark a message with an id of the application if an earlier attempt of this handler may have sent it.
 
-        It may where the incoming message came back unanswered, and delayed messages leave through a queue before its
-        end.
+        That is possible if the incoming message was received before and not answered, and if delayed messages are sent
+        through a queue before it is acknowledged.
         """
         if self._business is not None:
             self.messages_with_own_id += () if isolated else (outgoing,)
@@ -147,12 +154,12 @@ class HandlerContext(IncomingMessage):
         return outgoing
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+        """Send a reply to the reply address of the incoming message, and to the saga instance that sent it, if any.
 
         A reply cannot be delayed (row 7).
 
         Raises:
-            InvalidMessage: the incoming message names no address for replies.
+            InvalidMessage: the incoming message has no address for replies.
         """
         options = reply_options(self.headers, self.message_id, self._add_saga_headers(headers))
         return await self._send_or_collect(self._messages.create(message, options, related_to=self.headers))
@@ -168,7 +175,7 @@ class HandlerContext(IncomingMessage):
         return {**self.saga, **(headers or {})} if self.saga else headers
 
     async def _send_or_collect(self, outgoing: Outgoing, *, isolated: bool = False) -> str:
-        """Have a message leave, at once or at the end; return its id."""
+        """Send a message at once, or collect it for the completion of the incoming message; return its id."""
         if self.has_ended:
             raise MessageError(
                 f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"

@@ -1,4 +1,4 @@
-"""One received message from its queue to its handlers, what they send from there, and how it ends.
+"""Handling of received messages: calls their handlers, sends the messages of these, and decides after failures.
 
 Source: specification 5 and 6.
 """
@@ -80,29 +80,37 @@ from postdate.runtime.reporting import Metrics
 log = logging.getLogger("postdate.endpoint")
 
 MOST_RESTARTS: Final = 5
-"""A message may come back so often without an answer before its policy is asked: processes and brokers are restarted,
-and the one that stands first in its queue comes back to it from each process that is stopped meanwhile."""
+"""How often a message may be received again without an answer before its policy decides.
+
+Processes and brokers are restarted, and the first message of a queue returns from each process that is stopped.
+"""
 
 
 Handler = Callable[[Any, HandlerContext], Awaitable[None]]
 
 _MOST_PRELOADED: Final = 2_000
+"""The largest number of messages that are remembered by :meth:`Handlers.preload`."""
 
 _BLOCKED_AFTER_SECONDS: Final = 5.0
+"""A handler that blocks the event loop for this long is logged."""
+
 _YIELD_SECONDS: Final = 0.1
-"""After an event loop stood, so long a handler waits for news: that a connection ended, say, and a claim with it."""
+"""The pause after a handler that blocked the event loop.
+
+In this time the loop learns what happened meanwhile, for example that a connection ended, and its claim with it.
+"""
 
 
 class Handlers:
-    """Decodes received messages and calls their handlers and sagas."""
+    """The handlers and sagas of an endpoint: decodes received messages and calls them."""
 
     def __init__(self, types: MessageTypes) -> None:
         self._types, self._handlers = types, dict[type[Any], list[Handler]]()
         self._preloaded = Bounded[str, tuple[Envelope, object]](_MOST_PRELOADED)
-        """By :meth:`preload`."""
+        """Messages that :meth:`preload` has decoded, by message id."""
         self.sagas: Sagas | None = None
         self.times: HandlerTimes | None = None
-        """Set where they are wanted."""
+        """Set if metrics are recorded."""
 
     def add(self, message_type: type[Any], handle: Handler) -> None:
         self._handlers.setdefault(message_type, []).append(handle)
@@ -111,9 +119,10 @@ class Handlers:
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
     async def preload(self, received_messages: Sequence[Received]) -> None:
-        """Have sagas find the instances of messages that were received together; what fails is done again for each.
+        """Load the saga instances of messages that were received together. After a failure, each message loads its own.
 
-        Not where others have the message before its saga, and may change it.
+        A message with a handler is skipped, as the handler runs before the saga and may change the message. So is a
+        message with several sagas.
         """
         if self.sagas is None:
             return
@@ -128,16 +137,16 @@ class Handlers:
             await self.sagas.preload(messages)
 
     def forget(self, envelope: Envelope) -> None:
-        """Drop what :meth:`preload` has remembered of a message that is not handled after all."""
+        """Forget a message that :meth:`preload` has remembered and that is not handled after all."""
         _, message = self._preloaded.pop(envelope.message_id, (None, None))
         if message is not None and self.sagas is not None:
             self.sagas.forget(envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id), type(message))
 
     @types.coroutine
     def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
-        """Decode the message and call every handler of its type, one after the other; log who keeps the event loop.
+        """Decode the message and call the handlers of its type in turn; log a handler that blocks the event loop.
 
-        The handlers' time includes the decoding: with a reading of the clock less, counting costs each message less.
+        The measured time includes the decoding: that saves one reading of the clock for each message.
         """
         started_at = step_started_at = steady_seconds()
         try:
@@ -166,7 +175,7 @@ class Handlers:
             try:
                 result = yield awaited
                 step = coroutine.send
-            except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
+            except BaseException as error:  # noqa: BLE001 - raised again inside the handler
                 step, result = coroutine.throw, error
             step_started_at = steady_seconds()
 
@@ -188,11 +197,11 @@ class Handlers:
 
 
 class HandlerTimes:
-    """How long handlers took since that was last reported, by the type of message."""
+    """The durations of handlers since the last report, by message type."""
 
     def __init__(self) -> None:
         self._times = dict[type[Any], list[float]]()
-        """Runs, seconds of all of them, and of the longest: a list, as each message changes it."""
+        """For each type: number of runs, seconds of all runs, and seconds of the longest. Each message changes it."""
 
     def add(self, message_type: type[Any], seconds: float) -> None:
         times = self._times.get(message_type)
@@ -201,7 +210,7 @@ class HandlerTimes:
             return
         times[0] += 1
         times[1] += seconds
-        if seconds > times[2]:  # noqa: PLR1730 - max() would cost as much as all the rest
+        if seconds > times[2]:  # noqa: PLR1730 - max() would cost as much as the rest of this method
             times[2] = seconds
 
     def report(self, metrics: Metrics) -> None:
@@ -218,9 +227,10 @@ def _log_blocked_loop(seconds: float, received: Received) -> None:
 
 
 class AcknowledgedReceiver(WatchedReceiver):
-    """In transaction mode ``none`` a message is off its queue before it is handled: its end only sends.
+    """The receiver of transaction mode ``none``, which acknowledges a message before it is handled.
 
-    One by one: a process that is killed would lose what waits for a batch.
+    So a commit only sends. Messages are not settled in batches: a killed process would lose the messages that wait for
+    a batch.
     """
 
     settles_in_batches = False
@@ -236,13 +246,13 @@ class AcknowledgedReceiver(WatchedReceiver):
 
 @dataclass(slots=True, kw_only=True)
 class PolicyRecovery(Recovery):
-    """The recovery of handlers: as the policy of the endpoint decides. Source: specification 5; row 111."""
+    """The recovery of handlers. The policy of the endpoint decides. Source: specification 5; row 111."""
 
     completions: MessageCompletions
 
     @override
     def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-        if outcome is not None and isinstance(error, DestinationUnavailable):  # as in resolve, and not of a handler
+        if outcome is not None and isinstance(error, DestinationUnavailable):  # see `resolve`; no handler raised it
             return self._outcome(
                 received, self.completions.completion_while_full(received, error), StepFailure(error, Resolution.POLICY)
             )
@@ -262,7 +272,7 @@ class PolicyRecovery(Recovery):
         return self._outcome(received, completion, failure._replace(resolution=resolution))
 
     def _outcome(self, received: Received, completion: Completion, failure: StepFailure) -> StepOutcome:
-        """Return the outcome with an end that was decided. Failures of before are forgotten once it is carried out."""
+        """Return the outcome with a completion. Earlier failures of the message are forgotten after the completion."""
         on_completed = [partial(self.report_success, received.envelope.message_id)] if self.attempts else ()
         return StepOutcome(completion, self, on_completed, failure)
 
@@ -270,7 +280,7 @@ class PolicyRecovery(Recovery):
     def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
         is_undecided = failure is None or failure.resolution is None
         if isinstance(error, DestinationUnavailable) and is_undecided and self.completions.can_delay_retry:
-            # At the head of its queue, again and again, it would keep messages that send elsewhere from their handlers.
+            # If the message stayed first in its queue, messages that send to other destinations would not be handled.
             return Resolution.POLICY
         if self.rules.is_off_queue and failure is not None and failure.resolution is Resolution.BRIEF_ERROR_COPY:
             log.error("message %s is lost: it is off its queue, and no copy can be sent", received.envelope.message_id)
@@ -279,25 +289,25 @@ class PolicyRecovery(Recovery):
 
 
 def is_own_cancellation(received: Received, *, already_off_queue: bool) -> bool:
-    """Return whether a handler cancels its own task however often its message comes, which is a failure.
+    """Return whether a handler has cancelled its own task so often that this counts as a failure of its message.
 
-    Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means. A
-    message that is off its queue already does not come again, so there the first time is a failure.
+    It counts from the eleventh time on. Before, the application may be cancelling all its tasks by means of asyncio. A
+    message that is off its queue already is not received again, so its first time counts.
     """
     if (received.failures < POLICY_FAILURES and not already_off_queue) or is_scope_cancelled():
         return False
-    undo_task_cancellation()  # it has other messages to handle
+    undo_task_cancellation()  # the task has other messages to handle
     return True
 
 
 def failure_of(received: Received, error: BaseException, *, already_off_queue: bool = False) -> Exception:
-    """Return what a handler raised as a failure of its message; raise it if it is none.
+    """Return the error of a handler as a failure of its message; raise it if it is no failure of the message.
 
-    ``already_off_queue``: the message is off its queue.
+    With ``already_off_queue`` the message was acknowledged before it was handled.
     """
     is_cancellation = isinstance(error, anyio.get_cancelled_exc_class())
     if is_cancellation and (not is_cancelled() or is_own_cancellation(received, already_off_queue=already_off_queue)):
-        # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
+        # The handler awaited a task that was cancelled, and did not catch that: this task itself is not cancelled.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
     if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
         raise error
@@ -305,7 +315,7 @@ def failure_of(received: Received, error: BaseException, *, already_off_queue: b
 
 
 class Handling:
-    """The step of an endpoint's message pump: one received message to its handlers, and what they send from there."""
+    """The step of an endpoint's message pump: handles a received message, and sends the messages of its handlers."""
 
     def __init__(
         self,
@@ -321,13 +331,13 @@ class Handling:
             AcknowledgedReceiver(receiver, outgoing.clock, self.send) if is_off_queue else None
         )
         self.receiver = self._acknowledging_receiver or WatchedReceiver(receiver, outgoing.clock)
-        """Ends messages as the transaction mode says."""
+        """Acknowledges messages as the transaction mode requires."""
         self._store_attempts = Attempts()
-        # Asked anew, the step would take the message off its queue once more: what is taken has its policy decide.
+        # Called again, the step would acknowledge the message a second time. So off the queue, the policy decides.
         rules = RecoveryRules(retry_now_errors=() if is_off_queue else (SagaConflict,), is_off_queue=is_off_queue)
         self._recovery = PolicyRecovery(rules=rules, completions=completions, metrics=completions.metrics)
         self.send_recovery = replace(self._recovery, attempts=Attempts())
-        """Of messages whose ends send or store something."""
+        """The recovery of messages whose completions send or store something."""
 
     async def handle(self, received: Received) -> StepOutcome:
         outcome = self.outcome_without_handling(received)
@@ -341,7 +351,7 @@ class Handling:
         return outcome or await self._handle(received)
 
     def outcome_without_handling(self, received: Received) -> StepOutcome | None:
-        """Return the outcome of a message that has expired, or came back unanswered too often; ``None``: handle it."""
+        """Return the outcome of a message that has expired, or returned unanswered too often; ``None``: handle it."""
         try:
             reason = self.completions.discard_reason(received)
         except InvalidTimestamp as error:
@@ -349,7 +359,7 @@ class Handling:
         if reason is not None:
             return StepOutcome(self.completions.discard_completion(received, reason))
         is_tolerated = received.unanswered <= MOST_RESTARTS and not received.is_last
-        if is_tolerated or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
+        if is_tolerated or self.outgoing.mode is TransactionMode.NONE:  # in mode `none` no message returns
             return None
         times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
         error = HandlingInterrupted(
@@ -360,23 +370,23 @@ class Handling:
         return None if outcome is REQUEUE else outcome
 
     async def _handle(self, received: Received) -> StepOutcome:
-        """Handle a message. An outage of the store of sagas is raised: the message is not to blame."""
+        """Handle a message. An outage of the saga store is raised, as it is no failure of the message."""
         context = HandlerContext(self.outgoing, received)
         try:
             await self._call(received, context)
             completion = self.outgoing.completion_of(context.outgoing, RecordKind.HANDLED, work=context.work)
-        except SagaConflict as error:  # another process was faster: all is undone, and done again on its state
+        except SagaConflict as error:  # another process was first: undo all and handle it again
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failure=StepFailure(error))
-        except BaseException as error:  # noqa: BLE001 - what is no failure of the message is raised again
+        except BaseException as error:  # noqa: BLE001 - `failure_of` raises other errors again
             return self.outcome_after_error(
                 received, failure_of(received, error, already_off_queue=self._acknowledging_receiver is not None)
             )
         if not (completion.outgoing or completion.work):
             return StepOutcome(completion, self._recovery, context.on_completed)
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and completion.outgoing:
-            # Sends are not undone when taking the message off its queue fails (specification 6). Storing is: stored
-            # again after it has left, a delayed message would look like another one under its id.
+            # Sends are not undone if acknowledging the message fails (specification 6). Storing is undone: if a delayed
+            # message were stored again after its delivery, it would look like another message under the same id.
             try:
                 completion = await self._send_before_commit(completion)
             except PostdateError as error:
@@ -386,7 +396,7 @@ class Handling:
     def outcome_after_handling(
         self, received: Received, completion: Completion, on_completed: Sequence[OnCompleted] = ()
     ) -> StepOutcome:
-        """Return the outcome of a handled message whose end sends, stores or does something."""
+        """Return the outcome of a handled message whose completion sends, stores or has work."""
         if self.send_recovery.attempts:
             on_completed = [*on_completed, partial(self.send_recovery.report_success, received.envelope.message_id)]
         return StepOutcome(completion, self.send_recovery, on_completed)
@@ -394,14 +404,14 @@ class Handling:
     def outcome_after_error(self, received: Received, error: Exception) -> StepOutcome:
         return self.send_recovery.decide(received, None, error)
 
-    # --- what handling consists of ------------------------------------------------------------------------------------
+    # --- steps of handling --------------------------------------------------------------------------------------------
 
     async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
         """Call the handlers in a transaction of the outbox; return their context, with the messages they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
         for work in self.outgoing.storing_works(context.messages_with_own_id, self.outgoing.clock.now()):
-            # After the commit, one other message under a used id would keep all of them back.
+            # After the commit, a single message with a used id would keep all messages from being sent.
             with translate_own_store_errors(self._store_attempts, received.envelope.message_id):
                 await work.skip_stored()
         return context
@@ -416,19 +426,19 @@ class Handling:
                 await self.handlers.call(received, context)
         finally:
             context.has_ended = True
-            if is_task_cancelled():  # by its handler, perhaps, which ended before this was raised
+            if is_task_cancelled():  # perhaps by its handler, which returned before the cancellation was raised
                 await asyncio.sleep(0)
         if self.audit is not None and started_at is not None:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started_at, now, self.completions.host))
 
     async def send(self, completion: Completion) -> None:
-        """Send and store outside of any receive transaction, together where the queues can; leave out repetitions."""
+        """Send and store outside of a receive transaction, in one transaction if possible; leave out repetitions."""
         remaining = await self._send_before_commit(completion)
         await self._send(remaining.outgoing, remaining.work)
 
     async def _send_before_commit(self, completion: Completion) -> Completion:
-        """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""
+        """Send messages that need not, or cannot, be sent in the transaction that stores others; return the rest."""
         capabilities = self.outgoing.transport.capabilities
         has_expiring = any(envelope.time_to_be_received is not None for envelope in completion.outgoing)
         if completion.work and (capabilities.time_to_be_received_in_transactions or not has_expiring):
@@ -453,12 +463,12 @@ class Handling:
 
 
 POLICY_FAILURES: Final = 10
-"""A message is handled again when the policy itself fails; from the eleventh time on it goes to the error queue."""
+"""How often a message is handled again after its policy has failed. Then it goes to the error queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageCompletions:
-    """Decides how received messages end that have expired, or whose handling has failed."""
+    """The completions of received messages that have expired, or whose handling has failed."""
 
     outgoing: OutgoingMessages
     recoverability: Recoverability
@@ -473,12 +483,12 @@ class MessageCompletions:
 
     @property
     def can_requeue(self) -> bool:
-        """Whether a message can go back to its queue, for an immediate retry."""
+        """Whether a message can return to its queue for an immediate retry."""
         return self.outgoing.mode is not TransactionMode.NONE
 
     @property
     def can_delay_retry(self) -> bool:
-        """Whether a message can come back from a store, for a delayed retry."""
+        """Whether a message can be stored for a delayed retry."""
         return self.can_requeue and self.outgoing.can_delay
 
     @property
@@ -486,18 +496,18 @@ class MessageCompletions:
         return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
 
     def discard_reason(self, received: Received) -> str | None:
-        """Return why a message has expired, or ``None``; queues may have judged an expiry outside its headers."""
+        """Return why a message has expired, or ``None``. Some queues apply an expiry that is not in the headers."""
         envelope, headers = received.envelope, received.envelope.headers
         by_headers = Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
         if self.ignore_time_to_be_received or not (by_headers or envelope.expires_at is not None):
-            return None  # as most, which need no further look
+            return None  # most messages: no further check is needed
         if not self.outgoing.transport.capabilities.expires_messages:
             headers = _own_headers(envelope)
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
     def discard_completion(self, received: Received, reason: str) -> Completion:
-        """Return the end of an expired message: recorded, and in no other queue."""
-        if received.failures:  # not just too late, so it is worth knowing
+        """Return the completion of an expired message. It is recorded, and sent to no other queue."""
+        if received.failures:  # it has also failed, so operators should see it
             reason = f"{reason}, after {received.failures} failed attempts"
         level = logging.WARNING if received.failures else logging.DEBUG
         log.log(
@@ -506,12 +516,12 @@ class MessageCompletions:
         return Completion(RecordKind.DISCARDED, reason)
 
     def completion_after_failure(self, received: Received, error: Exception) -> Completion | None:
-        """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
+        """Return the completion of a message whose handling failed; ``None``: the message returns to its queue."""
         now = self.outgoing.clock.now()
         reason = f"{type(error).__name__}: {text_of(error)}"
         try:
             decision = self._decide(received, error, now)
-        except Exception as failure:  # noqa: BLE001 - whatever a policy of an application raises
+        except Exception as failure:  # noqa: BLE001 - a policy of an application may raise any error
             message_text = f"message {_message_id(received)}, which failed with {reason}"
             self.critical_errors(f"Failed to execute the recoverability policy for {message_text}", failure)
             return self.error_completion(received, error) if received.failures >= POLICY_FAILURES else None
@@ -540,7 +550,7 @@ class MessageCompletions:
                 return self.error_completion(received, error, queue)
 
     def completion_while_full(self, received: Received, error: Exception) -> Completion:
-        """Return the end of a message while a queue to which its handlers send is full: it comes back, uncounted."""
+        """Return the completion of a message while a destination is full: a delayed retry without a counted failure."""
         now = self.outgoing.clock.now()
         due, reason = later(now, LONGEST_OUTAGE_DELAY), f"{type(error).__name__}: {text_of(error)}"
         if self._expires_before(received, due):
@@ -550,7 +560,10 @@ class MessageCompletions:
         return self.outgoing.completion_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
 
     def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
-        """Return what the policy decides, or :class:`MoveToError` where that cannot be; raises what a policy does."""
+        """Return the decision of the policy, or :class:`MoveToError` if it is impossible.
+
+        Errors of the policy are raised.
+        """
         settings, headers = self.recoverability, dict(received.envelope.headers)  # a copy, which the policy may change
         policy = settings.policy or decide_handling_failure
         decision = policy(error, received.failures + 1, headers, settings, now)
@@ -564,9 +577,9 @@ class MessageCompletions:
         return MoveToError()
 
     def _retry_message(self, received: Received, due: datetime, headers: Mapping[str, str]) -> DelayedMessage:
-        """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
+        """Return the message for a delayed retry. It is a separate send, so it has a new id in the store."""
         envelope = received.envelope
-        # Without headers of an earlier delay: on the way through a queue they would be taken for those of this one.
+        # Without the headers of an earlier delay: in a queue they would look like headers of this delay.
         retry_headers = strip_delay_headers(headers)
         retry_headers.pop(Headers.WALL_TIME, None)
         if Headers.TRACE_PARENT in retry_headers:
@@ -586,7 +599,7 @@ class MessageCompletions:
     def error_completion(
         self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False
     ) -> Completion:
-        """Return the end of a message that goes to ``queue``, or to the endpoint's error queue."""
+        """Return the completion of a message that goes to ``queue``, or to the endpoint's error queue."""
         reason = f"{type(error).__name__}: {text_of(error)}"
         if not brief:
             log.error(
@@ -600,7 +613,7 @@ class MessageCompletions:
 
 
 def _impossibility_reason(decision: Decision, now: datetime) -> str | None:
-    """Return why there is no such time to retry at, or no such queue; ``None``: there may be."""
+    """Return why a decision has an impossible time or queue; ``None``: it may be possible."""
     try:
         match decision:
             case DelayedRetry(delay):
@@ -617,7 +630,7 @@ def _impossibility_reason(decision: Decision, now: datetime) -> str | None:
 
 
 def _own_headers(envelope: Envelope) -> Mapping[str, str]:
-    """Return the headers, with an expiry that only the queue knew; a time to be received is in them already."""
+    """Return the headers, with the expiry of the envelope added, unless they have a time to be received already."""
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
     return headers_with_expiry(envelope)

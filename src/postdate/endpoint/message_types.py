@@ -1,8 +1,8 @@
-"""Types of messages: to bytes and back, as JSON, and how long they are wanted.
+"""Types of messages: their conversion to JSON and back, and their times to be received.
 
 A message type is a dataclass, a ``msgspec.Struct``, a model of pydantic, which reads and writes itself, or anything
-else that msgspec reads and writes. Its name on the wire is ``module.Class`` unless the endpoint is told another. How
-long messages of a type are wanted says a decorator, or a convention (specification 2.1, row 74).
+else that msgspec reads and writes. Its name on the wire is ``module.Class`` unless it is registered under another name.
+A decorator or a convention sets the time to be received of a type (specification 2.1, row 74).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, Headers, parse_time_s
 JSON_CONTENT_TYPE = "application/json"
 
 _MOST_DECODERS: Final = 1_000
-"""Decoders at most."""
+"""The largest number of remembered decoders."""
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class MessageTypes:
         self._by_name: dict[str, type[Any]] = {}
         self._names: dict[type[Any], str] = {}
         self._decoders: dict[str, Callable[[bytes], object]] = {}
-        """By the header that names a message's types: nearly all messages have one of a few."""
+        """Decoders by the header that names the types of a message. Nearly all messages have one of a few."""
         self._encoders: WeakKeyDictionary[type[Any], Callable[[Any], bytes]] = WeakKeyDictionary()
 
     def add(self, message_type: type[Any], name: str | None = None) -> str:
@@ -80,7 +80,7 @@ class MessageTypes:
         return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
 
     def decode(self, headers: Mapping[str, str], body: bytes) -> object:
-        """Return the message; of one that names no type its body, if ``bytes`` are handled here.
+        """Return the message, or its body if the headers name no type and ``bytes`` are handled here.
 
         Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
         assembly details after a comma, as .NET endpoints write them.
@@ -103,7 +103,8 @@ class MessageTypes:
             if issubclass(message_type, _Model)
             else msgspec.json.Decoder(message_type).decode
         )
-        if len(self._decoders) < _MOST_DECODERS:  # whoever sends can write what they like after a comma
+        # A limit, as a sender can write any text after a comma of the header.
+        if len(self._decoders) < _MOST_DECODERS:
             self._decoders[type_header] = decode
         return decode
 
@@ -117,7 +118,7 @@ class MessageTypes:
 
 
 Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
-"""From a message type to how long its messages are wanted; ``None``: as the type itself says, or for ever."""
+"""A function that returns the time to be received of a message type; ``None``: that of its decorator, or for ever."""
 
 INFINITE: Final = timedelta.max
 """A time to be received that never ends; it overrides the type or the convention."""
@@ -126,23 +127,23 @@ _ATTRIBUTE: Final = "__postdate_time_to_be_received__"
 _INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
 """The longest time span of the wire format: how .NET writes "infinite"."""
 
-# An attribute stays with a type that a decorator such as dataclass(slots=True) makes anew. To a protocol it would be
-# one more thing that its types must have.
+# An attribute also stays with the new type that a decorator such as dataclass(slots=True) creates. In a protocol an
+# attribute would be one more member that its types must have, so protocols are kept in a dictionary.
 _PROTOCOLS: Final = WeakKeyDictionary[type[Any], timedelta]()
 
 T = TypeVar("T", bound=type[Any])
 
 
 def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
-    """Say on a message type how long after it was sent a message is wanted; then it is discarded.
+    """Set the time to be received of a message type: a message that is older than this is discarded.
 
-    Types below inherit it, and may say otherwise: the most derived type wins. ``timedelta.max`` means for ever.
+    Subclasses inherit it, and may set another one: the most derived type wins. ``timedelta.max`` means for ever.
 
     Args:
         span: above zero; as text ``[d.]hh:mm:ss[.fffffff]``.
 
     Raises:
-        ConfigurationError: raised where the type is defined: the text is no time span, or the span is not above zero.
+        ConfigurationError: the text is no time span, or the span is not above zero. Raised when the type is defined.
 
     Source: specification 2.1.
     """
@@ -163,14 +164,14 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
 
 
 class TimesToBeReceived:
-    """How long the messages of each type are wanted: as the convention says, or else the type."""
+    """The times to be received of message types, by the convention or else by the type."""
 
     def __init__(self, convention: Convention | None = None) -> None:
         self._convention = convention
         self._spans: dict[type[Any], timedelta | None] = {}
 
     def span_of(self, message_type: type[Any]) -> timedelta | None:
-        """Return how long messages of a type are wanted, or ``None`` for ever."""
+        """Return the time to be received of a type; ``None``: its messages do not expire."""
         if message_type not in self._spans:
             span = None if self._convention is None else self._convention(message_type)
             if span is None:
@@ -188,12 +189,12 @@ class TimesToBeReceived:
 
 
 def finite_span(span: timedelta | None) -> timedelta | None:
-    """Return the span, or ``None`` for one that means for ever."""
+    """Return the span, or ``None`` if it is :data:`INFINITE`."""
     return None if span == INFINITE else span
 
 
 def parse_span(span: object, subject: str) -> timedelta:
-    """Return a span as a duration; a text needs a colon, as a bare number means days to some and seconds to others."""
+    """Return a span as a duration. A text needs a colon, as a number alone could mean days or seconds."""
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
         if parsed is None or ":" not in span:

@@ -1,9 +1,10 @@
-"""The outbox of an endpoint: a message is handled once, however often it comes, and what it sends leaves for certain.
+"""The outbox of an endpoint: each message is handled once, however often it is received, and its sends are never lost.
 
-Phase 1 commits business data, the id of the message and what its handlers sent, in one transaction of the application's
-database. Phase 2 sends that, marks it as sent, and takes the message off its queue. What is interrupted goes on, with
-the same ids, when the message comes again. A message whose handlers sent nothing and began no transaction is recorded
-by the transaction that takes it off a queue in that database. Source: specification 7, row 114; ADR 0017.
+Phase 1 commits business data, the id of the message, and the messages that its handlers sent, in one transaction of the
+application's database. Phase 2 sends these messages, marks them as sent, and acknowledges the handled message. An
+interrupted phase 2 goes on with the same ids when the message is received again. If the handlers sent nothing and began
+no transaction, the transaction that acknowledges the message records it, if the queue is in the same database.
+Source: specification 7, row 114; ADR 0017.
 """
 
 from __future__ import annotations
@@ -43,31 +44,33 @@ from postdate.runtime.resource import resource_of
 log = logging.getLogger("postdate.outbox")
 
 _MOST_PRELOADED: Final = 2_000
+"""The largest number of records that are remembered by :meth:`OutboxHandling.preload`."""
 
 CLEAN_UP_BATCH: Final = 1_000
-"""Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
+"""The number of records removed in one transaction. It takes milliseconds, so other transactions hardly wait for it."""
 
 LONGEST_RETENTION: Final = timedelta(days=36_500)
-"""Longer than anything is kept, and short enough to be subtracted from the time of day."""
+"""The longest retention. It is short enough to be subtracted from any current time."""
 
 LONGEST_PAUSE: Final = timedelta(days=1)
+"""The longest pause between two removals of old records."""
 
 _HANDLED_BEFORE: Final = "handled before, as the outbox knows: its handlers were not called"
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """How an endpoint handles each message once, although its queues deliver at least once.
+    """The outbox of an endpoint: each message is handled once, although queues deliver at least once.
 
     Args:
-        store: where the outbox is kept: in the database of the application, so that one commit covers its data, too.
-        retention: how long handled messages are remembered after what they sent has left; above zero, at most 36,500
-            days. Longer than the time in which a duplicate can come: retries, delays, and outages of the queues
-            included.
-        clean_up_every: how often older ones are forgotten; above zero, at most a day.
+        store: store of the outbox, in the database of the application, so that one commit covers its data, too.
+        retention: how long a handled message is remembered after its messages were sent; above zero, at most 36,500
+            days. It must be longer than the time in which a duplicate can arrive, including retries, delays, and
+            outages of the queues.
+        clean_up_every: interval at which older records are removed; above zero, at most a day.
 
     Raises:
-        ConfigurationError: a span is out of these bounds, or the store is none.
+        ConfigurationError: a span is out of these bounds, or ``store`` is no outbox store.
     """
 
     store: OutboxStore
@@ -93,10 +96,10 @@ def _check_span(setting: str, span: object, longest: timedelta) -> None:
 
 
 def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
-    """Refuse an outbox where it cannot keep its promise.
+    """Raise an error for an outbox that cannot keep its promise.
 
-    It has to be asked for with ``receive_only`` explicitly: the stronger modes are not needed beside it, and one that
-    was chosen by default would change when the queues change.
+    The endpoint must have the mode ``receive_only``, set explicitly. Stronger modes are not needed with an outbox, and
+    a default mode would change when the queues change.
     """
     if send_only:
         raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
@@ -112,30 +115,30 @@ def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool)
 class OutboxHandling:
     """The step of the message pump of an endpoint with an outbox.
 
-    While the outbox's own database or those of sagas and delayed messages are out of reach, messages go back after a
-    pause: none is to blame. Nor is one whose handler met that in a statement of its own, unless it is the only message
-    that meets it again and again. Any other error is a failure of its message.
+    While the database of the outbox, of sagas or of delayed messages is out of reach, messages return to their queue
+    after a pause, without a counted failure. The same holds for a handler whose own statement fails in such an outage,
+    unless only its message fails so repeatedly. Any other error is a failure of its message.
     """
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
-        # What was handled and committed does not expire any more: its own messages are still to be sent.
+        # A message that was handled and committed does not expire any more: its messages must still be sent.
         completions = replace(handling.completions, ignore_time_to_be_received=True)
         self._send_recovery = replace(handling.send_recovery, completions=completions)
         queues = self._outgoing.transport.capabilities.database
         self._shares_database = sharing_store(self._store, self._store.database, queues) is not None
         self._preloaded = Bounded[str, tuple[Envelope, OutboxRecord | None]](_MOST_PRELOADED)
-        """What :meth:`preload` has found."""
+        """Records that :meth:`preload` has found, by message id."""
         self._commit_attempts = Attempts()
-        """Of commits only: these add rows to another table than the one in which others are marked."""
+        """The attempts of commits. Commits write to another table than later marks, and can fail for other reasons."""
 
     async def handle(self, received: Received) -> StepOutcome:
-        """Handle a message, or finish what an earlier attempt at it left."""
+        """Handle a message, or finish an earlier attempt at it."""
         id_, record = message_id_of(received), None
         on_completed: list[OnCompleted] = []
         try:
             envelope, record = self._preloaded.pop(id_, (None, None))
-            if envelope is not received.envelope:  # another copy, or it came alone
+            if envelope is not received.envelope:  # another copy, or it was received alone
                 record = await self._find(id_)
             detail = _HANDLED_BEFORE
             if record is not None:
@@ -160,7 +163,7 @@ class OutboxHandling:
         return StepOutcome(Completion(RecordKind.HANDLED, detail), self._send_recovery, on_completed)
 
     async def preload(self, received_messages: Sequence[Received]) -> None:
-        """Look up messages that were received together, in one query. What fails is done again for each."""
+        """Load the records of messages that were received together, in one query. If it fails, each loads its own."""
         try:
             with translate_store_errors(self._store):
                 records = await self._store.find_all(
@@ -179,10 +182,10 @@ class OutboxHandling:
     async def _handle_first_time(
         self, received: Received, on_completed: list[OnCompleted]
     ) -> OutboxRecord | StepOutcome:
-        """Return the record of a message that was handled now, or its outcome if it was not.
+        """Handle a message; return its record, or its outcome if it was not handled.
 
-        Callbacks of its handlers are added to ``on_completed``. Raises :class:`SagaConflict`: it is to be handled
-        again.
+        Callbacks of its handlers are added to ``on_completed``. Raises :class:`SagaConflict` if the message must be
+        handled again.
         """
         outcome = self._handling.outcome_without_handling(received)
         if outcome is not None:
@@ -190,7 +193,7 @@ class OutboxHandling:
         transaction = self._store.transaction(self._outgoing.endpoint, message_id_of(received))
         try:
             return await self._handle_in_transaction(received, transaction, on_completed)
-        except (Exception, anyio.get_cancelled_exc_class()) as error:  # noqa: BLE001 - what is no failure is raised again
+        except (Exception, anyio.get_cancelled_exc_class()) as error:  # noqa: BLE001 - `failure_of` raises other errors again
             try:
                 failure = failure_of(received, error)
             except BaseException:
@@ -220,7 +223,7 @@ class OutboxHandling:
                 self._outgoing.endpoint, message_id_of(received), now, context.work
             )
             if recording_work is not None:
-                await transaction.roll_back()  # what its handler left behind cannot begin it any more
+                await transaction.roll_back()  # so that a task that the handler left behind cannot begin it
                 return self._handling.outcome_after_handling(
                     received, Completion(RecordKind.HANDLED, work=[recording_work])
                 )
@@ -231,12 +234,12 @@ class OutboxHandling:
             return OutboxRecord(context.outgoing, is_dispatched=not context.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id_of(received))
         record = await self._find(message_id_of(received))
-        if record is None:  # forgotten just now: the retention is far too short, or clocks differ
+        if record is None:  # removed just now: the retention is far too short, or clocks differ
             raise StoreUnavailable(f"the outbox forgot message {message_id_of(received)} while it was being handled")
         return record
 
     async def _roll_back(self, transaction: OutboxTransaction, failure: BaseException) -> None:
-        """Undo what a handler did; raise when the database is out of reach, for then the message is not to blame."""
+        """Roll back the transaction of a handler. Raise an outage of the database, as no message has caused it."""
         try:
             await transaction.roll_back()
         except PostdateError as error:
@@ -246,7 +249,7 @@ class OutboxHandling:
 
 
 class OutboxCleanUp:
-    """Forgets messages that are older than the retention, batch by batch."""
+    """The loop that removes records that are older than the retention, in batches."""
 
     def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
@@ -278,5 +281,5 @@ class OutboxCleanUp:
 
 
 def message_id_of(received: Received) -> str:
-    """Return the message's own id, which all its copies have, not that of one delivery."""
+    """Return the id of a message, which all its copies have, and not the id of one delivery."""
     return received.envelope.headers.get(Headers.MESSAGE_ID) or received.envelope.message_id

@@ -1,4 +1,4 @@
-"""Makes the messages of an endpoint, and sends them or stores them, wherever delayed ones go.
+"""Outgoing messages of an endpoint: creates them, and sends or stores them.
 
 Source: specification 5; ADR 9, 14.
 """
@@ -75,9 +75,9 @@ def originating_saga_headers(saga_id: str, saga_type: str) -> Mapping[str, str]:
 
 
 def reply_saga_headers(incoming: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers by which a reply finds the saga instance that sent a message, if one did (ADR 16).
+    """Return the headers with which a reply finds the saga instance that sent a message, if there is one (ADR 16).
 
-    They are the saga's, under the names by which timeouts find instances: so an endpoint in any language can reply.
+    Their values come from the saga, and their names are those of timeouts, so an endpoint in any language can reply.
     """
     saga_id = incoming.get(Headers.ORIGINATING_SAGA_ID, "")
     saga_type = incoming.get(Headers.ORIGINATING_SAGA_TYPE, "")
@@ -85,7 +85,7 @@ def reply_saga_headers(incoming: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping[str, str] | None) -> SendOptions:
-    """Return how a reply is sent; headers of the application win."""
+    """Return the options of a reply. Headers of the application replace other headers."""
     address = incoming.get(Headers.REPLY_TO_ADDRESS)
     if not address:
         raise InvalidMessage(f"message {message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
@@ -94,7 +94,7 @@ def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping
 
 
 def publishing_transport(transport: Transport) -> PublishingTransport:
-    """Return the transport if it can publish; refuse if it cannot."""
+    """Return the transport if it can publish, else raise an error."""
     if not isinstance(transport, PublishingTransport):
         raise NotSupported(
             f"the queues of {type(transport).__name__} cannot publish, and nobody can subscribe there: send the "
@@ -111,13 +111,13 @@ def outgoing_message(
     options: SendOptions,
     clock: Clock,
 ) -> Envelope | DelayedMessage:
-    """Return a :class:`DelayedMessage`, or an :class:`Envelope` where the message is due already or has no delay.
+    """Return a :class:`DelayedMessage`, or an :class:`Envelope` if the message is due already or has no delay.
 
-    ``content`` are headers that describe the body; those of ``options`` win where both say the same name.
+    ``content`` has the headers that describe the body. Headers of ``options`` replace headers of the same name.
 
     Raises:
-        DelayConflict: a delay together with a time to be received (row 75); names the message type.
-        InvalidHeaders: headers that are no texts, or, with a delay, one with the prefix that is reserved for it.
+        DelayConflict: a delay together with a time to be received (row 75); the text names the message type.
+        InvalidHeaders: a header is no text, or, with a delay, it has the prefix that is reserved for delayed messages.
     """
     now = clock.now()
     application_headers, due = options.headers or {}, options.due(now, latest_time(clock))
@@ -134,7 +134,7 @@ def outgoing_message(
         **content,
         **application_headers,
     }
-    headers.pop(Headers.WALL_TIME, None)  # of another message, whose headers were copied
+    headers.pop(Headers.WALL_TIME, None)  # it belongs to another message, whose headers were copied
     if span is not None:
         headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
     if options.expires_at is not None:
@@ -167,7 +167,7 @@ def outgoing_message(
 
 
 def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
-    """Refuse headers over ``limit`` bytes, encoded, now: when the message is due, that would be too late."""
+    """Raise an error for headers of more than ``limit`` encoded bytes: when the message is due, it is too late."""
     if limit is None:
         return
     size = size_in_bytes(encode_headers(message.headers), b"")
@@ -184,9 +184,9 @@ def timeouts_queue_envelope(message: DelayedMessage, queue: str) -> Envelope:
 
 
 def delayed_message_of(message: Envelope | DelayedMessage, clock: Clock) -> DelayedMessage:
-    """Return the delayed message that a store keeps; one that is due already is due now.
+    """Return the delayed message to store. An envelope, which has no delay, is due now.
 
-    Its time to be received counts from the latest time that it may be, as a delay does, so that it is never short.
+    The time to be received counts from the latest time that the clock may mean, as a delay does, so it is never short.
     """
     if isinstance(message, DelayedMessage):
         return message
@@ -201,11 +201,11 @@ Outgoing = Envelope | DelayedMessage
 
 
 class OutgoingMessages:
-    """Makes envelopes and delayed messages of what an endpoint sends, and sends them.
+    """The outgoing messages of an endpoint: creates envelopes and delayed messages, and sends them.
 
-    Delayed messages go into the store where it is in the database of the queues, else through a queue: of the delayed
-    delivery, where there is one, else of the timeout manager (row 88). A message type without a route goes to the
-    endpoint itself, if that ``handles`` it.
+    If the store is in the database of the queues, delayed messages are stored directly. Else they are sent to a queue:
+    that of the delayed delivery, or without one that of the timeout manager (row 88). A message type without a route
+    goes to the endpoint itself, if it ``handles`` the type.
     """
 
     def __init__(
@@ -217,22 +217,31 @@ class OutgoingMessages:
         times_to_be_received: TimesToBeReceived,
         handles: Callable[[type[Any]], bool],
     ) -> None:
-        self.endpoint, self.transport = context.endpoint, context.transport
-        self.mode, self.clock = context.mode, context.clock
-        self.types, self.times_to_be_received, self._handles = types, times_to_be_received, handles
+        self.endpoint = context.endpoint
+        self.transport = context.transport
+        self.mode = context.mode
+        self.clock = context.clock
+        self.types = types
+        self.times_to_be_received = times_to_be_received
+        self._handles = handles
         self.routes = dict[type[Any], str]()
-        """From a message type to its destination."""
+        """Destinations by message type."""
+        # Headers that name the sender. A send-only endpoint has no queue for replies.
         self._sender = sender_headers(self.endpoint, None if context.send_only else self.endpoint)
+        # The store of the application; `None` without a delayed delivery.
         self.store = None if delayed_delivery is None else delayed_delivery.store
+        # The store, if it is in the database of the queues and can store in their transactions.
         self._enlisting_store = (
             None if delayed_delivery is None else enlisting_store(delayed_delivery.claiming_store, self.transport)
         )
         self._zones = None if delayed_delivery is None else ZoneMarkers(delayed_delivery.claiming_store)
+        # The queue of the timeout manager, here or in another endpoint.
         self._manager: str | None = None
         if isinstance(timeout_manager, ExternalTimeoutManager):
             self._manager = timeout_manager.address
         elif timeout_manager is not None:
             self._manager = timeout_manager_queue(self.endpoint, self.transport.capabilities)
+        # Wraps a delayed message for its queue; `None`: the endpoint cannot delay messages.
         self._to_queue: Callable[[DelayedMessage], Envelope] | None = None
         if delayed_delivery is not None:
             self._to_queue = partial(timeouts_queue_envelope, queue=timeouts_queue(self.endpoint))
@@ -245,11 +254,11 @@ class OutgoingMessages:
 
     @property
     def has_early_delays(self) -> bool:
-        """Whether delayed messages of a handler leave before its message does, for a store that knows used ids."""
+        """Whether delayed messages of a handler are sent to a store before the handled message is acknowledged."""
         return self.mode is TransactionMode.RECEIVE_ONLY and self._enlisting_store is None and self._manager is None
 
     def create(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
-        """Return the envelope, or the delayed message, for a message of the application; sends nothing."""
+        """Return the envelope or the delayed message for a message of the application. Nothing is sent."""
         content, body = ({}, message) if isinstance(message, bytes) else self.types.encode(message)
         destination = options.destination or self.routes.get(type(message))
         if destination is None and self._handles(type(message)):
@@ -276,13 +285,13 @@ class OutgoingMessages:
     def publish_options(
         self, message: object, headers: Mapping[str, str] | None, message_id: str | None
     ) -> SendOptions:
-        """Return how an event is sent. It cannot be delayed (row 7)."""
+        """Return the options of an event. It cannot be delayed (row 7)."""
         address = publishing_transport(self.transport).event_address(self.types.name_of(type(message)))
         own = {Headers.MESSAGE_INTENT: "Publish", **(headers or {})}
         return SendOptions(address, headers=own, message_id=message_id)
 
     def prepare_for_transaction(self, message: object, options: SendOptions) -> tuple[JoiningStore, DelayedMessage]:
-        """Return the store, and the delayed message for a transaction of the application; stores nothing."""
+        """Return the store, and the delayed message for a transaction of the application. Nothing is stored."""
         if self.store is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot send in a transaction of yours: it has no delayed message store; "
@@ -293,9 +302,9 @@ class OutgoingMessages:
         return self.store, delayed_message_of(self.create(message, options), self.clock)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
-        """Send or store what :meth:`create` made, outside any handler's transaction."""
+        """Send or store messages of :meth:`create`, outside of a handler's transaction."""
         envelopes, delayed = self._split(messages)
-        for message in delayed:  # each in a transaction of its own
+        for message in delayed:  # each in a separate transaction
             assert self._enlisting_store is not None
             await self.ensure_zone(message)
             await self._enlisting_store.store(message, self.clock.now())
@@ -306,13 +315,16 @@ class OutgoingMessages:
                     raise error
 
     async def ensure_zone(self, outgoing: Outgoing) -> None:
-        """Have the store know the zone whose clocks a message follows, if it goes there directly."""
+        """Store the zone whose clocks a message follows in the store, if the message is stored directly."""
         wall_time = WallTime.of(outgoing.headers)
         if wall_time is not None and self._zones is not None and isinstance(outgoing, DelayedMessage):
             await self._zones.ensure_marker(wall_time.zone, self.clock.now())
 
     async def ensure_zone_or_log(self, outgoing: Outgoing) -> None:
-        """Do the same for a message that has been stored: a handler may have a file's only writer."""
+        """Store the zone of a message that is stored already, and log a failure.
+
+        It is stored afterwards, as a handler may be the only writer of its file.
+        """
         try:
             if self._enlisting_store is not None:
                 await self.ensure_zone(outgoing)
@@ -320,14 +332,14 @@ class OutgoingMessages:
             log.warning("message %s may not follow the clocks of its zone: %s", outgoing.message_id, error)
 
     def zone_callbacks(self, outgoing: Sequence[Outgoing]) -> list[Callable[[], Awaitable[None]]]:
-        """Return what is to be done for those of stored messages that follow a zone."""
+        """Return callbacks that store the zones of stored messages, one for each message that follows a zone."""
         zone_messages = [each for each in outgoing if Headers.WALL_TIME in each.headers]
         return [partial(self.ensure_zone_or_log, each) for each in zone_messages]
 
     def completion_of(
         self, outgoing: Sequence[Outgoing], record: RecordKind, detail: str = "", work: Sequence[Work] = ()
     ) -> Completion:
-        """Return the end of a handled message that sends or stores ``outgoing`` in the same transaction."""
+        """Return the completion of a handled message that sends or stores ``outgoing`` in the same transaction."""
         if not outgoing and not work:
             return Completion(record, detail)
         envelopes, delayed = self._split(outgoing)
@@ -342,15 +354,15 @@ class OutgoingMessages:
         )
 
     def clear_order(self, saga_id: uuid.UUID) -> Envelope | None:
-        """Return the order to forget all timeouts of a completed saga; ``None``: there is no timeout manager.
+        """Return the order to remove all timeouts of a completed saga; ``None``: there is no timeout manager.
 
-        Timeouts that a delayed delivery keeps arrive, and are ignored (specification 4.10). Beside one, the order is
-        about those that the timeout manager still has.
+        Timeouts in the store of a delayed delivery are delivered and ignored (specification 4.10). With a delayed
+        delivery, the order removes the timeouts that the timeout manager still has.
         """
         return None if self._manager is None else clear_order(saga_id, self._manager, new_message_id())
 
     def _require_delay(self) -> Callable[[DelayedMessage], Envelope]:
-        """Return the function that wraps a delayed message for its queue; refuse if there is none (row 15)."""
+        """Return the function that wraps a delayed message for its queue; raise an error if there is none (row 15)."""
         if self._to_queue is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot delay messages: it has no delayed message store; pass "
@@ -388,7 +400,7 @@ class OutgoingMessages:
 
 
 def _conversation_headers(incoming: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that tie a message to the one being handled."""
+    """Return the headers that relate a message to the incoming one."""
     headers = {Headers.RELATED_TO: incoming.get(Headers.MESSAGE_ID, "")}
     for header in (Headers.CONVERSATION_ID, Headers.CORRELATION_ID):
         if header in incoming:

@@ -1,4 +1,4 @@
-"""Handlers that are plain functions: they run in threads, and may block."""
+"""Handlers that are plain functions. They run in threads, and may block."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PlainHandler = Callable[[Any, BlockingHandlerContext], object]
 
 
 def threaded_handler(handle: PlainHandler) -> Handler:
-    """Return a handler that runs a plain function in a thread of the application's: no more at once than it has."""
+    """Return a handler that runs a plain function in a worker thread. anyio limits their number."""
 
     @functools.wraps(handle)
     async def call(message: Any, context: HandlerContext) -> None:

@@ -1,4 +1,4 @@
-"""How messages find saga instances, what these request while they handle one, and how their changes are kept.
+"""Handling of messages by saga instances: finds the instances, collects their requests, and stores their changes.
 
 Source: specification 5, 4.10; ADR 0016.
 """
@@ -50,12 +50,12 @@ log = logging.getLogger("postdate.sagas")
 
 
 class OwnStoreUnreachable(StoreUnreachable):
-    """A store of the endpoint is out of reach: no message is to blame, so none is given up for it."""
+    """A store of the endpoint is out of reach. No message has caused it, so none is moved to the error queue for it."""
 
 
 @contextmanager
 def translate_own_store_errors(attempts: Attempts, message_id: str) -> Generator[None]:
-    """Turn an outage of a store of the endpoint into :class:`OwnStoreUnreachable`, unless it is of a single row."""
+    """Turn an outage of a store of the endpoint into :class:`OwnStoreUnreachable`, unless one message causes it."""
     try:
         yield
     except PostdateError as error:
@@ -67,17 +67,22 @@ def translate_own_store_errors(attempts: Attempts, message_id: str) -> Generator
 
 
 _FIRED_REMEMBERED: Final = 32
+"""The largest number of handled timeouts, and of earlier instances, that an instance remembers."""
+
 _NONE_BEFORE: Final = '"before":{}'
-"""In the details of nearly all instances, which are not decoded twice for that."""
+"""Details with this text have no earlier instances. Nearly all have none, and need not be decoded to know it."""
+
 _MOST_PRELOADED: Final = 2_000
+"""The largest number of instances that are remembered by :meth:`Sagas.preload`."""
 
 
 @dataclass(slots=True)
 class PendingTimeout:
-    """A timeout that was requested and has not come.
+    """A timeout that was requested and is pending.
 
-    ``message_id`` is another after it was moved. ``type`` is its name on the wire, ``body`` JSON, to move it and to
-    send it again. ``requested_by`` is the id of the message whose handler requested it.
+    ``message_id`` changes when the timeout is moved. ``type`` is the name of its type on the wire, and ``body`` is its
+    JSON; both are needed to move it or to send it again. ``requested_by`` is the id of the message whose handler
+    requested it.
     """
 
     message_id: str
@@ -89,14 +94,14 @@ class PendingTimeout:
 
 @dataclass(frozen=True, slots=True)
 class Originator:
-    """Who sent the message that began an instance: the address for replies, and the headers that these get."""
+    """The sender of the message that started an instance: its address for replies, and the headers of replies."""
 
     address: str
     headers: Mapping[str, str]
 
 
 def originator_of(headers: Mapping[str, str]) -> Originator | None:
-    """Return who sent a message; ``None``: it wants no reply."""
+    """Return the originator of a message; ``None``: the message has no address for replies."""
     address = headers.get(Headers.REPLY_TO_ADDRESS)
     if not address:
         return None
@@ -107,16 +112,17 @@ def originator_of(headers: Mapping[str, str]) -> Originator | None:
 
 @dataclass(slots=True)
 class SagaDetails:
-    """What Postdate remembers of an instance.
+    """The data of Postdate about an instance, stored beside its state.
 
     Args:
-        timeouts: those pending, by the id that :meth:`Saga.request_timeout` returned.
-        fired: message ids of the last timeouts that came, so that one whose handling was kept and whose messages were
-            not sent (a killed process) is handled again; only where these two are not one transaction.
-        completed_by: id of the message that completed it, until the record is removed; likewise.
-        before: instances with the same correlation value that were set aside as this one began, by the id of the
-            message that completed each: this has not ended perhaps, and comes again.
-        originator: who sent the message that began it; ``None``: nobody who wants a reply.
+        timeouts: pending timeouts, by the id that :meth:`Saga.request_timeout` returned.
+        fired: message ids of the last timeouts that were handled. If the process was killed after the state was stored
+            and before the messages were sent, the timeout is handled again. Empty if both are one transaction.
+        completed_by: id of the message that completed the instance, until the record is removed. ``None`` if state and
+            messages are one transaction.
+        before: ids of completed instances with the same correlation value that were set aside when this one started, by
+            the id of the message that completed each. That message may be received again.
+        originator: the sender of the message that started the instance; ``None``: it had no address for replies.
     """
 
     timeouts: dict[str, PendingTimeout] = field(default_factory=dict[str, PendingTimeout])
@@ -126,15 +132,15 @@ class SagaDetails:
     originator: Originator | None = None
 
     def timeout_of(self, message_id: str) -> str | None:
-        """Return the id of the pending timeout that travels under ``message_id``, or ``None``."""
+        """Return the id of the pending timeout that was sent with ``message_id``, or ``None``."""
         return next((key for key, each in self.timeouts.items() if each.message_id == message_id), None)
 
     def has_timeout(self, message_id: str) -> bool:
-        """Return whether to handle a timeout: it is pending, or came just now and may be unfinished."""
+        """Return whether to handle a timeout: it is pending, or was handled lately and may be unfinished."""
         return message_id in self.fired or self.timeout_of(message_id) is not None
 
     def remember_handled(self, message_id: str, *, remember: bool) -> None:
-        """Note that a timeout was handled; ``remember`` it where that may have to be repeated."""
+        """Remove a handled timeout from the pending ones; ``remember`` it if its handling may have to be repeated."""
         timeout_id = self.timeout_of(message_id)
         if timeout_id is not None:
             del self.timeouts[timeout_id]
@@ -142,7 +148,7 @@ class SagaDetails:
                 self.fired = [*self.fired, message_id][-_FIRED_REMEMBERED:]
 
     def before_of_next(self, saga_id: str) -> dict[str, str]:
-        """Return :attr:`before` for the next instance, as this one, with that id, is set aside."""
+        """Return :attr:`before` for the next instance. This instance, with ``saga_id``, is set aside."""
         before = self.before if self.completed_by is None else {**self.before, self.completed_by: saga_id}
         return dict(list(before.items())[-_FIRED_REMEMBERED:])
 
@@ -164,10 +170,10 @@ def decode_details(text: str, saga: str) -> SagaDetails:
 
 @dataclass(slots=True)
 class SagaInstance:
-    """A saga instance while it handles one message; collects what its :class:`Saga` requests.
+    """A saga instance while it handles one message. It collects the requests of its :class:`Saga`.
 
-    ``record`` is as it was loaded; version 0: new. ``details`` are Postdate's own. ``leftover`` is a completed instance
-    of the same correlation that was not removed yet: the message that completed it may still come again.
+    ``record`` is the record as it was loaded; its version is 0 for a new instance. ``leftover`` is a completed instance
+    of the same correlation that was not removed yet: the message that completed it may still be received again.
     """
 
     definition: SagaDefinition
@@ -179,15 +185,16 @@ class SagaInstance:
     leftover: SagaRecord | None = None
     is_completed: bool = False
     is_preloaded: bool = False
-    """Whether it was looked for, with those of other messages, some time before its message is handled."""
+    """Whether the record was loaded by :meth:`Sagas.preload`, some time before the message is handled."""
     _has_ended: bool = False
     revoked_ids: list[str] = field(default_factory=list[str])
-    """Message ids of timeouts that were revoked after they had left."""
+    """Message ids of timeouts that were revoked after they had been sent."""
     _repeatable_ids: list[str] = field(default_factory=list[str])
 
     async def run(self, method: SagaMethod, message: object) -> None:
         for timeout_id, pending in self.details.timeouts.items():
-            if pending.requested_by == self.context.message_id:  # in an earlier attempt: it may not have left
+            # Requested in an earlier attempt at this message, which may not have sent the timeout.
+            if pending.requested_by == self.context.message_id:
                 self._send_timeout(self._create_timeout(self._content(pending), None, pending.due, pending.message_id))
                 self._repeatable_ids.append(timeout_id)
         saga = self.definition.saga(self.record.saga_id, self.state, self)
@@ -198,7 +205,7 @@ class SagaInstance:
             self.context.saga, self._has_ended = {}, True
         self.state = saga.state
 
-    # --- for the saga: see there ------------------------------------------------------------------------------------
+    # --- methods of `_Requests`, see `Saga` --------------------------------------------------------------------------
 
     def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
         if inspect.isclass(timeout):
@@ -237,7 +244,7 @@ class SagaInstance:
             )
 
     def _send_timeout(self, outgoing: Outgoing) -> PendingTimeout:
-        """Have a timeout sent with the end of the message."""
+        """Send a timeout when the message is completed; return its entry."""
         self.context.outgoing.append(outgoing)
         due = outgoing.due if isinstance(outgoing, DelayedMessage) else self.messages.clock.now()
         kind, body = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES], msgspec.Raw(outgoing.body)
@@ -263,7 +270,7 @@ class SagaInstance:
         return pending is not None
 
     def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
-        """Another message takes the place of the first, which counts no more."""
+        """Move a timeout: another message replaces the first one, which is revoked."""
         pending = self.details.timeouts.get(timeout_id)
         if pending is None:
             return False
@@ -292,7 +299,7 @@ class SagaInstance:
         self.is_completed = True
 
     def _revoke(self, message_id: str) -> None:
-        """Drop a timeout that has not left; one that has is to be taken out of the store afterwards."""
+        """Drop a timeout that was not sent yet. A timeout that was sent is cancelled in the store later."""
         remaining = [each for each in self.context.outgoing if each.message_id != message_id]
         if len(remaining) < len(self.context.outgoing):
             self.context.outgoing[:] = remaining
@@ -302,7 +309,7 @@ class SagaInstance:
     # --- for the endpoint ---------------------------------------------------------------------------------------------
 
     def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
-        """Return the changes to be kept; a completed instance is removed, or marked ``completed_by`` a message."""
+        """Return the changes to store. A completed instance is removed, or marked as ``completed_by`` a message."""
         name = self.definition.correlated_by
         value = correlation_text(getattr(self.state, name), name, type(self.state).__name__)
         if value != self.record.correlation.value:
@@ -313,8 +320,8 @@ class SagaInstance:
         if self.is_completed:
             for timeout_id in list(self.details.timeouts):
                 self.cancel(timeout_id)
-            if not self.record.version:  # it was never kept
-                if self.is_preloaded:  # nor is anything written that would tell of another
+            if not self.record.version:  # the instance was never stored
+                if self.is_preloaded:  # and no write would show that another process created it
                     raise SagaConflict(f"{name_of(self.record)} may have been created meanwhile")
                 return []
             if completed_by is None:
@@ -332,7 +339,7 @@ class SagaInstance:
             text = msgspec.json.encode(self.state)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"the state of {name_of(self.record)} cannot be written as JSON: {error}") from error
-        try:  # what cannot be read again would fail every later message of the instance
+        try:  # a state that cannot be decoded would fail every later message of the instance
             msgspec.json.decode(text, type=self.definition.state_type)
         except msgspec.MsgspecError as error:
             kind = self.definition.state_type.__name__
@@ -348,7 +355,7 @@ def name_of(record: SagaRecord) -> str:
 
 
 class _PreloadedInstance(NamedTuple):
-    """By which value a message finds its instance, and what was found: its record, if there is one."""
+    """The correlation value of a message, and the record of its instance, if there is one."""
 
     message: object
     value: object
@@ -357,17 +364,17 @@ class _PreloadedInstance(NamedTuple):
 
 
 class Sagas:
-    """The sagas of one endpoint; ``database`` is that of the transaction in which messages of handlers leave."""
+    """The sagas of one endpoint. ``database`` is that of the transaction in which messages of handlers are sent."""
 
     def __init__(self, store: SagaStore, database: object | None, messages: OutgoingMessages) -> None:
         self.store, self._messages = store, messages
         self._enlisting_store = sharing_store(store, store.capabilities.database, database)
         self._by_name: dict[str, SagaDefinition] = {}
         self._attempts = defaultdict[object, Attempts](Attempts)
-        """By the kind of call to the store."""
+        """The attempts, by the kind of call to the store."""
         self._methods_by_type = defaultdict[type[Any], list[tuple[SagaDefinition, SagaMethod]]](list)
         self._preloaded = Bounded[tuple[str, str], _PreloadedInstance](_MOST_PRELOADED)
-        """What :meth:`preload` has found, by message and saga."""
+        """Instances that :meth:`preload` has found, by message id and saga name."""
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
         definition = getattr(saga, "definition", None)
@@ -389,15 +396,16 @@ class Sagas:
         return message_type in self._methods_by_type
 
     def has_one_saga(self, message_type: type[Any]) -> bool:
-        """Return whether one saga alone handles messages of a type: another could change them before it does."""
+        """Return whether only one saga handles messages of a type. Another saga could change a message first."""
         return len(self._methods_by_type.get(message_type, ())) == 1
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     async def preload(self, messages: Mapping[str, object]) -> None:
-        """Find the instances of messages that came together, by id, in one query a saga.
+        """Find the instances of messages that were received together, with one query for each saga.
 
-        What cannot be told here is done again, for each, when it is handled. Raises :class:`PostdateError`.
+        ``messages`` has the messages by id. A message whose instance is not found here finds it when it is handled.
+        Raises :class:`PostdateError`.
         """
         by_saga = defaultdict[str, dict[str, tuple[str, object, object]]](dict)
         with suppress(Exception):
@@ -416,7 +424,7 @@ class Sagas:
                 self._preloaded[id_, name] = _PreloadedInstance(message, value, correlation, record)
 
     def forget(self, message_id: str, message_type: type[Any]) -> None:
-        """Drop what :meth:`preload` has found for a message."""
+        """Forget the instances that :meth:`preload` has found for a message."""
         for definition, _ in self._methods_by_type.get(message_type, ()):
             self._preloaded.pop((message_id, definition.name), None)
 
@@ -424,8 +432,8 @@ class Sagas:
         """Let every saga of the message's type handle it.
 
         Raises:
-            SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
-            OwnStoreUnreachable: the message is not to blame.
+            SagaConflict: an instance was changed meanwhile. Nothing was stored, and the message must be handled again.
+            OwnStoreUnreachable: a store is out of reach, which is no failure of the message.
         """
         instances: list[SagaInstance] = []
         for definition, method in self._methods_by_type.get(type(message), ()):
@@ -451,14 +459,14 @@ class Sagas:
             instance = self._load_or_create(definition, method, preloaded, context)
             if instance is not None:
                 instance.is_preloaded = True
-                return instance  # else the message would be ignored: an instance may have been made since
+                return instance  # else find it again: it may have been created since
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
         with translate_own_store_errors(self._attempts[SagaStore.find], context.message_id):
             record = await self.store.find(definition.name, correlation)
         if record is not None and _NONE_BEFORE not in record.details:
             earlier_id = decode_details(record.details, name_of(record)).before.get(context.message_id)
-            if earlier_id is not None:  # the message completed that one, and comes again
+            if earlier_id is not None:  # the message completed that instance, and was received again
                 set_aside, details = await self._load(definition, earlier_id, context)
                 return None if set_aside is None else self._decode_instance(definition, set_aside, details, context)
         return self._load_or_create(
@@ -468,7 +476,7 @@ class Sagas:
     def _load_or_create(
         self, definition: SagaDefinition, method: SagaMethod, preloaded: _PreloadedInstance, context: HandlerContext
     ) -> SagaInstance | None:
-        """Return the instance that was found, or a new one where the message starts one."""
+        """Return the instance that was found, or a new one if the message starts one."""
         leftover: SagaRecord | None = None
         before = dict[str, str]()
         if preloaded.record is not None:
@@ -486,7 +494,7 @@ class Sagas:
     # --- replies --------------------------------------------------------------------------------------------------
 
     def _is_reply_to_another(self, definition: SagaDefinition, method: SagaMethod, headers: Mapping[str, str]) -> bool:
-        """Return whether a reply is for another saga here: then no instance of this one is looked for."""
+        """Return whether a reply is for another saga of this endpoint, so that this saga ignores it."""
         another = self._by_name.get(_saga_type(headers))
         if method.role is not SagaRole.HANDLES_REPLIES or another is None or another is definition:
             return False
@@ -494,7 +502,7 @@ class Sagas:
         return other_method is not None and other_method.role is SagaRole.HANDLES_REPLIES
 
     async def _find_reply_instance(self, definition: SagaDefinition, context: HandlerContext) -> SagaInstance | None:
-        """Return the instance to which a message replies, if it is one of this saga and has not ended."""
+        """Return the instance to which a message replies, if it belongs to this saga and is not completed."""
         if _saga_type(context.headers) != definition.name:
             return None
         record, details = await self._load_from_headers(definition, context)
@@ -503,7 +511,7 @@ class Sagas:
     async def _load_from_headers(
         self, definition: SagaDefinition, context: HandlerContext
     ) -> tuple[SagaRecord | None, SagaDetails]:
-        """Return record and details of the instance that the headers name; the record is ``None`` if it has ended."""
+        """Return record and details of the instance that the headers name. The record is ``None`` if completed."""
         return await self._load(definition, _saga_id(context.headers), context)
 
     async def _load(
@@ -519,7 +527,7 @@ class Sagas:
     # --- timeouts -------------------------------------------------------------------------------------------------
 
     async def handle_timeout(self, timeout: object, context: HandlerContext) -> None:
-        """Let the saga instance that the headers name handle its timeout; errors are those of :meth:`handle`."""
+        """Let the saga instance that the headers name handle its timeout. Raises the errors of :meth:`handle`."""
         definition, method = self._timeout_method(timeout, context.headers)
         record, details = await self._load_from_headers(definition, context)
         saga_id = context.headers[Headers.SAGA_ID]
@@ -560,16 +568,16 @@ class Sagas:
             raise InvalidMessage(f"the state of {name_of(record)} is no {kind} any more: {error}") from error
         return SagaInstance(definition, record, state, details, context, self._messages)
 
-    # --- keeping --------------------------------------------------------------------------------------------------
+    # --- storing --------------------------------------------------------------------------------------------------
 
     async def _store_changes(self, instances: Sequence[SagaInstance], context: HandlerContext) -> None:
-        """Write changes of instances: with the end of their message, or before its messages leave."""
+        """Store changes of instances: in the transaction of the completion, or before the messages are sent."""
         completed_by = None if self._enlisting_store is not None else context.message_id
         changes = [change for each in instances for change in each.changes(completed_by)]
         if changes and self._enlisting_store is not None:
             context.work.append(self._enlisting_store.applying_work(changes))
         elif changes:
-            kinds = frozenset(each.kind for each in changes)  # adding rows may fail where changing others does not
+            kinds = frozenset(each.kind for each in changes)  # inserting rows may fail while updates succeed
             with translate_own_store_errors(self._attempts[kinds], context.message_id):
                 await self.store.apply(changes)
         for each in instances:
@@ -579,17 +587,17 @@ class Sagas:
         if revoked_ids:
             context.on_completed.append(lambda: self._cancel_revoked(revoked_ids))
         if completed_by is not None:
-            # One that knows others before it stays until the next takes its place, which is to know them, too.
+            # A completed instance with earlier instances stays until the next one starts, which must know them, too.
             removable = [each for each in instances if each.is_completed and not each.details.before]
             records = [each.record for each in removable if each.record.version]
             completed_records = [
                 replace(each, version=each.version + 1) for each in records
-            ]  # the version that they are kept in
+            ]  # the version that was stored
             if completed_records:
                 context.on_completed.append(lambda: self._remove_completed(completed_records, completed_by))
 
     async def _cancel_revoked(self, message_ids: Sequence[str]) -> None:
-        """Take revoked timeouts out of the store, to save room; one that comes anyway is ignored."""
+        """Cancel revoked timeouts in the store, to save space. A revoked timeout that is delivered is ignored."""
         store = self._messages.store
         if not isinstance(store, AdministrableStore):
             return
@@ -601,8 +609,8 @@ class Sagas:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 
     async def _remove_completed(self, records: Sequence[SagaRecord], completed_by: str) -> None:
-        """Remove records that were marked as completed; one that stays counts as completed all the same."""
-        for record in records:  # each by itself: with one in conflict all would stay
+        """Remove records that were marked as completed. A record that stays counts as completed, too."""
+        for record in records:  # one by one, as a single conflict would keep all records
             try:
                 with translate_store_errors(self.store):
                     await self._remove_one(record, completed_by)
@@ -620,7 +628,7 @@ class Sagas:
                 return
             await self.store.apply(
                 [SagaChange(SagaChangeKind.COMPLETED, set_aside)]
-            )  # another took its place meanwhile
+            )  # another instance has set it aside meanwhile
 
 
 def is_saga_timeout(headers: Mapping[str, str]) -> bool:
@@ -629,7 +637,7 @@ def is_saga_timeout(headers: Mapping[str, str]) -> bool:
 
 
 def _saga_type(headers: Mapping[str, str]) -> str:
-    """Return the name of the saga that a message is for; without what .NET adds about the assembly."""
+    """Return the name of the saga that a message is for, without the assembly that .NET adds."""
     return headers.get(Headers.SAGA_TYPE, "").split(",")[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""Sagas as users write them: a class with typed state, messages that start it, messages and timeouts that it handles.
+"""The base class of sagas: classes with a typed state and methods for messages and timeouts.
 
 ::
 
@@ -64,32 +64,32 @@ class SagaMethod:
 
 
 def started_by(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
-    """Let messages of a type start an instance; one that is there already handles them, too.
+    """Let messages of a type start an instance. An instance that exists already handles them, too.
 
     Args:
         message_type: a dataclass or ``msgspec.Struct``.
-        correlate: from a message to the value that tells instances apart: text, a whole number or a UUID. Default: its
-            attribute with the name of the saga's correlation property.
+        correlate: a function that returns the correlation value of a message: text, a whole number or a UUID. Default:
+            the attribute of the message with the name of the saga's correlation property.
     """
     return _saga_decorator(SagaMethod(SagaRole.STARTS, message_type, correlate))
 
 
 def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
-    """Handle messages of a type with the instance they belong to; see :func:`started_by`."""
+    """Handle messages of a type with their instance; see :func:`started_by`."""
     return _saga_decorator(SagaMethod(SagaRole.HANDLES, message_type, correlate))
 
 
 def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
-    """Handle replies of a type with the instance that sent the message which is replied to.
+    """Handle replies of a type with the instance that sent the original message.
 
-    The reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so its content is
-    not looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
+    A reply names its instance in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``; its content does not
+    matter. A reply to a completed instance, or to no saga, goes to :meth:`Saga.not_found`.
     """
     return _saga_decorator(SagaMethod(SagaRole.HANDLES_REPLIES, message_type, None))
 
 
 def handles_timeout(timeout_type: type[Any]) -> Callable[[H], H]:
-    """Handle timeouts of a type that this saga has requested; messages of the same type do not come here."""
+    """Handle timeouts of a type that this saga has requested, and no other messages of the type."""
     return _saga_decorator(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
 
 
@@ -104,7 +104,7 @@ def _saga_decorator(mark: SagaMethod) -> Callable[[H], H]:
 
 
 class _Requests(Protocol):
-    """Takes what a saga requests while it handles a message: see the methods of :class:`Saga`."""
+    """The receiver of the requests that a saga makes while it handles a message: see the methods of :class:`Saga`."""
 
     def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str: ...
     def cancel(self, timeout_id: str) -> bool: ...
@@ -115,20 +115,20 @@ class _Requests(Protocol):
 
 
 class Saga(Generic[S]):
-    """A process over several messages, which remembers what it needs from one to the next.
+    """A long-running process with state: it handles several messages, and keeps its state between them.
 
-    Subclass it with the type of its state, a dataclass or ``msgspec.Struct`` in which everything but the correlation
-    property has a default, and mark methods ``async def handle(self, message, context)`` with :func:`started_by`,
-    :func:`handles`, :func:`handles_reply` and :func:`handles_timeout`. An object lives for one message; only ``state``
-    is kept.
+    Subclass it with the type of its state, a dataclass or ``msgspec.Struct`` in which all fields except the correlation
+    property have defaults. Mark methods ``async def handle(self, message, context)`` with :func:`started_by`,
+    :func:`handles`, :func:`handles_reply` and :func:`handles_timeout`. An object exists for one message; only ``state``
+    is stored.
 
-    Messages of one instance may be handled by several processes at once: a handler whose state was changed by another
-    one meanwhile is undone, and runs again.
+    Messages of one instance may be handled by several processes at once. If another process has changed the state
+    meanwhile, a handler is undone, and runs again.
 
     Args of the class statement:
-        correlated_by: name of the property of the state that tells instances apart; the first message sets it, and it
-            stays.
-        name: of the saga on the wire and in its store, up to 200 characters without a comma; default ``module.Class``.
+        correlated_by: name of the correlation property of the state. The first message sets it, and it never changes.
+        name: name of the saga on the wire and in its store, up to 200 characters without a comma. Default:
+            ``module.Class``.
     """
 
     definition: ClassVar[SagaDefinition]
@@ -145,15 +145,16 @@ class Saga(Generic[S]):
     async def request_timeout(
         self, timeout: object, *, within: timedelta | None = None, at: datetime | None = None
     ) -> str:
-        """Have ``timeout`` handled by this instance later; return its id, by which it can be cancelled or moved.
+        """Request a timeout, which this instance handles later; return its id, with which it can be cancelled or moved.
 
-        It is kept with the state, in one transaction where store, queues and sagas share a database. Any number may be
-        pending, also of one type. A timeout that comes after its instance was completed is ignored.
+        The timeout is stored with the state, in one transaction if store, queues and sagas share a database. Any number
+        of timeouts may be pending, also of one type. A timeout that arrives after its instance was completed is
+        ignored.
 
         Args:
-            timeout: a message, or the type of one without fields that must be given.
-            within: from now; zero: at once.
-            at: aware; a past one comes at once.
+            timeout: a message, or a message type whose fields all have defaults.
+            within: the time from now; zero: at once.
+            at: the instant; aware. With a past instant, the timeout is delivered at once.
 
         Raises:
             ConfigurationError: this saga has no :func:`handles_timeout` for it.
@@ -164,13 +165,13 @@ class Saga(Generic[S]):
         return self.__requests.request(timeout, within, at)
 
     def cancel_timeout(self, timeout_id: str) -> bool:
-        """Take a pending timeout back: it never comes; ``False`` when it is not pending (any more)."""
+        """Cancel a pending timeout, so that it is never delivered; return ``False`` if it is not pending."""
         return self.__requests.cancel(timeout_id)
 
     async def move_timeout(
         self, timeout_id: str, *, within: timedelta | None = None, at: datetime | None = None
     ) -> bool:
-        """Give a pending timeout another time; it keeps its id. ``False`` when it is not pending (any more).
+        """Change the time of a pending timeout, which keeps its id; return ``False`` if it is not pending.
 
         Raises:
             DelayConflict, InvalidMessage, InvalidTimestamp: as :meth:`request_timeout`.
@@ -178,37 +179,37 @@ class Saga(Generic[S]):
         return self.__requests.move(timeout_id, within, at)
 
     async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to the reply address of the message that began this instance; return its id.
+        """Send a message to the reply address of the message that started this instance; return its id.
 
-        It leaves with the end of the message that is being handled. Where a saga sent the first message, its instance
-        gets the reply.
+        It is sent when the message that is being handled is completed. If a saga sent the first message, the instance
+        of that saga gets the reply.
 
         Args:
             message: see :meth:`Endpoint.send`.
-            headers: of your own.
+            headers: headers of the application.
 
         Raises:
-            InvalidMessage: the first message named no address for replies.
+            InvalidMessage: the first message has no address for replies.
         """
         return self.__requests.reply_to_originator(message, headers)
 
     @property
     def pending_timeouts(self) -> Mapping[str, datetime]:
-        """When each pending timeout is due, UTC, by its id."""
+        """The due times of pending timeouts, UTC, by the ids of the timeouts."""
         return self.__requests.pending_dues()
 
     def complete(self) -> None:
-        """End this instance with the message that is being handled: it is removed, and its timeouts are cancelled."""
+        """Complete this instance with the message that is being handled: remove it, and cancel its timeouts."""
         self.__requests.complete()
 
     @classmethod
     async def not_found(cls, message: object, context: Any) -> None:
-        """Handle a message that belongs to no instance and starts none; by default it is only logged.
+        """Handle a message that belongs to no instance and starts none. By default it is only logged.
 
-        Replies to an instance that has ended come here, too; timeouts do not.
+        Replies to a completed instance are handled here, too; timeouts are not.
 
         Args:
-            message: of a type that this saga handles.
+            message: a message of a type that this saga handles.
             context: a :class:`~postdate.HandlerContext`.
         """
         log.info("message %s belongs to no %s: ignored", context.message_id, cls.definition.name)
@@ -242,7 +243,7 @@ class SagaDefinition:
 
 
 def correlation_text(value: object, name: str, owner: str) -> str:
-    """Return a correlation value as text, which is not blank; of a member of an ``Enum``, its value, as on the wire."""
+    """Return a correlation value as text, which is not blank. A member of an ``Enum`` is replaced by its value."""
     value = _plain_value(value)
     if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
         raise InvalidMessage(
@@ -290,7 +291,7 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
 
 
 def _check_name(saga: type[Saga[Any]], name: str) -> None:
-    """Refuse a name that a message or a store would bring back as another one, or not take."""
+    """Raise an error for a name that a header or a store would change or refuse."""
     if "," in name or name != name.strip() or "\0" in name:
         raise _saga_error(
             saga,
@@ -316,7 +317,7 @@ def _state_type(saga: type[Saga[Any]]) -> type[Any]:
 
 
 def _correlation_field(saga: type[Saga[Any]], state_type: type[Any], correlated_by: str) -> str:
-    """Return the name in JSON of the correlation property, the only one that may be without a default."""
+    """Return the name in JSON of the correlation property, the only property that may have no default."""
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise _saga_error(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")

@@ -1,4 +1,4 @@
-"""How one message is sent: the keywords of every ``send``, checked when they are given. Source: specification 5."""
+"""Options of sending one message: the keywords of every ``send``, and their checks. Source: specification 5."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, aware_utc, check_dest
 
 
 class SendKeywords(TypedDict, total=False):
-    """The keywords of every ``send``; what each means: :meth:`postdate.Endpoint.send`."""
+    """The keywords of every ``send``. :meth:`postdate.Endpoint.send` describes them."""
 
     destination: str | None
     delay: timedelta | None
@@ -40,12 +40,12 @@ _TYPES: Final = {
     "window": str,
     "headers": Mapping,
 }
-"""Of options that no other check asks for their type."""
+"""The types of options that no other check verifies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How one message is sent: the keywords of :meth:`postdate.Endpoint.send`. May be used again for other messages.
+    """Options of sending one message: the keywords of :meth:`postdate.Endpoint.send`. They can be used several times.
 
     Raises:
         DelayConflict: options that exclude each other.
@@ -95,34 +95,34 @@ class SendOptions:
             aware_utc(self.expires_at, "expires_at")
 
     def _check_types(self) -> None:
-        """Refuse values of another type, which callers without type checks may give."""
+        """Raise an error for values of another type, which callers without type checks may pass."""
         for name, kind in _TYPES.items():
             value: object = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise InvalidMessage(f"{name} must be a {kind.__name__}, not {type(value).__name__} {value!r}")
 
     def _check_due(self) -> None:
-        """Refuse a due time or a window that cannot be."""
+        """Raise an error for an impossible due time or window."""
         self._due(EARLIEST, EARLIEST)
         if self.window is not None:
             Window.parse_and_check_zone(self.window)
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it is to be delivered later."""
+        """Whether the message has a delay, a due time, a window or a spread."""
         return (self.delay, self.deliver_at, self.window, self.spread) != (None,) * 4
 
     @property
     def wall_time(self) -> WallTime | None:
-        """What the clocks of ``zone`` show when it is due."""
+        """The due time as a local time of ``zone``; ``None`` without a zone."""
         return None if self.zone is None else WallTime.parse(self.deliver_at, self.zone)
 
     def due(self, now: datetime, latest: datetime | None = None) -> datetime | None:
-        """Return the due time in UTC, or ``None`` for at once; the end of the calendar means never.
+        """Return the due time in UTC; ``None``: at once; the last instant of the calendar: never.
 
-        A delay counts from ``latest``, the latest time that it may be where a clock is not exact; ``None``: ``now``.
-        With ``spread`` it is another one at each call, as likely at each instant of the spread at which the window is
-        open.
+        A delay counts from ``latest``, the latest time that an inexact clock may mean; ``None``: from ``now``. With
+        ``spread`` each call returns another time. All instants of the spread at which the window is open are equally
+        likely.
         """
         due = self._due(now, now if latest is None else latest)
         if self.window is None and self.spread is None:
@@ -142,4 +142,4 @@ class SendOptions:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:
             return None
-        return later(latest, self.delay) if self.delay else now  # without any, it is due already
+        return later(latest, self.delay) if self.delay else now  # with a delay of zero, it is due already

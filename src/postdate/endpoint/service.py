@@ -1,4 +1,4 @@
-"""Services of an endpoint: pumps, a poller, and timers of breakers, prepared and run together; critical errors."""
+"""Services of an endpoint: they prepare and run pumps, a poller and the timers of breakers. Also critical errors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from postdate.runtime.resource import Resource, resource_of
 log = logging.getLogger("postdate.endpoint")
 
 RECEIVE_BREAKER = timedelta(seconds=30)
+"""How long receiving may fail before it is a critical error."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointContext:
-    """What all parts of one endpoint share."""
+    """The objects and settings that all parts of one endpoint share."""
 
     endpoint: str
     transport: Transport
@@ -54,7 +55,7 @@ class EndpointContext:
     ) -> RepeatedFailures:
         """Return a breaker for calls of an adapter.
 
-        It is named after its queue, or the endpoint, too: metrics tell breakers apart by their names. Breakers of one
+        The name contains the queue or the endpoint, as metrics distinguish breakers by their names. Breakers of one
         resource raise one critical error for one outage.
         """
         resource, breaker_name = resource_of(adapter), f"{name} {queue or self.endpoint}"
@@ -75,24 +76,24 @@ class _Runnable(Protocol):
 
 
 class Service(ABC):
-    """A part of an endpoint that runs beside others. Start :meth:`run` as a task; :meth:`stop` ends it."""
+    """A part of an endpoint that runs beside other parts. Start :meth:`run` as a task; :meth:`stop` ends it."""
 
     def __init__(self, context: EndpointContext) -> None:
         self._context = context
         self._outages: list[StoreWaits] = []
-        """For which messages stay in hand: ended before the pumps are stopped."""
+        """The pauses of received messages until their store answers. They are stopped before the pumps."""
         self._deadlines: list[Deadlines] = []
-        """Of what the steps of the pumps call: short from the stop on."""
+        """The deadlines of calls that the steps of the pumps make. They are shortened at the stop."""
         self._parts: list[_Runnable] = []
         self._breakers: list[Breaker] = []
         self._ended_parts, self._is_stopping = list[str](), False
 
     @abstractmethod
     async def prepare(self, *, set_up: bool) -> None:
-        """Make pumps and poller for one run; with ``set_up``, set up databases and create queues."""
+        """Create pumps and poller for one run; with ``set_up``, set up databases and create queues."""
 
     async def run(self) -> None:
-        """Run until :meth:`stop`, then finish messages in hand; once after each :meth:`prepare`."""
+        """Run until :meth:`stop`, then finish received messages. Call this once after each :meth:`prepare`."""
         self._ended_parts.clear()
         self._context.reported_outages.clear()
         self._is_stopping = False
@@ -104,7 +105,7 @@ class Service(ABC):
                         tasks.start_soon(self._run_part, each)
                 timers.cancel_scope.cancel()
         finally:
-            for breaker in self._breakers:  # nobody tries any more; the next run has others
+            for breaker in self._breakers:  # no calls are made any more, and the next run has other breakers
                 if breaker.state is not BreakerState.DISARMED:
                     self._context.metrics.report_breaker_state(breaker.name, BreakerState.DISARMED.value)
 
@@ -113,16 +114,16 @@ class Service(ABC):
         self._ended_parts.append(type(part).__name__)
 
     def problems(self) -> list[str]:
-        """Return, in words, which parts have ended though they were not stopped, or stand still. From any thread."""
+        """Return texts about parts that ended without a stop, or do not poll any more. Callable in any thread."""
         problems_of_ended = [] if self._is_stopping else [f"{each} has ended" for each in list(self._ended_parts)]
         return problems_of_ended + [
             each.problem for each in self._parts if isinstance(each, Poller) and each.problem is not None
         ]
 
     async def wait_until_listening(self) -> None:
-        """Return when its pumps receive, and its store wakes its poller; after :meth:`run` began.
+        """Wait until the pumps receive and the store wakes the poller. Call this after the start of :meth:`run`.
 
-        A queue or store that is out of reach counts once it has refused; see :attr:`MessagePump.listening` and
+        A queue or store that is out of reach counts once it has refused. See :attr:`MessagePump.listening` and
         :attr:`Poller.listening`.
         """
         for each in self._parts:
@@ -139,25 +140,25 @@ class Service(ABC):
 
 
 CriticalErrorAction = Callable[[str, BaseException], Awaitable[None] | None]
-"""What an application does when its endpoint cannot do its work any more: a function, async or not."""
+"""Called when an endpoint cannot do its work any more, with a text and the last error; async or not."""
 
 
 def log_critical_error(text: str, error: BaseException) -> None:
-    """Log a critical error: what an endpoint does unless told otherwise (specification row 113).
+    """Log a critical error. This is the default action of an endpoint (specification row 113).
 
-    The text of an outage says it all; any other error needs its traceback.
+    For an outage the text is enough; any other error is logged with its traceback.
     """
     is_expected = isinstance(error, PostdateError) and (error.transient or error.outage)
     log.critical("%s: %s", text, error, exc_info=None if is_expected else error)
 
 
 class CriticalErrors:
-    """Calls the action; an asynchronous one as a task of the endpoint. What it raises is logged and forgotten."""
+    """Calls the critical error action. An async action runs as a task of the endpoint, and its errors are logged."""
 
     def __init__(self, action: CriticalErrorAction) -> None:
         self._action = action
         self.tasks: TaskGroup | None = None
-        """Of the running endpoint."""
+        """The tasks of the running endpoint; ``None`` while it does not run."""
 
     def __call__(self, text: str, error: BaseException) -> None:
         result = self._action(text, error)
@@ -176,7 +177,7 @@ class CriticalErrors:
 
 
 async def run_timers(breakers: Sequence[Breaker], clock: Clock) -> None:
-    """Let breakers trip when their time is up, whether or not anything fails at that moment; until it is cancelled."""
+    """Update breakers at their deadlines, so that they trip also if no call is made then. Run until cancelled."""
     wake_event = anyio.Event()
 
     def wake() -> None:

@@ -1,4 +1,4 @@
-"""Settings of delayed delivery, timeout manager and audit; defaults are of the specification (1.4, 2.5, 4.2, 4.11)."""
+"""Settings of delayed delivery, timeout manager and audit, with the defaults of specification 1.4, 2.5, 4.2, 4.11."""
 
 from __future__ import annotations
 
@@ -37,34 +37,35 @@ _30_SECONDS = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class DelayedDelivery:
-    """How messages are kept until they are due.
+    """Settings of the store and the delivery of delayed messages.
 
     Args:
-        store: where they wait; one of Postdate's, or any object with the six methods of
+        store: a store of Postdate, or any object with the six methods of
             :class:`~postdate.ports.DelayedMessageStore`.
-        number_of_retries: dispatch attempts after the first before a message goes to the error queue; 0 or more. Unlike
-            upstream, whose setter refuses 0 although 0 is its default, 0 may be given (specification D5).
+        number_of_retries: dispatch attempts after the first before a message goes to the error queue; 0 or more. The
+            setter of NServiceBus refuses 0 although 0 is its default; this one accepts 0 (specification D5).
         time_to_trigger_store_circuit_breaker: how long storing may fail before it is a critical error; above zero.
-        time_to_trigger_fetch_circuit_breaker: the same for looking for due messages.
+        time_to_trigger_fetch_circuit_breaker: the same for polls for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
-        maximum_recovery_failures_per_second: failures of failure handling that are borne, over 30 s; above 0.
-        bytes_in_flight: bytes of the bodies of due messages that are on their way at once to queues outside of the
-            store's database; 1 or more. A message that is larger goes alone.
+        maximum_recovery_failures_per_second: how many failures of failure handling a second are tolerated, on average
+            over 30 s; above 0.
+        bytes_in_flight: largest size of the bodies of due messages that are in flight at once to queues outside of the
+            store's database, in bytes; 1 or more. A larger message is sent alone.
         delay_exchange: also store messages that other programs publish to this exchange; only with queues of RabbitMQ.
-        poison_queue: where delayed messages go that cannot be stored or delivered; created with the other queues.
+        poison_queue: queue for delayed messages that cannot be stored or delivered; created with the other queues.
             ``None``: the endpoint's error queue.
-        errors_return_to: the queue that their error copies name, in ``NServiceBus.FailedQ``: ``timeouts_queue``, so
-            that a returned message is dispatched again; or ``destination``, the queue that a due message was meant for,
-            as with upstream on Azure (specification 3.6). A message that could not be stored names the timeouts queue
-            either way: it may not be due yet.
-        drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of the timeout manager that
-            the endpoint had before, and which is created with the others: for when that does not run any more
+        errors_return_to: the queue that error copies name in ``NServiceBus.FailedQ``. With ``timeouts_queue``, a
+            returned message is dispatched again. With ``destination``, it returns to the destination of the due
+            message, as with NServiceBus on Azure (specification 3.6). A message that could not be stored always names
+            the timeouts queue, as it may not be due yet.
+        drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of an earlier timeout
+            manager of the endpoint, which must not run any more. The queue is created with the others
             (specification 3.7).
-        retention: how long records of what happened are kept after that, and after the due time of their message, if it
-            does not wait any more; then an id may be used again. A day or more; zero: for ever. With SQLite, PostgreSQL
-            and MariaDB; in one file the shortest of its services counts.
-        use_store_clock: judge by the clock of the store's server what is due, where it has one, so that services whose
-            own clocks differ agree; ``False``: each by the clock of its machine. A clock of tests goes before both.
+        retention: how long a record is kept after its event and after the due time of its message, if the message is
+            not pending. Then the id may be used again. A day or more; zero: for ever. With SQLite, PostgreSQL and
+            MariaDB. If several services use one file, the shortest retention counts.
+        use_store_clock: decide what is due by the clock of the store's server, if it has one, so that services with
+            different clocks agree. ``False``: by the clock of the machine. A clock of tests has precedence over both.
 
     Raises:
         ConfigurationError: a value is out of range or of the wrong type, or a method of the store is missing or not
@@ -126,7 +127,7 @@ class DelayedDelivery:
         ),
     ] = True
     claiming_store: ClaimingStore = field(init=False, repr=False, compare=False)
-    """The store as the core uses it: the same, or its six methods put to work in batches."""
+    """The store as the core uses it: ``store`` itself, or an adapter for an object with the six methods."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claiming_store", claiming_store(self.store))
@@ -137,13 +138,13 @@ class DelayedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Keep a copy of every message that was handled.
+    """Settings of the audit: a copy of each handled message is sent to a queue.
 
-    The copy outlives the time to be received of its message, and keeps its header for information.
+    The time to be received of a message does not apply to its copy, which has the header for information only.
 
     Args:
-        queue: for the copies.
-        time_to_be_received: of the copies themselves; ``None``: they are kept until somebody takes them.
+        queue: queue for the copies.
+        time_to_be_received: time to be received of the copies. ``None``: they do not expire.
 
     Raises:
         ConfigurationError: the queue is no address, or the time is not above zero.
@@ -158,10 +159,10 @@ class Audit:
             parse_span(self.time_to_be_received, "the time to be received of audit copies")
 
     def check(self, capabilities: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
-        """Refuse copies that come back, and copies that expire where that could cost other messages (row 73).
+        """Raise an error for copies that would return to the endpoint, or whose expiry could lose messages (row 73).
 
-        ``in_transactions``: copies leave in the transaction that takes their message off its queue; with an outbox, or
-        in transaction mode ``none``, they do not.
+        With ``in_transactions``, copies are sent in the transaction that acknowledges their message; with an outbox, or
+        in transaction mode ``none``, they are not.
         """
         if self.queue in own_queues:
             raise ConfigurationError(
@@ -177,7 +178,7 @@ class Audit:
             )
 
     def copy(self, envelope: Envelope, started_at: datetime, ended_at: datetime, host: Host) -> Envelope:
-        """Return the copy of a message; ``started_at`` and ``ended_at``, UTC, are of its handling."""
+        """Return the copy of a message. Its handling lasted from ``started_at`` to ``ended_at``, UTC."""
         headers = {
             **envelope.headers,
             Headers.PROCESSING_STARTED: format_timestamp(started_at),
@@ -201,17 +202,17 @@ _PERSISTER_METHODS: Final = [name for name in vars(TimeoutPersister) if name in 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutManager:
-    """A timeout manager in this endpoint: the older way to delay messages, for those who still run it.
+    """Settings of a timeout manager in this endpoint: the older way to delay messages, for systems that still use it.
 
-    With ``delayed_delivery`` beside it, new messages are delayed by that, and this one dispatches its stored timeouts.
+    With ``delayed_delivery``, new messages are stored there, and the timeout manager dispatches its stored timeouts.
 
     Args:
-        persister: where timeouts wait; one of Postdate's, or any object with the methods of
+        persister: a storage of timeouts of Postdate, or any object with the methods of
             :class:`~postdate.ports.timeouts.TimeoutPersister`.
-        time_to_wait_before_triggering_critical_error: how long looking for due timeouts may fail before it is a
-            critical error; zero or more (row 103).
-        concurrency: messages in hand at once, in each of its two queues; 1 or more. ``None``: as many as the machine
-            has processors, at least 2.
+        time_to_wait_before_triggering_critical_error: how long polls for due timeouts may fail before it is a critical
+            error; zero or more (row 103).
+        concurrency: number of messages handled at once from each of its two queues; 1 or more. ``None``: the number of
+            processors, at least 2.
 
     Raises:
         ConfigurationError: a value is out of range or of the wrong type, or a method of the persister is missing or not
@@ -257,10 +258,10 @@ class ExternalTimeoutManager:
     """The timeout manager of another endpoint, to which this one sends its delayed messages (specification 4.1).
 
     Args:
-        address: of its queue, for example ``other.Timeouts``.
+        address: address of its queue, for example ``other.Timeouts``.
 
     Raises:
-        ConfigurationError: it is no address.
+        ConfigurationError: ``address`` is no address.
     """
 
     address: str
@@ -272,10 +273,10 @@ class ExternalTimeoutManager:
 
 
 def check_address(name: str, subject: str, limit: int = DESTINATION_LIMIT, advice: str = "") -> None:
-    """Refuse a name that no queue can have.
+    """Check that a queue can have this name.
 
     Raises:
-        ConfigurationError: with ``advice`` behind what is wrong.
+        ConfigurationError: it cannot. The text ends with ``advice``.
     """
     try:
         check_text(name, subject, limit)
@@ -284,7 +285,7 @@ def check_address(name: str, subject: str, limit: int = DESTINATION_LIMIT, advic
 
 
 def check_scope(mode: TransactionMode, store: object, transport: Transport, *, is_one: bool) -> None:
-    """Refuse transaction scope, unless the databases of store and queues are one."""
+    """Raise an error for transaction scope, unless store and queues are in one database."""
     if mode is TransactionMode.TRANSACTION_SCOPE and not is_one:
         raise UnsupportedTransactionMode(
             f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "

@@ -1,4 +1,4 @@
-"""A timeout manager running: two pumps, and the look for due timeouts. Source: specification 4; ADR 0014."""
+"""The service of a timeout manager: two pumps, and a poller for due timeouts. Source: specification 4; ADR 0014."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from postdate.runtime.resource import resource_of
 log = logging.getLogger("postdate.timeout_manager")
 
 ATTEMPTS: Final = 5
-"""In total, before a message goes to the error queue (row 101)."""
+"""The number of attempts before a message goes to the error queue (row 101)."""
 
 STORAGE_BREAKER = "TimeoutStorageConnectivity"
 STORAGE_CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will be terminated."
@@ -49,7 +49,7 @@ def timeout_dispatcher_queue(endpoint: str, capabilities: TransportCapabilities)
 
 
 def is_same_queue(one: str, other: str, capabilities: TransportCapabilities) -> bool:
-    """Return whether two names, as endpoints write them, are one queue to a transport."""
+    """Return whether a transport treats two names, as endpoints write them, as the same queue."""
 
     def fold(name: str) -> str:
         return (
@@ -60,11 +60,11 @@ def is_same_queue(one: str, other: str, capabilities: TransportCapabilities) -> 
 
 
 class TimeoutManagerService(Service):
-    """Stores timeouts that arrive in its first queue and dispatches them when due.
+    """The service that stores timeouts of its first queue and dispatches them when they are due.
 
-    Where the queue of ``delayed_delivery`` is also the timeout manager's, because the transport does not tell upper
-    case from lower case, that one alone receives from it: it understands the messages of both, but for orders to forget
-    timeouts, which :meth:`wrap_step` takes out.
+    Some transports do not distinguish upper case from lower case. With these, the queue of ``delayed_delivery`` is also
+    the queue of the timeout manager, and only the delayed delivery receives from it. It understands the messages of
+    both, except for orders to remove timeouts; the step of :meth:`wrap_step` handles these.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class TimeoutManagerService(Service):
         self.shares_queue = delayed_delivery is not None and is_same_queue(
             self._queue, timeouts_queue(endpoint), capabilities
         )
-        """Whether the delayed delivery receives from the one queue that both have."""
+        """Whether the first queue is also the queue of the delayed delivery, which then receives from it."""
         self._due_timeouts: DueTimeouts | None = None
 
     @override
     async def prepare(self, *, set_up: bool) -> None:
-        """The storage may be down: what could not be set up is tried again before each look (row 102)."""
+        """Prepare a run. If the storage cannot be set up now, that is retried before each poll (row 102)."""
         context, settings = self._context, self._settings
         await settings.persister.initialize(context.endpoint)
         is_set_up = not set_up or await self._set_up_or_log()
@@ -157,7 +157,8 @@ class TimeoutManagerService(Service):
         self._outages.append(outage)
         recovery = AttemptsRecovery(
             rules=RecoveryRules(
-                retry_now_errors=() if is_dispatcher else (DestinationUnavailable,),  # asked again, the step stores it
+                # Called again at once, the step stores the timeout.
+                retry_now_errors=() if is_dispatcher else (DestinationUnavailable,),
                 waits_in_hand=True,
                 shares_database=self._enlisting_persister is not None,
                 counts_transient=True,
@@ -188,7 +189,10 @@ class TimeoutManagerService(Service):
         return step.handle
 
     def wrap_step(self, queue: str, step: Step) -> Step:
-        """Return a step that obeys orders to forget timeouts, before ``step``; call it after :meth:`prepare`."""
+        """Return a step that handles orders to remove timeouts, and calls ``step`` for other messages.
+
+        Call this after :meth:`prepare`.
+        """
         assert self._due_timeouts is not None
         clear_step = self._create_step(queue, self._due_timeouts)
 
@@ -201,7 +205,7 @@ class TimeoutManagerService(Service):
 def check_timeout_manager(
     manager: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
-    """Return the timeout manager that runs in an endpoint; refuse two ways to delay (specification 3.7, 4.1)."""
+    """Return the timeout manager that runs in an endpoint, or ``None``; check it (specification 3.7, 4.1)."""
     if isinstance(manager, ExternalTimeoutManager):
         if delayed_delivery is not None:
             raise ConfigurationError(
