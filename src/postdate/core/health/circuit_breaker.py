@@ -44,7 +44,7 @@ class RepeatedFailures:
     states are logged at level *debug* only: :class:`postdate.runtime.resource.Resource` logs the outage itself.
 
     With ``forgets_after`` it trips only at a failure, and a failure this long after the last one starts a new series.
-    This is for calls that are repeated soon while they fail, and that may stop because the message is gone.
+    This is for calls that are repeated soon while they fail, and that may stop because another process has the message.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ class StoreWaits:
         self._stop, self._resume_event, self._resumed_at = anyio.Event(), anyio.Event(), -math.inf
 
     def stop(self) -> None:
-        """End all pauses; later ones end at once, too."""
+        """End all pauses. Later pauses end at once."""
         self._stop.set()
         self._resume_event.set()
 

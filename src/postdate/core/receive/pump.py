@@ -118,8 +118,8 @@ class MessagePump:
         self._settler = Settler(self._receiver, clock, report) if settles_in_batches else None
         resource = resource or Resource(queue)
         self._receive_calls = resource.calls(f"cannot receive from {queue}", log, breaker=breaker)
-        # A queue may deliver messages and take rejected ones back, but acknowledge none: a broker does so that has no
-        # space to publish. Receiving succeeds then, so the failures to settle need a separate breaker.
+        # A queue may deliver messages and accept rejected ones, but acknowledge none: a broker without space to publish
+        # does so. Receiving succeeds then, so the failures to settle need a separate breaker.
         settle_breaker = breaker.create_for_calls("ends", _SETTLE_FAILURES_FORGOTTEN_AFTER)
         self._settle_calls = resource.calls(
             f"cannot end messages of {queue}",
@@ -131,7 +131,7 @@ class MessagePump:
     async def run(self) -> None:
         """Receive and handle messages until stopped; then wait for handlers, however long they take.
 
-        It does not wait for a silent queue: calls that the queue does not answer are abandoned.
+        It does not wait for ever for the queue: calls without an answer are abandoned.
         """
         # Calls of the receiver are made in the tasks of workers. A call that never returns would keep all these tasks
         # from ending, so the whole pump runs in a call that can be abandoned.
@@ -554,7 +554,7 @@ class MessagePump:
     async def _reject(self, received: Received, *, failed: bool) -> bool:
         """Return a message to its queue, and retry until that succeeds: as long as it is claimed, no process gets it.
 
-        It does not count as a success of the queue: a queue may take messages back and still acknowledge none.
+        It does not count as a success of the queue: a queue may accept rejected messages and still acknowledge none.
 
         Returns:
             Whether the claim was in force until then.

@@ -228,7 +228,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     by the rules of its zone, if it follows a wall time. In a store without records and queries, the id decides.
 
     A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may repeat any message that was scheduled since that
-    time. It may have new headers of its own, and in records only the destination is compared.
+    time. It may have new headers, and in records only the destination is compared.
 
     Raises:
         DuplicateMessage: the store has, or had, another message under the id.
