@@ -76,7 +76,7 @@ class Look:
 
 @pytest.fixture
 async def look(clock: VirtualClock) -> Look:
-    look = Look(clock, at_once=200, remembered=100)
+    look = Look(clock, most_expected=200, most_remembered=100)
     await look.begin()
     return look
 
@@ -240,7 +240,7 @@ async def test_a_clock_that_was_years_ahead_at_the_start_and_is_set_right_hides_
 
 
 async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothing(clock: VirtualClock) -> None:
-    look = Look(clock, at_once=4)
+    look = Look(clock, most_expected=4)
     await look.begin()
     for timeout in await look.keep(4):
         await look.look()
@@ -262,7 +262,7 @@ async def test_what_was_announced_after_the_look_read_its_time_is_on_its_way(loo
 
 
 async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(clock: VirtualClock) -> None:
-    look = Look(clock, at_once=2)
+    look = Look(clock, most_expected=2)
     await look.begin()
     kept = await look.keep(4)
     await look.look()
@@ -293,7 +293,7 @@ async def test_what_is_dispatched_while_looking_back_is_not_announced_again(look
 
 
 async def test_looking_back_goes_on_where_a_chunk_ends(clock: VirtualClock) -> None:
-    look = Look(clock, at_once=5_000)
+    look = Look(clock, most_expected=5_000)
     await look.begin()
     await look.keep(2_500)
     await look.look()

@@ -39,7 +39,7 @@ IN_ONE = RecoveryRules(waits_in_hand=True, shares_database=True, counts_transien
 SENDING = RecoveryRules(retry_now_errors=(DestinationUnavailable,), counts_transient=True)
 ITSELF = RecoveryRules()
 NEW = Received(Envelope("sales", "m-1"), 0, object())
-LAST = NEW._replace(is_last=True)
+LAST = NEW._replace(is_dropped_if_returned=True)
 DECIDED = [Resolution.POLICY, Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY]
 
 

@@ -354,7 +354,7 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_i
 async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
     received = await arrive(bench, bench.message(due_in=600))
-    await bench.pump.handle(received._replace(is_last=True))
+    await bench.pump.handle(received._replace(is_dropped_if_returned=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
 

@@ -88,7 +88,7 @@ async def handled(clock: VirtualClock, queues: Queues, settings: Recoverability,
         ({"failures": 5, "unanswered": 5}, True),
         ({"failures": 6, "unanswered": 6}, False),
         ({"failures": 6, "unanswered": 0}, True),  # the error queue was away, and the policy has had its say
-        ({"failures": 0, "unanswered": 0, "is_last": True}, False),
+        ({"failures": 0, "unanswered": 0, "is_dropped_if_returned": True}, False),
     ],
 )
 async def test_after_its_tries_it_goes_to_the_error_queue_unhandled(
@@ -133,7 +133,7 @@ async def test_a_policy_of_the_application_decides(
         asked.append((type(error), failures))
         return decision
 
-    queues = Queues(failures=7, unanswered=6, is_last=is_last)
+    queues = Queues(failures=7, unanswered=6, is_dropped_if_returned=is_last)
     assert await handled(clock, queues, Recoverability(policy=policy, delayed_retries=0), None) == int(goes_on)
     assert asked == [(HandlingInterrupted, 7)]
     assert await queues.queue_lengths() == {"sales": 0, "error": int(not goes_on)}

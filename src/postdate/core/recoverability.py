@@ -344,7 +344,7 @@ def resolve_failure(
     if (
         is_outage(error)
         and own_failures <= MOST_OWN_FAILURES
-        and not (rules.is_off_queue or (received.is_last and rules.waits_in_hand))
+        and not (rules.is_off_queue or (received.is_dropped_if_returned and rules.waits_in_hand))
     ):
         if not rules.waits_in_hand or (isinstance(error, TransportUnreachable) and not rules.shares_database):
             return Resolution.REQUEUE

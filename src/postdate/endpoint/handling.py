@@ -257,7 +257,7 @@ class PolicyRecovery(Recovery):
                 received, self.completions.completion_while_full(received, error), StepFailure(error, Resolution.POLICY)
             )
         completion = self.completions.completion_after_failure(received, error)
-        if completion is None and (received.is_last or self.rules.is_off_queue):
+        if completion is None and (received.is_dropped_if_returned or self.rules.is_off_queue):
             completion = self.completions.error_completion(received, error)
         self.metrics.count("failed", 1)
         if completion is None:
@@ -358,10 +358,13 @@ class Handling:
             return self.outcome_after_error(received, error)
         if reason is not None:
             return StepOutcome(self.completions.discard_completion(received, reason))
-        is_tolerated = received.unanswered <= MOST_RESTARTS and not received.is_last
+        is_tolerated = received.unanswered <= MOST_RESTARTS and not received.is_dropped_if_returned
         if is_tolerated or self.outgoing.mode is TransactionMode.NONE:  # in mode `none` no message returns
             return None
-        times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
+        times, limit = (
+            received.unanswered or "many",
+            "; its queue would drop it soon" if received.is_dropped_if_returned else "",
+        )
         error = HandlingInterrupted(
             f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
             f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"

@@ -104,7 +104,7 @@ async def requeue_message(receiver: Receiver, received: Received, now: datetime)
     """
     try:
         # Its queue would discard a message that comes back too often, so a copy goes to its end instead.
-        if received.is_last:
+        if received.is_dropped_if_returned:
             await receiver.commit(received, now, Completion(None, outgoing=[received.envelope]))
         else:
             await receiver.roll_back(received, failed=False)

@@ -82,7 +82,8 @@ class Received(NamedTuple):
         unanswered: how many of ``failures`` ended without an answer: the receiver ended, or lost its connection or its
             claim. The number includes rollbacks of other processes where the queue cannot tell them apart. It is 0
             where the queue does not count.
-        is_last: the queue drops the message when it comes back, or comes back twice: so the message is not handled.
+        is_dropped_if_returned: the queue drops the message when it comes back, or comes back twice. So the message is
+            not handled.
         attempts: how often its step was asked about the message since it was received; not set by transports.
         is_suspect: several processes died while they held the message. It is handled while this process holds no other
             message of its queue. Queues set it that count such deaths exactly, in ``unanswered``; see
@@ -93,7 +94,7 @@ class Received(NamedTuple):
     failures: int
     token: object
     unanswered: int = 0
-    is_last: bool = False
+    is_dropped_if_returned: bool = False
     attempts: int = 0
     is_suspect: bool = False
 

@@ -43,6 +43,7 @@ def _store_gauges(state: Overview) -> dict[str, Mapping[str, float]]:
         # The statistics count the other services; this process is one more.
         "services": None if statistics.services is None else statistics.services + 1,
     }
-    within = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
-    due = {name: sum(each.count for each in intervals) for name, intervals in within.items()}
+    # The items of an hour are minutes. The first is the rest of this minute, so two reach to the end of the next one.
+    intervals_until = {"minute": state.hour[:2], "hour": state.hour, "day": state.day}
+    due = {name: sum(each.count for each in intervals) for name, intervals in intervals_until.items()}
     return {**{name: {"": value} for name, value in values.items() if value is not None}, "due": due}

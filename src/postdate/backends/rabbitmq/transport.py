@@ -351,13 +351,13 @@ class RabbitMqReceiver(Receiver):
         failures, unanswered = self._transport.failure_counts.count_failures(
             self._queue, message, redelivered=delivery.redelivered
         )
-        is_last = False
+        is_dropped_if_returned = False
         if message.counted_returns:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
             # One return before the limit, as a return may also be caused by a lost connection.
-            is_last = limit is not None and message.counted_returns >= limit - 1
-        received = Received(message.envelope, failures, (channel, delivery.tag), unanswered, is_last)
+            is_dropped_if_returned = limit is not None and message.counted_returns >= limit - 1
+        received = Received(message.envelope, failures, (channel, delivery.tag), unanswered, is_dropped_if_returned)
         return _Claim(received, channel, delivery, message)
 
     @override

@@ -188,7 +188,7 @@ class AttemptsRecovery(Recovery):
         log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
         self.metrics.count("failed", 1)
         decision = decide_handling_failure(error, failures, received.envelope.headers, self.policy, self.clock.now())
-        if isinstance(decision, ImmediateRetry) and not received.is_last:
+        if isinstance(decision, ImmediateRetry) and not received.is_dropped_if_returned:
             self.metrics.count("retried", 1)
             return REQUEUE
         completion = outcome.completion if outcome is not None and self.returns_outgoing else None

@@ -455,7 +455,7 @@ class MessagePump:
             await self._clock.wait_for(self._stop, retry_delay(step_message.failures))
             return step_message, REQUEUE_UNCOUNTED if self._stop.is_set() else REQUEUE
         if resolution is Resolution.POLICY:
-            if recovery.is_pause_needed(error) and not step_message.is_last:
+            if recovery.is_pause_needed(error) and not step_message.is_dropped_if_returned:
                 await self._wait_for_store(recovery, error, resolution)
             return step_message, recovery.decide(step_message, outcome, error)
         if resolution is not Resolution.RETRY_NOW and recovery.outage is not None:

@@ -165,8 +165,8 @@ class DueTimeouts:
         *,
         set_up: bool = False,
         metrics: Metrics = NO_METRICS,
-        at_once: int = AT_ONCE,
-        remembered: int = REMEMBERED,
+        most_expected: int = AT_ONCE,
+        most_remembered: int = REMEMBERED,
     ) -> None:
         # All fields belong to the thread of the event loop.
         self._persister = persister
@@ -180,7 +180,7 @@ class DueTimeouts:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self._send_deadlines = Deadlines.of_transport(transport, clock)
         now = clock.now()
-        self._announced = AnnouncedTimeouts(later(now, -OLDEST), at_once, remembered)
+        self._announced = AnnouncedTimeouts(later(now, -OLDEST), most_expected, most_remembered)
         # A due time. Every stored timeout due up to this time was announced, except for timeouts that polls back find.
         self._all_announced_until = self._announced.floor
         # The latest due time of an announced timeout. Polls back end here.

@@ -85,16 +85,20 @@ class FollowingClock:
     :meth:`latest`: counted from the earliest time it would be too short by that difference.
 
     It runs on the seconds since the machine was started. So setting the machine's time does not change it, and time in
-    which the machine was suspended counts. Without ``judges``, :meth:`now` shows the machine's time, and the difference
-    is only reported.
+    which the machine was suspended counts. Without ``is_authoritative``, which says that the store's clock decides what is
+    due, :meth:`now` shows the machine's time, and the difference is only reported.
     """
 
-    def __init__(self, own: SystemClock, store: ClaimingStore, *, is_authoritative: bool = True) -> None:
-        self._own, self._store, self._is_authoritative = own, store, is_authoritative
-        self._deadlines = Deadlines.of_store(store, own, CALL_DEADLINE)
+    def __init__(self, machine_clock: SystemClock, store: ClaimingStore, *, is_authoritative: bool = True) -> None:
+        self._machine_clock, self._store, self._is_authoritative = machine_clock, store, is_authoritative
+        self._deadlines = Deadlines.of_store(store, machine_clock, CALL_DEADLINE)
+        # Of the store's time; `None` before the first measurement.
         self._bounds: Bounds | None = None
-        self._use, self._round_trip = anyio.Event(), timedelta(0)
-        self._reported_ahead: timedelta | None = None
+        # Set when a task begins to wait by this clock. From then on the clock is measured more often.
+        self._wait_started = anyio.Event()
+        self._shortest_round_trip = timedelta(0)
+        # The difference that was logged last.
+        self._logged_ahead: timedelta | None = None
         self._is_measured = False
         resource = resource_of(store)
         self._outage = resource.calls("cannot read the clock of the store", log, is_rare=True)
@@ -106,42 +110,48 @@ class FollowingClock:
         """Return the time of the store, UTC; that of the machine before the first measurement."""
         bounds = self._bounds
         return (
-            self._own.now()
+            self._machine_clock.now()
             if bounds is None or not self._is_authoritative
-            else bounds.earliest_at(self._own.seconds_since_boot())
+            else bounds.earliest_at(self._machine_clock.seconds_since_boot())
         )
 
     def latest(self) -> datetime:
         """Return the latest time that the store's clock may show, UTC; that of the machine where :meth:`now` does."""
         bounds = self._bounds
         return (
-            self._own.now()
+            self._machine_clock.now()
             if bounds is None or not self._is_authoritative
-            else bounds.latest_at(self._own.seconds_since_boot())
+            else bounds.latest_at(self._machine_clock.seconds_since_boot())
         )
 
     @property
     def ahead(self) -> timedelta | None:
         """How far the store's clock is ahead of the machine's; ``None`` before the first measurement.
 
-        It is measured also without ``judges``.
+        It is measured also without ``is_authoritative``.
         """
         bounds = self._bounds
-        return None if bounds is None else bounds.earliest_at(self._own.seconds_since_boot()) - self._own.now()
+        return (
+            None
+            if bounds is None
+            else bounds.earliest_at(self._machine_clock.seconds_since_boot()) - self._machine_clock.now()
+        )
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        self._use.set()
-        await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # without this it could end too early
+        self._wait_started.set()
+        await self._machine_clock.wait_for(
+            event, (until - self.now()) / (1 - _DRIFT)
+        )  # without this it could end too early
 
     def monotonic(self) -> float:
-        return self._own.monotonic()
+        return self._machine_clock.monotonic()
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        self._use.set()
-        await self._own.wait_for(event, duration)
+        self._wait_started.set()
+        await self._machine_clock.wait_for(event, duration)
 
     async def sleep(self, duration: timedelta) -> None:
-        await self._own.sleep(duration)
+        await self._machine_clock.sleep(duration)
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
@@ -152,13 +162,13 @@ class FollowingClock:
         try:
             await self._report_difference()
         except PostdateError as error:  # a role may be allowed to read and deliver, and not to write this report
-            self._report_calls.report_failure(error, self._own.monotonic())
+            self._report_calls.report_failure(error, self._machine_clock.monotonic())
         else:
-            self._report_calls.report_success(self._own.monotonic())
+            self._report_calls.report_success(self._machine_clock.monotonic())
 
     async def read(self, round_trips: int = ROUND_TRIPS) -> None:
         """Read the store's clock in a few round trips; the quickest one gives the closest bounds."""
-        self._round_trip = timedelta.max
+        self._shortest_round_trip = timedelta.max
         for _ in range(round_trips):
             measured = await self._deadlines.call_in_task(self._query_bounds)
             self._bounds = measured if self._bounds is None else self._bounds.intersect(measured)
@@ -168,39 +178,39 @@ class FollowingClock:
             await self.read(round_trips)
         except PostdateError as error:
             self._is_measured = False
-            self._outage.report_failure(error, self._own.monotonic())
+            self._outage.report_failure(error, self._machine_clock.monotonic())
         else:
             self._is_measured = True
-            self._outage.report_success(self._own.monotonic())
+            self._outage.report_success(self._machine_clock.monotonic())
         return self._is_measured
 
     async def _query_bounds(self) -> Bounds:
-        asked_at = self._own.seconds_since_boot()
+        asked_at = self._machine_clock.seconds_since_boot()
         server_time = await self._store.server_now()
-        answered_at = self._own.seconds_since_boot()
+        answered_at = self._machine_clock.seconds_since_boot()
         round_trip = timedelta(seconds=answered_at - asked_at)
-        self._round_trip = min(self._round_trip, round_trip)
+        self._shortest_round_trip = min(self._shortest_round_trip, round_trip)
         return Bounds(answered_at, server_time, later(server_time, round_trip))
 
     async def _report_difference(self) -> None:
         assert self._bounds is not None
-        ahead = self._own.now() - self._bounds.earliest_at(self._own.seconds_since_boot())
+        ahead = self._machine_clock.now() - self._bounds.earliest_at(self._machine_clock.seconds_since_boot())
         self._log_difference(ahead)
         await self._deadlines.call_in_task(partial(self._store.report_clock, ahead))
 
     def _log_difference(self, ahead: timedelta) -> None:
         """Log a difference once, and again when it has changed by more than a tenth and a second."""
-        if self._reported_ahead is None:
+        if self._logged_ahead is None:
             if abs(ahead) > LOGGED_DIFFERENCE:
                 self._log_warning(ahead)
         elif abs(ahead) <= LOGGED_DIFFERENCE:
-            self._reported_ahead = None
+            self._logged_ahead = None
             log.info("the clock of this machine, %s, agrees with that of the store again", platform.node())
-        elif abs(ahead - self._reported_ahead) > max(LOGGED_DIFFERENCE, abs(self._reported_ahead) / 10):
+        elif abs(ahead - self._logged_ahead) > max(LOGGED_DIFFERENCE, abs(self._logged_ahead) / 10):
             self._log_warning(ahead)
 
     def _log_warning(self, ahead: timedelta) -> None:
-        self._reported_ahead = ahead
+        self._logged_ahead = ahead
         side = "ahead of" if ahead > timedelta(0) else "behind"
         deciding_clock = (
             "the store's" if self._is_authoritative else "the machine's: delayed_delivery.use_store_clock is off"
@@ -217,19 +227,19 @@ class FollowingClock:
 
     async def follow(self) -> None:
         """Measure repeatedly until cancelled, more often while a task waits by this clock."""
-        measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
+        measure_at = self._machine_clock.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
-            self._use = anyio.Event()
-            pause = time_until(measure_at, self._own.monotonic()) if self._is_measured else TRIED_AGAIN_AFTER
-            await self._own.wait_for(self._use if self._is_measured else anyio.Event(), pause)
-            if self._is_measured and self._use.is_set():
-                pause = time_until(measure_at, self._own.monotonic())
+            self._wait_started = anyio.Event()
+            pause = time_until(measure_at, self._machine_clock.monotonic()) if self._is_measured else TRIED_AGAIN_AFTER
+            await self._machine_clock.wait_for(self._wait_started if self._is_measured else anyio.Event(), pause)
+            if self._is_measured and self._wait_started.is_set():
+                pause = time_until(measure_at, self._machine_clock.monotonic())
                 # A measurement helps only if a round trip is shorter than the drift until the next regular one.
-                is_useful = self._is_authoritative and self._round_trip < MEASURED_EVERY * _DRIFT
-                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if is_useful else pause)
-            if not self._is_measured or self._own.monotonic() >= measure_at:
+                is_useful = self._is_authoritative and self._shortest_round_trip < MEASURED_EVERY * _DRIFT
+                await self._machine_clock.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if is_useful else pause)
+            if not self._is_measured or self._machine_clock.monotonic() >= measure_at:
                 await self.measure()
-                measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
+                measure_at = self._machine_clock.monotonic() + MEASURED_EVERY.total_seconds()
             else:
                 await self._update_bounds(ROUND_TRIPS_IN_USE)
 
