@@ -14,19 +14,20 @@ from postdate.ports.backends import DatabaseObject
 
 
 class Redis(OpenRedis, DatabaseObject):
-    """Store and queues under one prefix of a database of Redis 7.0 or newer: each is made once, at first use.
+    """Store and queues under one prefix of a database of Redis 7.0 or newer. Each is created once, at first use.
 
-    ``Endpoint("sales", Redis(url))`` takes what it needs. Store and queues share the process's connections and its
-    liveness. A store with its own settings can share them, too: ``RedisStore(database, table="orders.timeouts")``.
+    ``Endpoint("sales", Redis(url))`` uses the store and the queues that it needs. Store and queues share the
+    connections and the liveness of the process. A store with its own settings can share them, too:
+    ``RedisStore(database, table="orders.timeouts")``.
 
     Args:
         url: ``redis://:password@host:6379/0?prefix=NAME``, or ``rediss://…`` for TLS.
-        recording: how much is kept for audits; records stay in the server's memory.
-        holds_at_most: a process that is silent for so long loses the messages that it holds; ``None``: 60 s.
-        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
+        recording: how much is recorded for audits; records stay in the server's memory.
+        holds_at_most: after so long without a heartbeat a process loses its claims; ``None``: 60 s.
+        answers_within: a call that is not answered for so long fails; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be read.
+        ConfigurationError: the address cannot be parsed.
     """
 
     has_a_table_for_each_endpoint = True
@@ -44,7 +45,7 @@ class Redis(OpenRedis, DatabaseObject):
         self._recording = recording
 
     def ensure_connections(self, concurrency: int) -> None:
-        """Does nothing: any number of calls share the connections, one round trip each."""
+        """Do nothing: any number of calls share the connections, because each call is one round trip."""
 
     @cached_property
     def store(self) -> RedisStore:
@@ -53,5 +54,5 @@ class Redis(OpenRedis, DatabaseObject):
 
     @cached_property
     def queues(self) -> RedisTransport:
-        """The transport."""
+        """The transport for the queues."""
         return self.register_adapter(RedisTransport(self, recording=self._recording))

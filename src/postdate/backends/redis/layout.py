@@ -19,7 +19,7 @@ _DIGITS: Final = 18
 
 
 def format_instant(instant: datetime) -> str:
-    """Return an instant as 18 digits, microseconds since the year 1, which sort as text in the order of time."""
+    """Return an instant as 18 digits: microseconds since the year 1. Their order as text is the order of time."""
     return f"{to_microseconds(instant) + _BEFORE_1970:0{_DIGITS}d}"
 
 
@@ -34,7 +34,7 @@ def read_instant(digits: bytes | None, what: str) -> datetime:
 
 
 def microseconds_of(member: bytes) -> int:
-    """Return microseconds since 1970 of an instant, or of a sorted set's member, which begins with one."""
+    """Return the microseconds since 1970 of an instant, or of a sorted set's member, which begins with an instant."""
     return int(member[:_DIGITS]) - _BEFORE_1970
 
 
@@ -81,7 +81,7 @@ FIELDS: Final = {
     b"x": "expires_at",
     b"f": "number_of_failures",
 }
-"""Of the hash of a waiting message, with what is in them."""
+"""The fields of a pending message's hash, with the names of their contents."""
 
 
 def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
@@ -128,9 +128,9 @@ def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
 
 
 def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int, int]:
-    """Return a message from the fields ``i h b x d f u``, how often handling it failed, and how often its process died.
+    """Return a message, its number of failures, and its number of deaths.
 
-    Raises `MessageError`.
+    The fields are ``i h b x d f u``. A death is an attempt whose process died. Raises `MessageError`.
     """
     message_id, headers, body, expires_at, due, failures, deaths = fields[:7]
     content = _read_content(headers, body)

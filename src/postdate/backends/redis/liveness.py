@@ -1,8 +1,9 @@
-"""The sign of life of a process: a subscription, which ends with the process, and a beat, which stops when it freezes.
+"""The liveness of a process: a subscription that ends with the process, and a heartbeat that stops when it freezes.
 
-A process that holds messages is a *holder*. Each beat also checks the other holders: without its subscription and some
-seconds without a beat, a holder is dead; after ``holds_at_most`` without a beat, it is frozen. The messages of both
-become free, and their tokens invalid. The beat has a thread of its own: a handler may block the event loop for long.
+A process that has claims is a *holder*. Each heartbeat also checks the other holders. A holder is dead without its
+subscription and some seconds without a heartbeat. It is frozen after ``holds_at_most`` without a heartbeat. The server
+releases the messages of both, and their tokens become invalid. The heartbeat has a thread of its own, because a handler
+may block the event loop for long.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.resource import resource_at
 from postdate.runtime.threads import run_in_thread
 
-# --- subscriptions, on one connection that is renewed as long as somebody listens -------------------------------------
+# --- subscriptions, on one connection that is renewed while there is a listener ---------------------------------------
 
 
 OnMessage = Callable[[bytes | None], None]
-"""Called with the text of a message; with ``None`` when some may have been missed."""
+"""A callback for the text of a message; it gets ``None`` when messages may have been missed."""
 
 _SPEAK_EVERY_SECONDS: Final = 5.0
 _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -60,7 +61,7 @@ class Subscriptions(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget connection, task and listeners, which are the parent's."""
+        """Forget connection, task and listeners, which belong to the parent."""
         forks.prevent_destruction((self._connection, self._task))
         self._connection = self._task = self._failure = None
         self._callbacks, self._subscription_events, self._subscribed_at, self._was_connected = {}, {}, {}, False
@@ -83,7 +84,7 @@ class Subscriptions(forks.ForkAware):
         return lambda: self._forget_callback(name, callback)
 
     def subscribed_at(self, channel: str) -> float | None:
-        """Return the second since boot from which on a subscription has stood without interruption, if it stands."""
+        """Return the second since boot at which an uninterrupted subscription began; ``None`` without one."""
         return self._subscribed_at.get(channel.encode())
 
     async def _wait_until_subscribed(self, subscription_event: asyncio.Event) -> None:
@@ -97,7 +98,7 @@ class Subscriptions(forks.ForkAware):
         listeners = self._callbacks.get(name, [])
         if callback in listeners:
             listeners.remove(callback)
-        if not listeners:  # the reader ends the subscription
+        if not listeners:  # the reader ends the subscription at its next pass
             self._callbacks.pop(name, None)
 
     async def close(self) -> None:
@@ -156,7 +157,7 @@ class Subscriptions(forks.ForkAware):
         if kind == b"subscribe":
             self._subscription_events.setdefault(name, asyncio.Event()).set()
             self._subscribed_at.setdefault(name, self._clock.seconds_since_boot())
-            text = None  # no message is missed from here on; listeners must look again once
+            text = None  # No message is missed from here on; listeners must poll once.
         elif kind != b"message":
             return
         for callback in list(self._callbacks.get(name, ())):
@@ -165,7 +166,7 @@ class Subscriptions(forks.ForkAware):
     async def _unsubscribe_unused(self, connection: Connection) -> None:
         """End subscriptions whose listeners have all stopped."""
         if names := self._subscription_events.keys() - self._callbacks.keys():
-            for name in names:  # before the command: who listens anew meanwhile subscribes after it
+            for name in names:  # Before the command: a listener that joins meanwhile must subscribe again, after it.
                 del self._subscription_events[name]
                 self._subscribed_at.pop(name, None)
             await connection.send_command("UNSUBSCRIBE", *names)
@@ -174,24 +175,24 @@ class Subscriptions(forks.ForkAware):
         """Subscribe if connected; otherwise the next connection does it."""
         if (connection := self._connection) is None or not names:
             return
-        if not connection.is_connected:  # it would reconnect without a reader
+        if not connection.is_connected:  # Sending on it would reconnect it, without a reader.
             return
         try:
             await connection.send_command("SUBSCRIBE", *names)
-        except (RedisError, OSError) as error:  # the reader notices, too, and subscribes again
+        except (RedisError, OSError) as error:  # The reader meets the same error, and subscribes again.
             log.debug("a subscription could not be sent: %s", error)
 
 
-# --- signs of life ----------------------------------------------------------------------------------------------------
+# --- heartbeats -------------------------------------------------------------------------------------------------------
 
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _BEATS_EVERY_SECONDS: Final = 1.0
 _DEAD_AFTER: Final = timedelta(seconds=3)
-"""Without subscription and without beat; longer than it takes to connect anew after a connection was lost."""
+"""A holder without subscription and heartbeat for so long is dead; reconnecting takes less time than that."""
 
 _CERTAIN_AFTER_BEAT_SECONDS: Final = _DEAD_AFTER.total_seconds() / 2
-"""So long after a beat no other process can have declared this one dead, with as much time left to act on that."""
+"""Until so long after a heartbeat, no other process can have declared this one dead; as much time remains to act."""
 
 Call = tuple[Part, ...]
 """The name of a script, and its arguments."""
@@ -200,31 +201,31 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class RedisLiveness(forks.ForkAware):
-    """One holder, from the first claim on; after ``holds_at_most`` of silence others take its messages."""
+    """One holder, from its first claim on. After ``holds_at_most`` without a heartbeat, it loses its claims."""
 
     def __init__(self, connections: RedisConnections, listening: Subscriptions, holds_at_most: timedelta) -> None:
         self._connections, self._listening, self.holds_at_most = connections, listening, holds_at_most
         self._clock = SystemClock()
         self.process_facts: dict[str, Any] = {}
-        """The process's description of itself, besides its place; sent with the next beat."""
+        """What the process reports about itself besides its place; sent with the next heartbeat."""
         self.loss_callbacks: list[Callable[[], None]] = []
-        """Called when its claims are void."""
+        """Functions to call when all claims are void."""
         self._started_at: datetime | None = None
         self._name: str | None = None
         self._holder: str | None = None
         self._last_beat_at = -math.inf
-        """When the last beat that the server answered, or the registration, began; in seconds since boot."""
+        """When the last answered heartbeat, or the registration, was requested; in seconds since boot."""
         self._beats: Housekeeping | None = None
         self._stop_subscription: Callable[[], None] | None = None
-        """Ends the subscription that shows that ``_name`` lives."""
+        """A function that ends the subscription which shows that ``_name`` is alive."""
         self._registration_lock = asyncio.Lock()
         self.postponed_calls: list[Call] = []
-        """Scripts to run with the next beat that the server answers; added to in any thread."""
+        """Scripts to run with the next heartbeat that the server answers. Any thread may append."""
         forks.register(self)
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget the holder, which is the parent: this process becomes another one with its first claim."""
+        """Forget the holder, which belongs to the parent: this process becomes another holder with its first claim."""
         forks.prevent_destruction(self._beats)
         self._started_at = self._name = self._holder = self._beats = self._stop_subscription = None
         self._last_beat_at = -math.inf
@@ -233,21 +234,21 @@ class RedisLiveness(forks.ForkAware):
 
     @property
     def current_holder(self) -> str:
-        """The name of the holder; empty when it holds nothing."""
+        """The name of the holder; empty when there is none."""
         return self._holder or ""
 
     @property
     def is_in_force(self) -> bool:
-        """Whether, by our own clock, no other process can have taken our messages."""
+        """Return whether, by our own clock, no other process can have claimed our messages."""
         silent_seconds = self._clock.seconds_since_boot() - self._last_beat_at
         return self._holder is not None and silent_seconds < self.holds_at_most.total_seconds()
 
     @property
     def is_certain(self) -> bool:
-        """Whether the server counts this process as alive for certain: others take its messages no sooner than later.
+        """Return whether the server certainly counts this process as alive, so that no other process has its claims.
 
-        It does within seconds of a beat, and while the subscription stands that stood at the last beat. One that was
-        made anew since then proves nothing: others may have looked in between.
+        The server does so within seconds of a heartbeat, and as long as the subscription of the last heartbeat stands.
+        A subscription that was made after that heartbeat proves nothing: another process may have checked in between.
         """
         if not self.is_in_force:
             return False
@@ -260,7 +261,7 @@ class RedisLiveness(forks.ForkAware):
         return f"{self._connections.login.tag}:alive:{holder}"
 
     async def ensure_holder(self) -> str:
-        """Return the current holder's name, registered with the server."""
+        """Return the current holder's name; register it with the server first if needed."""
         async with self._registration_lock:
             if self._holder is None:
                 self._holder = await self._register()
@@ -269,9 +270,10 @@ class RedisLiveness(forks.ForkAware):
             return self._holder
 
     async def _register(self) -> str:
-        holder = self._name = self._name or secrets.token_hex(8)  # kept until it is registered
-        if self._stop_subscription is None:  # else an earlier attempt to register failed after this
-            # The subscription itself is the sign of life; its messages do not matter.
+        # Kept until it is registered: a second attempt uses the same name.
+        holder = self._name = self._name or secrets.token_hex(8)
+        if self._stop_subscription is None:  # otherwise an earlier attempt to register failed after this step
+            # The subscription itself shows that the process is alive; its messages do not matter.
             self._stop_subscription = await self._listening.listen(self._channel_of(holder), lambda _text: None)
         requested_at = self._clock.seconds_since_boot()
         self._started_at = self._started_at or self._clock.now()
@@ -286,7 +288,7 @@ class RedisLiveness(forks.ForkAware):
         )
 
     def void_holder(self, holder: str) -> None:
-        """The server no longer knows ``holder``: if it is the current one, all claims are void."""
+        """Void all claims if ``holder``, which the server no longer knows, is the current one."""
         if holder == self._holder:
             place = self._connections.login.description
             log.warning("others may have what this process held in %s: it was not heard in time", place)
@@ -295,7 +297,7 @@ class RedisLiveness(forks.ForkAware):
                 callback()
 
     def _forget_name(self) -> None:
-        """Stop showing that the holder lives; the next claim registers another one."""
+        """Stop showing that the holder is alive; the next claim registers another one."""
         self._holder = self._name = None
         if self._stop_subscription is not None:
             self._stop_subscription()
@@ -303,7 +305,7 @@ class RedisLiveness(forks.ForkAware):
 
     def _start_heartbeats(self) -> Housekeeping:
         loop, runner = asyncio.get_running_loop(), asyncio.Runner()
-        # A beat that hangs must leave time for others before the server takes this process for frozen.
+        # A heartbeat that hangs must leave time for further ones before the server counts this process as frozen.
         answers_within = min(self._connections.answers_within, self.holds_at_most / 3)
         connections = RedisConnections(self._connections.login, answers_within)
 
@@ -330,10 +332,10 @@ class RedisLiveness(forks.ForkAware):
         return beats
 
     async def _send_heartbeat(self, connections: RedisConnections, holder: str) -> bool:
-        """Beat, and run postponed work; return whether the holder still owns its messages.
+        """Send a heartbeat and run postponed scripts; return whether the holder still has its claims.
 
-        It does not once :attr:`is_in_force` was false, even if no other process took them: callers that asked then have
-        dropped their claims without telling the server, which would hold them for ever.
+        The holder has lost them once :attr:`is_in_force` was false, even if no other process claimed the messages:
+        callers that asked then have dropped their claims without a call to the server, which would keep them for ever.
         """
         requested_at = self._clock.seconds_since_boot()
         try:
@@ -357,13 +359,13 @@ class RedisLiveness(forks.ForkAware):
         beats, self._beats = self._beats, None
         if beats is not None:
             beats.stop()
-            await run_in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a beat without an answer ends by itself
+            await run_in_thread(beats.join, _BEATS_EVERY_SECONDS)  # a heartbeat without an answer ends by itself
         holder = self._holder
         self._forget_name()
         if holder is not None:
             try:
                 await self._connections.run("unregister", holder)
-            except (RedisError, OSError) as error:  # others notice that it is gone
+            except (RedisError, OSError) as error:  # Other processes find the holder dead.
                 place = self._connections.login.description
                 log.info("what was held in %s is free only when others notice the end: %s", place, error)
 
@@ -372,10 +374,10 @@ class RedisLiveness(forks.ForkAware):
 
 
 class Claimer(forks.ForkAware):
-    """Claims for a store or one receiver, one claim at a time.
+    """Claims for a store or one receiver, one call at a time.
 
-    A claim whose answer is lost, or whose caller was cancelled, may hold messages that this process does not know of.
-    It is declared void before the next claim, or by the next beat if that comes first; the server then releases its
+    A claim whose answer is lost, or whose caller was cancelled, may cover messages that this process does not know. It
+    is void from the next claim on, or from the next heartbeat if that comes first. The server then releases its
     messages, even if the claim arrives later.
     """
 
@@ -393,11 +395,9 @@ class Claimer(forks.ForkAware):
         self._doubtful_tokens, self._claim_lock = {}, asyncio.Lock()
 
     async def claim(self, name: str, store_or_queue: str, *arguments: Any) -> tuple[str, Any]:
-        """Run a script that takes ``store_or_queue`` (store or queue), holder, token, ``arguments``.
+        """Run a script with ``store_or_queue`` (a store or a queue), holder, token and ``arguments``.
 
-        Return token and answer.
-
-        After an error no message stays claimed.
+        Returns token and answer. After an error no message stays claimed.
         """
         async with self._claim_lock:
             for _ in range(2):
@@ -418,11 +418,11 @@ class Claimer(forks.ForkAware):
             )
 
     def has_created(self, token: str) -> bool:
-        """Return whether a token is from this claimant, whether still valid or not."""
+        """Return whether a token is from this object; it may be valid or not."""
         return token.split(":")[1] == self._name
 
     def void_claim(self, token: str) -> None:
-        """Void a claim, as its messages did not reach the caller: before the next claim, and with the next beat.
+        """Void a claim whose messages did not reach the caller, before the next claim and with the next heartbeat.
 
         There may be no next claim for a long time, as in a store in which nothing else is due.
         """
@@ -437,7 +437,7 @@ class Claimer(forks.ForkAware):
             self._doubtful_tokens.pop(token, None)
 
     async def close(self) -> None:
-        """Release all its messages; if that fails, a later beat does it."""
+        """Release all messages of its claims; if that fails, a later heartbeat releases them."""
         async with self._claim_lock:
             if not (holder := self._liveness.current_holder) or not self._number:
                 return
@@ -449,7 +449,7 @@ class Claimer(forks.ForkAware):
                 raise
 
     async def close_or_log(self) -> None:
-        """As `close`, but only logs when the server does not answer."""
+        """Call `close`, but only log when the server does not answer."""
         try:
             await self.close()
         except PostdateError as error:
@@ -482,7 +482,10 @@ class OpenRedis:
     def of(
         cls, address: str | RedisLogin | OpenRedis, holds_at_most: timedelta | None, answers_within: timedelta | None
     ) -> OpenRedis:
-        """Return the given database, or a new one at the address; times must not differ from the given database's."""
+        """Return the given database, or a new one at the address.
+
+        Durations must not differ from the given database's.
+        """
         if not isinstance(address, OpenRedis):
             return cls(address, holds_at_most=holds_at_most, answers_within=answers_within)
         if holds_at_most not in {None, address.liveness.holds_at_most}:
@@ -499,7 +502,7 @@ class OpenRedis:
         self._users.add(user)
 
     async def detach_user(self, user: object) -> bool:
-        """Note that an adapter is closed; the last one closes the database: then return ``True``."""
+        """Remove an adapter that is closed. The last one closes the database: then return ``True``."""
         self._users.discard(user)
         if self._users:
             return False

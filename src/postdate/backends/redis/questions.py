@@ -1,4 +1,4 @@
-"""An operator's questions about a store and queues: statistics, lists, histories, who holds what."""
+"""An operator's questions about a store and queues: statistics, lists, histories, holders."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from postdate.ports.administration import invalid_cursor_error
 
 _PAGE: Final = 500
 _CURSOR: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")
-"""How members of ``:due`` begin: due time and number of storing, which are the cursor of their message."""
+"""The beginning of a member of ``:due``: due time and number of storing, which are the message's cursor."""
 
 _LIVES_FOR: Final = timedelta(minutes=2)
-"""Every half minute each process looks at the clock, and so writes its line."""
+"""The age at which a line is that of a dead process; a living process checks its clock every half minute."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -58,8 +58,8 @@ log = logging.getLogger("postdate.redis")
 
 
 @dataclass(frozen=True, slots=True)
-class ListedMessage:
-    """A waiting message; ``member``: its entry in ``:free``, which begins with the instant of its next attempt."""
+class WaitingMessage:
+    """A pending message. ``member`` is its entry in ``:free``, which begins with the instant of its next attempt."""
 
     message: DelayedMessage
     member: bytes
@@ -109,8 +109,11 @@ class Questions(AdministrableStore):
                     break
         return PendingPage.of(messages, limit)
 
-    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[ListedMessage]:
-        """Yield readable messages by due time, page by page; more than ``message_filter`` asks for, never fewer."""
+    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[WaitingMessage]:
+        """Yield readable messages by due time, page by page.
+
+        They are all messages that match ``message_filter``, and maybe others.
+        """
         lower_bound: bytes | str = (
             "-" if message_filter.due_from is None else f"[{format_instant(message_filter.due_from)}"
         )
@@ -131,8 +134,8 @@ class Questions(AdministrableStore):
                 return
             lower_bound, page_size = b"(" + last_member, _PAGE
 
-    async def find_row(self, message_id: str) -> ListedMessage | None:
-        """Return a waiting message; ``None`` when it does not wait or cannot be read."""
+    async def find_row(self, message_id: str) -> WaitingMessage | None:
+        """Return a pending message; ``None`` when it is not pending or cannot be read."""
         fields: list[Any] = await self._server.run("row", self.key_prefix, message_id)
         return _read_row(message_id.encode(), fields)
 
@@ -155,7 +158,7 @@ class Questions(AdministrableStore):
         await self._server.run("little", "HSET", f"{self._server.login.tag}:clocks", name, line)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """Deletes the fields of dead processes."""
+        """Return how far each process's clock is ahead; delete the fields of dead processes."""
         key, now = f"{self._server.login.tag}:clocks", await server_now(self._server)
         clock_offsets: dict[str, timedelta] = {}
         for name, line in pairs(await self._server.execute_command("HGETALL", key)).items():
@@ -168,10 +171,10 @@ class Questions(AdministrableStore):
 
 
 def _bound_after(cursor: str) -> bytes:
-    """Return what sorts behind the member of a cursor, and before all others. Raises `InvalidMessage`."""
+    """Return a bound that sorts after the member of a cursor, and before all later ones. Raises `InvalidMessage`."""
     if not (isinstance(cursor, str) and _CURSOR.fullmatch(cursor.encode(errors="replace"))):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_cursor_error(cursor)
-    return cursor.encode() + b":\xff"  # no id begins with that
+    return cursor.encode() + b":\xff"  # no id begins with this byte
 
 
 def _read_row(message_id: bytes, fields: Sequence[Any]) -> ListedMessage | None:
@@ -188,7 +191,7 @@ def _read_row(message_id: bytes, fields: Sequence[Any]) -> ListedMessage | None:
 
 
 class _HolderObserver(Observer):
-    """Knows the processes that hold messages under a prefix."""
+    """Lists the processes that have claims under a prefix."""
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._liveness = server, liveness
@@ -244,8 +247,8 @@ class RedisStoreObserver(_HolderObserver):
         return standings
 
     @override
-    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
-        """Return the last one alone: no more is kept, nor when it was due."""
+    async def latest_deliveries(self, limit: int) -> Sequence[Delivery]:
+        """Return the last delivery only: the server keeps no other, and not its due time."""
         delivered_at: bytes | None = await self._server.execute_command("GET", f"{self._store.key_prefix}:last")
         return [] if delivered_at is None else [DeliveredMessage(instant_of(delivered_at), None)][:limit]
 
@@ -274,7 +277,7 @@ class RedisQueueObserver(_HolderObserver):
         return lengths
 
     async def _received_messages(self) -> list[tuple[str, int, QueuedMessage | None]]:
-        """Return queue, number and message of each held message; ``None`` for one that cannot be read."""
+        """Return queue, number and message of each received message; ``None`` for a message that cannot be read."""
         about = await self._read_descriptions()
         received_messages: list[tuple[str, int, QueuedMessage | None]] = []
         for holder, number, queue, *fields in await self._server.run("held"):
@@ -339,7 +342,7 @@ def _has_id(queued: QueuedMessage, message_id: str) -> bool:
 
 
 def _read_queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> QueuedMessage | None:
-    """Return a queued message; ``None`` when it cannot be read: it is marked when it is received."""
+    """Return a queued message; ``None`` when it cannot be read. It is marked when it is received."""
     try:
         envelope, failures, unanswered = read_envelope(queue, fields)
     except MessageError:

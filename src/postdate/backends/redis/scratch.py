@@ -23,8 +23,8 @@ _ANSWERS_WITHIN_SECONDS: Final = 20.0
 
 @contextmanager
 def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]:
-    """Yield the server with a prefix of the run; keys that begin with it are deleted afterwards."""
-    del queues  # keys with the prefix
+    """Yield the server with a prefix of the run; delete all keys that begin with it afterwards."""
+    del queues  # Queues need no preparation: they are keys with the prefix.
     parts = urlsplit(address)
     options = {**dict(parse_qsl(parts.query)), "prefix": f"postdate-bench-{run}"}
     address = parts._replace(query=urlencode(options)).geturl()
@@ -34,7 +34,7 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
     try:
         yield Scratch(address)
     finally:
-        # A new connection: an interrupted command leaves one unusable.
+        # A new connection, because an interrupted command leaves the old one unusable.
         with _connect(login) as client:
             delete_keys(client, login.tag)
 

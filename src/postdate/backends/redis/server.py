@@ -1,4 +1,4 @@
-"""A server: its scripts, translated errors, connections with a deadline, what it says of itself; transactions."""
+"""A server: its scripts, errors, connections and facts, and the transactions that one script executes."""
 
 from __future__ import annotations
 
@@ -47,18 +47,21 @@ from postdate.runtime import forks
 _FOLDER: Final = "lua"
 _ALLOWED_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
 _REFUSED_WHEN_FULL: Final = "#!lua\n"
-"""Refused before it begins when the memory is full. A script without flags goes on if it removes something first."""
+"""The server refuses it before it begins when the memory is full.
+
+A script without flags can go on if its first write removes something.
+"""
 
 _FREEING_SCRIPTS: Final = frozenset(
     {"discard_unreadable", "finish", "mark_unreadable", "move", "release", "remove", "roll_back", "settle", "undo"}
 )
 _ENABLING_SCRIPTS: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
-"""The others need these first. When the memory is full, the server refuses every other script."""
+"""Scripts that the scripts above depend on. When the memory is full, the server refuses every other script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and its SHA-1 in hexadecimal digits, by which a server knows it after its first run."""
+    """A script, and its SHA-1 in hexadecimal digits. A server knows the script by it after the first run."""
 
     text: str
     digest: str
@@ -66,7 +69,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return a script; ``settle`` is ``transact`` for ending messages, which is allowed when the memory is full."""
+    """Return a script. ``settle`` is ``transact`` for completing messages, which is allowed when the memory is full."""
     folder = files("postdate.backends.redis") / _FOLDER
     file = "transact" if name == "settle" else name
     parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]
@@ -86,10 +89,10 @@ def script(name: str) -> Script:
 
 @dataclass(frozen=True, slots=True)
 class RedisErrorTypes:
-    """Which errors the server's answers become, for a store or for queues.
+    """The types of errors that the server's answers become, for a store or for queues.
 
-    ``unreachable``: no answer, or the server says that it cannot work now; ``full``: its memory or disk is; ``other``:
-    every other answer, which may be about one key.
+    ``unreachable`` means no answer, or an answer that the server cannot work now. ``full`` means that its memory or
+    disk is full. ``other`` means every other answer, which may be about one key.
     """
 
     unreachable: type[PostdateError]
@@ -110,11 +113,13 @@ _OUTAGE_ERRORS: Final = (
     exceptions.InvalidResponse,
 )
 _TOO_LARGE: Final = re.compile("ERR (?:string exceeds maximum allowed size|Protocol error: invalid bulk length)")
-"""The only answers that are about the content of a message: our commands are constant, and Redis stores any bytes. They
-name the setting ``proto-max-bulk-len``."""
+"""The only answers about the content of a message: our commands are constant, and Redis stores any bytes.
+
+They name the setting ``proto-max-bulk-len``.
+"""
 
 _SERVER_ERROR: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
-"""Errors about the server begin like this; any other may be about one key that somebody else has changed."""
+"""The beginning of errors about the server. Any other error may be about one key that somebody else has changed."""
 
 
 def translate(error: Exception, error_types: RedisErrorTypes, server_description: str) -> PostdateError:
@@ -158,7 +163,7 @@ _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
 _CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
 ANSWERS_WITHIN: Final = timedelta(seconds=30)
-"""Default; a connection that is silent for so long is given up."""
+"""Default; a call that is not answered for so long fails."""
 
 T = TypeVar("T")
 
@@ -187,7 +192,7 @@ class _EncryptedConnection(_ForkAwareConnection, SSLConnection):
 class RedisConnections(forks.ForkAware):
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
-    Raises the driver's errors, as a store and queues may share it; :class:`RedisServer` translates them.
+    It raises the driver's errors, because a store and queues may share it. :class:`RedisServer` translates them.
     """
 
     def __init__(self, login: RedisLogin, answers_within: timedelta | None = None) -> None:
@@ -198,12 +203,12 @@ class RedisConnections(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Leave the connections to the parent; the next use opens others."""
+        """Leave the connections to the parent; the next call opens new ones."""
         forks.prevent_destruction(self._client)
         self._client = None
 
     async def run(self, name: str, *arguments: Part) -> Any:
-        """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
+        """Run a script, which is atomic. After a lost connection it may have run, or may still run."""
         source, tag = script(name), self.login.tag
         try:
             return await self.execute_command("EVALSHA", source.digest, 1, tag, *arguments)
@@ -211,7 +216,7 @@ class RedisConnections(forks.ForkAware):
             return await self.execute_command("EVAL", source.text, 1, tag, *arguments)
 
     async def execute_command(self, *words: Part) -> Any:
-        """Send one command; raises as :meth:`run`."""
+        """Send one command; it may have run after an error, as in :meth:`run`."""
         try:
             return await self._execute(*words)
         except ReadOnlyError:
@@ -220,7 +225,7 @@ class RedisConnections(forks.ForkAware):
             raise
 
     async def close(self) -> None:
-        """Close every connection; the next use opens new ones."""
+        """Close all connections; the next call opens new ones."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose(close_connection_pool=True)
@@ -236,7 +241,8 @@ class RedisConnections(forks.ForkAware):
                 **self._settings(),
             )
             self._client = Redis(connection_pool=pool)
-            self._client.response_callbacks.clear()  # answers as the server gives them, whatever the driver's version
+            # Answers stay as the server gives them, whatever the driver's version is.
+            self._client.response_callbacks.clear()
         return cast("Any", self._client).execute_command  # the driver leaves its types open
 
     @property
@@ -264,19 +270,19 @@ class RedisConnections(forks.ForkAware):
         return settings
 
     async def open_connection(self) -> Connection:
-        """Return a connection outside the pool, which the caller closes: a subscribed one can do nothing else."""
+        """Open a connection outside the pool. The caller closes it: a subscribed connection can do nothing else."""
         connection = self._connection_class(**self._settings())
         await connection.connect()
         return connection
 
 
 class RedisServer:
-    """A server as a store or as queues see it: as `RedisConnections`, with errors translated by ``error_types``."""
+    """A server as a store or queues use it: `RedisConnections` with errors translated by ``error_types``."""
 
     def __init__(self, connections: RedisConnections, error_types: RedisErrorTypes) -> None:
         self._connections, self.error_types = connections, error_types
         self.overdrawn_bytes = 0
-        """Bytes added minus bytes ended by commits, since the memory is full."""
+        """Bytes added minus bytes completed by commits, since the memory is full."""
 
     def __repr__(self) -> str:
         return f"{self.login.description}, prefix {self.login.prefix!r}"
@@ -286,7 +292,7 @@ class RedisServer:
         return self._connections.login
 
     async def run(self, name: str, *arguments: Part) -> Any:
-        """Run a script, which is atomic. After a lost connection it may have run, or may run yet."""
+        """Run a script, which is atomic. After a lost connection it may have run, or may still run."""
         return await self.translate_errors(self._connections.run(name, *arguments))
 
     async def execute_command(self, *words: Part) -> Any:
@@ -303,8 +309,8 @@ class RedisServer:
 async def cancel_task(task: asyncio.Task[None] | None) -> None:
     """Cancel a task and wait for its end.
 
-    Repeats the cancellation: one that comes just as the driver's wait ends is lost in ``asyncio.wait_for`` of Python
-    3.11, and the task would go on for ever.
+    The cancellation is repeated, because ``asyncio.wait_for`` of Python 3.11 loses one that comes just as the driver's
+    wait ends. The task would run for ever.
     """
     while task is not None and not task.done():
         task.cancel()
@@ -368,30 +374,34 @@ async def check_eviction(server: RedisServer) -> None:
 _EACH_BYTES: Final = 512
 """Estimate of a message's memory besides headers and body."""
 
+# The most that commits may add beyond what they complete while the memory is full.
 _MOST_OVERDRAWN_BYTES: Final = 1024 * 1024
 
 
 class RedisTransaction:
-    """Parts of ``transact.lua``; nothing is changed before :meth:`commit`."""
+    """The parts of one run of ``transact.lua``. Nothing is changed before :meth:`commit`."""
 
     def __init__(self, database: object) -> None:
         self.database = database
         self.commit_callbacks: list[Callable[[], None]] = []
-        """Called after a successful commit; not when it is refused, or its answer is lost."""
+        """Functions to call after a successful commit, but not when it is refused or its answer is lost."""
         self.ended_messages: list[DelayedMessage | Envelope] = []
-        """Messages that it ends: allowed even when the memory is full, unless it adds much more than it ends."""
+        """Messages that it completes.
+
+        With a full memory it is allowed unless it adds many more bytes than it completes.
+        """
         self._parts: list[Part] = []
         self._added_messages: list[DelayedMessage | Envelope] = []
 
     def add(self, *parts: Part, messages: Sequence[DelayedMessage | Envelope] = ()) -> None:
-        """Add one part, as ``transact.lua`` describes them, and the messages that it adds."""
+        """Add one part, as ``transact.lua`` describes it, and the messages that the part adds."""
         self._parts += parts
         self._added_messages += messages
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
-        """Do everything; return the indexes of messages without a queue, of a send that is not strict.
+        """Execute all parts; return the indexes of messages without a queue, if the send is not strict.
 
-        After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was done.
+        After `ClaimLost`, `DuplicateMessage` and `QueueNotFound` nothing was changed.
         """
         kind, *values = await self._run_script(server)
         match kind:
@@ -418,7 +428,8 @@ class RedisTransaction:
             is_full = isinstance(error.__cause__, OutOfMemoryError)
             if not (self.ended_messages and is_full and server.overdrawn_bytes + added_bytes <= _MOST_OVERDRAWN_BYTES):
                 raise
-            server.overdrawn_bytes += added_bytes  # before anything is awaited: others are near the limit, too
+            # Before the await, because concurrent commits near the limit must see it.
+            server.overdrawn_bytes += added_bytes
             answer = await server.run("settle", *self._parts)
             if answer[0] != b"done":
                 server.overdrawn_bytes = max(0, server.overdrawn_bytes - added_bytes)
@@ -432,7 +443,7 @@ def _bytes_of(messages: Sequence[DelayedMessage | Envelope]) -> int:
 
 
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:
-    """Return the transaction; raises `UnsupportedTransactionMode` unless it is one of this database."""
+    """Return the transaction; raise `UnsupportedTransactionMode` unless it belongs to this database."""
     if not isinstance(transaction, RedisTransaction) or transaction.database != database:
         raise UnsupportedTransactionMode("a store in Redis shares transactions with queues of its own database only")
     return transaction

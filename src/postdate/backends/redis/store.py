@@ -54,7 +54,7 @@ from postdate.ports import (
 from postdate.runtime.next_due import NextDue
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
-"""Of headers and bodies in one claim; a single message may have more."""
+"""The most bytes of headers and bodies in one claim; a single message may have more."""
 
 log = logging.getLogger("postdate.redis")
 
@@ -64,14 +64,14 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     Args:
         address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or an open database.
-        table: the store's name among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits; records stay in the server's memory.
+        table: the store's name among the stores with the same prefix; ``None``: ``{endpoint}.timeouts``.
+        recording: how much is recorded for audits; records stay in the server's memory.
         largest_message_bytes: of headers and body together.
-        holds_at_most: a process that is silent for so long loses the messages that it holds; ``None``: 60 s.
-        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
+        holds_at_most: after so long without a heartbeat a process loses its claims; ``None``: 60 s.
+        answers_within: a call that is not answered for so long fails; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be read.
+        ConfigurationError: the address cannot be parsed.
     """
 
     def __init__(
@@ -116,17 +116,18 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     async def setup(self) -> None:
-        """Checks the server; there is nothing to create. Unreadable messages of earlier versions are brought back.
+        """Check the server, and bring back unreadable messages of earlier versions. There is nothing to create.
 
         Raises:
-            ConfigurationError: it is older than 7.0, or evicts keys when its memory is full: messages would be lost.
+            ConfigurationError: the server is older than 7.0, or evicts keys when its memory is full, which loses
+                messages.
         """
         await check_eviction(self._server)
         await self._migrate_unreadable()
 
     @override
     async def close(self) -> None:
-        """Releases all claims, and closes the database if this is its last user."""
+        """Release all claims, and close the database if this is its last user."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -214,7 +215,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return []
 
     async def _read_claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
-        """Return the claim of a row; ``None`` when it cannot be read and was marked."""
+        """Return the claim of a row; ``None`` when the row cannot be read and was marked."""
         message_id, *fields = row
         try:
             return Claim(read_message(message_id, fields), token)
@@ -281,7 +282,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return [claim for claim in claims if str(claim.token).startswith(holder_prefix)]
 
     def _forget_claims(self, claims: Sequence[Claim]) -> None:
-        """Drop ended claims; a message may have been claimed anew before this is called."""
+        """Forget completed or released claims, but not a newer claim of the same message."""
         for claim in claims:
             if self._claims.get(claim.message.message_id) is claim:
                 del self._claims[claim.message.message_id]
@@ -304,15 +305,16 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     def is_in_force(self, claim: Claim) -> bool:
-        """As far as is certain; the next beat releases a claim that is not.
+        """Return whether the claim is certainly in force; the next heartbeat releases a claim that is not.
 
-        Its caller drops it, and perhaps no other process has it: the server would keep it while this process lives.
+        The caller drops such a claim, and perhaps no other process has it. The server would keep it while this process
+        lives.
         """
         if claim.message.message_id not in self._claims or not self._own_claims([claim]):
             return False
         if self._liveness.is_certain:
             return True
-        if self._liveness.is_in_force:  # else the next beat releases all claims
+        if self._liveness.is_in_force:  # otherwise the next heartbeat releases all claims
             self._forget_claims([claim])
             self._liveness.postponed_calls.append(("release", self.key_prefix, "", *finish_parts([claim])))
         return False
@@ -324,7 +326,10 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return self._next_attempt_after(query_number, first[0] if first else None)
 
     def _next_attempt_after(self, query_number: int, first: bytes | None) -> datetime | None:
-        """Note the first member that a look saw; return when to look again: more may have been stored meanwhile."""
+        """Remember the first member that a query returned, and return when to poll again.
+
+        More messages may have been stored since the query.
+        """
         again_at = self._next_due.finish_query(query_number, microseconds_of(first) if first else None)
         return None if again_at is None else from_microseconds(again_at)
 
@@ -358,7 +363,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     async def yield_to_writers(self) -> None:
-        """Does nothing: other clients' commands run between any two scripts."""
+        """Do nothing: the server runs other clients' commands between any two scripts."""
 
     # --- the simple contract --------------------------------------------------------------------------------------
 
@@ -423,7 +428,10 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
 
 def _due_of(member: bytes, default: datetime) -> datetime:
-    """Return when a message was due; ``default`` where that was damaged by hand, as the message has moved already."""
+    """Return when a message was due.
+
+    ``default`` if the member was damaged by hand, as the message has moved already.
+    """
     try:
         return instant_of(member)
     except (ValueError, OverflowError):

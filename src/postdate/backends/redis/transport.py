@@ -1,6 +1,6 @@
-"""Queues in Redis: a sorted set of numbers each, and a hash for each message.
+"""Queues in Redis: each is a sorted set of numbers, with a hash for each message.
 
-Receivers listen to the channel of their queue; nobody polls.
+Receivers listen to the channel of their queue. They poll only in case a notification was lost.
 
 Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0043 (damage), ADR 0050 (outages).
 """
@@ -56,13 +56,13 @@ class RedisTransport(UnreadableHashes, Transport):
 
     Args:
         address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or an open database.
-        recording: how much is kept for audits of messages that a store of the same database delivered here.
+        recording: how much is recorded about messages that a store of the same database delivered here.
         largest_message_bytes: of headers and body together.
-        holds_at_most: a process that is silent for so long loses the messages that it received; ``None``: 60 s.
-        answers_within: a connection that is silent for so long is given up; ``None``: 30 s.
+        holds_at_most: after so long without a heartbeat a process loses the messages that it received; ``None``: 60 s.
+        answers_within: a call that is not answered for so long fails; ``None``: 30 s.
 
     Raises:
-        ConfigurationError: the address cannot be read.
+        ConfigurationError: the address cannot be parsed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RedisTransport(UnreadableHashes, Transport):
         return await self._server.run("little", "SADD", f"{self._server.login.tag}:queues", *names)
 
     async def recreate_queues(self, queue: str) -> None:
-        """Create this object's queues again: the server was restarted without its data."""
+        """Create this object's queues again, because the server was restarted without its data."""
         if queue not in self._created_queues:
             raise QueueNotFound.of(queue)
         if await self._add_queues(self._created_queues):
@@ -136,12 +136,12 @@ class RedisTransport(UnreadableHashes, Transport):
         return errors
 
     def send_error_of(self, envelope: Envelope) -> PostdateError | None:
-        """Return why a message cannot be sent, or ``None``; does not check its queue."""
+        """Return the error that forbids sending a message, or ``None``. The queue is not checked."""
         check_headers(envelope.headers)
         return too_large_error(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
-        """Return a transaction that contains ``work``; if that raises, nothing was done."""
+        """Return a transaction that contains ``work``. If a work raises, nothing was changed."""
         transaction = RedisTransaction(self._capabilities.database)
         run_works(transaction, work)
         return transaction
@@ -149,7 +149,7 @@ class RedisTransport(UnreadableHashes, Transport):
     def add_send(
         self, transaction: RedisTransaction, envelopes: Sequence[Envelope], now: datetime, *, is_strict: bool
     ) -> None:
-        """Add messages to a transaction; with ``is_strict`` a missing queue undoes it."""
+        """Add messages to a transaction; with ``is_strict`` a missing queue undoes the transaction."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(is_strict), format_instant(now), len(envelopes), *parts, messages=envelopes)
 
@@ -201,7 +201,7 @@ class RedisTransport(UnreadableHashes, Transport):
 
 
 _POLL_SECONDS: Final = 30.0
-"""Without a wake-up: the channel announces every message, but only to connected listeners."""
+"""The interval of polling without a notification: the channel announces messages only to connected listeners."""
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 
@@ -214,10 +214,10 @@ class _ReceiveToken(NamedTuple):
 
 
 class RedisReceiver(Receiver):
-    """Holds received messages until they are committed, rolled back, or the process is dead.
+    """Keeps the claims on received messages until they are committed, rolled back, or the process is dead.
 
-    Only the server knows whether a message is held, by the claim's token. Nothing is noted here: a message that was
-    rolled back may be received again under the same number before the answer to the roll-back arrives.
+    Only the server knows whether a message is claimed, by the claim's token. This object remembers nothing: a message
+    that was rolled back may be received again under the same number before the answer to the roll-back arrives.
     """
 
     def __init__(self, transport: RedisTransport, server: RedisServer, database: OpenRedis, queue: str) -> None:
@@ -254,7 +254,7 @@ class RedisReceiver(Receiver):
         return messages[0] if messages else None
 
     async def _receive_messages(self, limit: int, message_id: str) -> Sequence[Received]:
-        """Claim messages; unreadable ones are marked and replaced by others."""
+        """Claim messages; mark unreadable ones, and claim others instead."""
         while True:
             token, rows = await self._claimer.claim(
                 "receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id, SUSPECT_AFTER
@@ -293,7 +293,7 @@ class RedisReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
-        """In one script, with everything in ``completion``."""
+        """Acknowledge the message in one script, together with everything in ``completion``."""
         (number, token), transport = self._token_of(received), self._transport
         for each in completion.outgoing:
             if (send_error := transport.send_error_of(each)) is not None:
@@ -323,7 +323,7 @@ class RedisReceiver(Receiver):
         return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     def wake(self) -> None:
-        """Look at the queue again: the messages that were held may be back in it."""
+        """Poll the queue again: the messages that were claimed may be back in it."""
         if self._wake_up is not None:
             self._wake_up.wake()
 

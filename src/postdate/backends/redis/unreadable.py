@@ -1,4 +1,4 @@
-"""Unreadable messages of a store or of the queues: listed, discarded. Source: ADR 0043."""
+"""Unreadable messages of a store or of the queues: list and discard them. Source: ADR 0043."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnreadableHashes(UnreadableRows):
             raise MessageNotFound(f"no unreadable message in {self._server.login.description} has the number {number}")
 
     async def _migrate_unreadable(self) -> None:
-        """Bring back what earlier versions had moved to keys of its own. Until 0.2.0: ADR 46."""
+        """Bring back messages that earlier versions had moved to other keys. Until 0.2.0: ADR 46."""
         await self._server.run("bring_back_unreadable", self._unreadable_scope)
 
 
