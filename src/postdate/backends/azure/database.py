@@ -11,7 +11,7 @@ from postdate.ports.backends import DatabaseObject
 
 
 class AzureStorage(DatabaseObject):
-    """Tables with a lease, and queues, of one storage account: each is made once, at first use.
+    """The table with a lease, and the queues, of one storage account. Each is created once, at first use.
 
     Store and queues share no transactions. Adapters with their own settings are constructed from the address instead.
 
@@ -19,7 +19,7 @@ class AzureStorage(DatabaseObject):
         address: a connection string, or ``azure-table://account`` with the login of this machine.
 
     Raises:
-        ConfigurationError: the address cannot be read.
+        ConfigurationError: the address cannot be parsed.
     """
 
     has_a_table_for_each_endpoint = True
@@ -35,5 +35,5 @@ class AzureStorage(DatabaseObject):
 
     @cached_property
     def queues(self) -> AzureStorageQueueTransport:
-        """The transport."""
+        """The transport for the queues."""
         return self.register_adapter(AzureStorageQueueTransport(self._login))

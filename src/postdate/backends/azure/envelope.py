@@ -1,12 +1,12 @@
 """An envelope as the text of a message in Azure, and back: upstream's JSON object, in base64.
 
-``Id``, ``Headers`` and ``Body`` (base64) hold the message; ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
+``Id``, ``Headers`` and ``Body`` (base64) hold the message. ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
 ``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for other readers. Fields that upstream
-lacks - due time and expiry in microseconds, number of returns - are under ``Postdate``, which others ignore.
-Source: specification 3.2, 3.8; ADR 0028.
+lacks are under ``Postdate``, which other readers ignore: due time and expiry in microseconds, and the number of returns
+to the queue. Source: specification 3.2, 3.8; ADR 0028.
 
-A received object may lack base64, have other names, or lack all but ``Body``. Any other text becomes the body of a
-message whose header ``azure.unreadable`` gives the reason; no endpoint handles it, so it ends in the error queue.
+A received object may lack base64, have other names, or lack all fields but ``Body``. Any other text becomes the body of
+a message whose header ``azure.unreadable`` gives the reason. No endpoint handles it, so it ends in the error queue.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ LARGEST_TEXT_BYTES: Final = 64 * 1024
 """Azure's limit of one message."""
 
 _OVERHEAD_BYTES: Final = 2_560
-"""The most JSON besides headers and body: the longest id, two short copies of headers, names."""
+"""The most bytes of JSON besides headers and body: the longest id, two short copies of headers, names."""
 
 LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) * 3 // 4
-"""Headers and body of this size fit, whichever of them is large: a body takes a third more, twice over."""
+"""The size of headers and body that always fits, whichever of them is larger: base64 adds a third to a body, twice."""
 
 UNREADABLE: Final = "azure.unreadable"
 
@@ -64,10 +64,10 @@ _OTHER_FAULTS: Final = frozenset({Headers.FAILED_QUEUE, Headers.TIME_OF_FAILURE,
 
 
 def to_text(envelope: Envelope) -> str:
-    """Return the text of a message; raises `MessageTooLarge`.
+    """Return the text of a message; raise `MessageTooLarge`.
 
-    An error copy that is too large loses its headers about the failure, the longest first; if that is not enough, it is
-    sent without base64, as it may have come.
+    An error copy that is too large loses its headers about the failure, the longest first. If that is not enough, it is
+    sent without base64, because it may have arrived without base64.
     """
     size = 0
     for text in _text_forms(envelope):
@@ -81,7 +81,7 @@ def to_text(envelope: Envelope) -> str:
 
 
 def _text_forms(envelope: Envelope) -> Iterator[str]:
-    """Yield the forms in which a message may be sent, the complete one first."""
+    """Yield the forms in which a message may be sent, beginning with the complete one."""
     yield base64.b64encode(_encode_json(envelope)).decode("ascii")
     if Headers.FAILED_QUEUE not in envelope.headers:
         return
@@ -128,7 +128,10 @@ def _encode_json(envelope: Envelope) -> bytes:
 
 
 def _short_copy(value: str | None) -> str | None:
-    """Return a header's copy: an address or an id; ``None`` for anything longer, which stays in the headers only."""
+    """Return the copy of a header that is an address or an id.
+
+    ``None`` for a longer value, which stays in the headers only.
+    """
     return value if value is None or len(value.encode()) <= _COPIED_BYTES else None
 
 
@@ -136,7 +139,7 @@ def _short_copy(value: str | None) -> str | None:
 
 
 def from_text(queue: str, native_id: str, text: str) -> Envelope:
-    """Return the envelope of a message; never raises for the text of another sender."""
+    """Return the envelope of a message; never raise because of the text of another sender."""
     try:
         return _decode_envelope(queue, native_id, text)
     except (ValueError, PostdateError, RecursionError) as error:
@@ -162,13 +165,14 @@ def _decode_envelope(queue: str, native_id: str, text: str) -> Envelope:
 
 
 def add_failure_counts(text: str, times_received: int, failures: int, unanswered: int) -> str | None:
-    """Return the text with the message's returns in it (see :func:`read_failure_counts`), in base64 if it was.
+    """Return the text with the number of the message's returns in it, in base64 if the text was in base64.
 
-    ``None`` when it would be too long: then this return counts as one without an answer.
+    Returns ``None`` when it would be too long: then this return counts as one without an answer. See
+    :func:`read_failure_counts`.
     """
     times = {name: each for name, each in _own_values(_parse_wrapper(text)).items() if isinstance(each, str)}
     own_values = {**times, _FAILURE_COUNTS: (times_received, failures, unanswered)}
-    raw_wrapper = _parse_wrapper(text, msgspec.Raw)  # numbers and nesting stay unchanged
+    raw_wrapper = _parse_wrapper(text, msgspec.Raw)  # Raw values, so that numbers and nesting stay unchanged.
     encoded = msgspec.json.encode({**raw_wrapper, _OWN_KEY: own_values})
     encoded = encoded if _is_plain(text) else base64.b64encode(encoded)
     return encoded.decode() if len(encoded) <= LARGEST_TEXT_BYTES else None
@@ -177,13 +181,13 @@ def add_failure_counts(text: str, times_received: int, failures: int, unanswered
 def read_failure_counts(text: str, times_received: int) -> tuple[int, int]:
     """Return how often handling has failed, and how many of these attempts ended without an answer.
 
-    Azure counts deliveries (``times_received``), not their outcome: the receiver that returns a message writes it into
-    the text.
+    Azure counts deliveries (``times_received``), but not their outcomes. Therefore the receiver that returns a message
+    writes the outcome into the text.
     """
     counted_receives = failures = unanswered = 0
     with suppress(ValueError, PostdateError, RecursionError):
         stored_counts = msgspec.convert(_own_values(_parse_wrapper(text)).get(_FAILURE_COUNTS), tuple[int, int, int])
-        if stored_counts[0] <= times_received:  # otherwise another message's count, which was copied with its text
+        if stored_counts[0] <= times_received:  # otherwise the count of another message, copied with its text
             counted_receives, failures, unanswered = stored_counts
     return failures + times_received - counted_receives, unanswered + times_received - counted_receives
 
@@ -237,7 +241,7 @@ def _body(value: object) -> bytes:
 
 
 def _id(value: object, native_id: str) -> str:
-    """Return the sender's id, or Azure's own where the sender's is missing or not one that we could store."""
+    """Return the sender's id; Azure's own id if the sender's is missing or cannot be stored."""
     if not isinstance(value, str):
         return native_id
     try:
@@ -252,5 +256,5 @@ def _instant(value: object) -> datetime | None:
         return None
     try:
         return parse_timestamp(value)
-    except InvalidTimestamp:  # the headers have what the receiver must know
+    except InvalidTimestamp:  # the receiver needs only the headers
         return None

@@ -1,7 +1,7 @@
 """Translates errors of Azure Storage.
 
-Every answer is an outage, retried later and never counted against a message, unless Azure's list of error codes says
-that it is about the content of the message or entity. Source: ADR 50.
+Every answer is an outage, which is retried later and never counted against a message. The exceptions are the error
+codes that are about the content of the message or entity, according to Azure's list. Source: ADR 50.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ _TO_CREATE: Final = {"QueueNotFound": "postdate setup --queue NAME", "TableNotFo
 
 @dataclass(frozen=True, slots=True)
 class ErrorTypes:
-    """Which errors the answers of one service become: ``missing`` 404, ``exists`` 409, ``too_large`` 413.
+    """The types of errors that the answers of one service become.
 
-    ``unreachable``: no answer, throttling, or refused credentials; ``unavailable``: it refuses this request, and not
-    because of its content; ``other``: it refuses the content;
-    ``changed``: 412, or a pop receipt that is not the latest, since another was faster.
+    ``missing`` is status 404, ``exists`` 409, ``too_large`` 413, and ``changed`` 412 or an old pop receipt, when
+    another process was faster. ``unreachable`` means no answer, throttling, or refused credentials. ``unavailable``
+    means that the service refuses this request, and not because of its content. ``other`` means that it refuses the
+    content.
     """
 
     unreachable: type[PostdateError]
@@ -95,7 +96,10 @@ def _headers(error: BaseException | None) -> Mapping[str, str]:
 
 
 def retry_after(error: BaseException | None) -> timedelta | None:
-    """Return the pause that the service asked for, at most five minutes; reads our errors' ``__cause__``."""
+    """Return the pause that the service asked for, at most five minutes.
+
+    It is read from the ``__cause__`` of our errors.
+    """
     headers = _headers(error.__cause__ if isinstance(error, PostdateError) else error)
     for name, unit in _RETRY_AFTER.items():
         text = headers.get(name, "")
@@ -130,7 +134,7 @@ def translate(error: AzureError, error_types: ErrorTypes, target: str) -> Postda
 
 
 def _refusal(error_types: ErrorTypes, code: str, status: int, text: str) -> PostdateError:
-    """Return the error for an answer between 400 and 499; one that no list names is an outage of its target."""
+    """Return the error for a status between 400 and 499. A code that is in no list is an outage of the target."""
     by_code = {
         **dict.fromkeys(_TOO_LARGE, error_types.too_large),
         **dict.fromkeys(_ABOUT_CONTENT, error_types.other),
@@ -143,7 +147,7 @@ def _refusal(error_types: ErrorTypes, code: str, status: int, text: str) -> Post
 
 @contextmanager
 def suppress_error_code(code: str) -> Generator[None]:
-    """Let it pass when what is created is there already: the service says so with the code ``code``."""
+    """Suppress the error with the code ``code``, by which the service says that the thing to create exists already."""
     try:
         yield
     except HttpResponseError as error:
@@ -158,5 +162,6 @@ def translate_errors(error_types: ErrorTypes, target: str) -> Generator[None]:
         yield
     except AzureError as error:
         raise translate(error, error_types, target) from error
-    except (ClientError, OSError) as error:  # the SDK lets some of these through, such as a body that is cut short
+    # The SDK does not translate some of these errors, such as that of a body that is cut short.
+    except (ClientError, OSError) as error:
         raise error_types.unreachable(f"{target} cannot be reached: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Entity group transactions: up to a hundred entities of one partition, all or none. Source: ADR 0013."""
+"""Entity group transactions: up to a hundred entities of one partition, all changed or none. Source: ADR 0013."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ T = TypeVar("T")
 
 _MOST_OPERATIONS: Final = 100
 _LARGEST_BYTES: Final = 900 * 1024
-"""Of one request: Azure takes four megabytes, but encoding these would block the event loop."""
+"""The most bytes of one request. Azure accepts four megabytes, but encoding these would block the event loop."""
 _REFUSED_STATUSES: Final = frozenset({404, 409, 412})
-"""Because of one entity; with any other status the table or the account is at fault."""
+"""Statuses of a refusal because of one entity; any other status is about the table or the account."""
 _NO_TABLE_CODES: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
 _OVERHEAD_BYTES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change of one entity; an ``etag`` is the version that must still be there.
+    """One change of one entity; an ``etag`` is the version that must still be stored.
 
-    ``is_repeated``: an earlier request, of which no answer came, may have done it already.
+    ``is_repeated``: an earlier request that was not answered may have made this change already.
 
-    Its kinds: ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the given
-    columns), ``change`` (change the given columns).
+    The kinds are ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the given
+    columns) and ``change`` (change the given columns).
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def size(self) -> int:
-        """Upper estimate of its bytes in a request."""
+        """Upper estimate of its number of bytes in a request."""
         return _OVERHEAD_BYTES + sum(map(_encoded_size, self.entity.values()))
 
 
@@ -100,19 +100,22 @@ class Table:
                 yield entity
 
     async def apply_atomically(self, operations: Sequence[Operation]) -> bool:
-        """Do all in one transaction; return ``False``, with nothing done, when an entity was not as expected.
+        """Apply all operations in one transaction.
 
-        At most a hundred operations, of one partition, on different entities. Without an answer they may have been
-        done.
+        Return ``False``, with nothing changed, if an entity was not as expected.
 
-        The refusal of a request that was made before proves nothing: the first one may have done what the second one
-        finds done. Only here it is decided what such a refusal means: what the table has now tells.
+        At most a hundred operations, of one partition, on different entities. After an error the operations may have
+        been applied.
+
+        If a request is repeated, its refusal proves nothing: the first request may have made the very change that the
+        second one finds. Only this method decides what such a refusal means, by reading the entities.
         """
         attempts = RequestAttempts()
         with translate_errors(TABLES, self.description), track_attempts(attempts):
             try:
                 if len(operations) == 1 and operations[0].kind != "delete":
-                    # Without a transaction, at half its cost. Not for deletions: the SDK hides their 404.
+                    # A single operation needs no transaction, which costs twice as much. Deletions do: the SDK hides
+                    # their 404.
                     kind, entity, options = operations[0].native()
                     await getattr(self._client, f"{kind}_entity")(entity, **options)
                 else:
@@ -126,7 +129,7 @@ class Table:
         return may_be_applied and await self._has_applied(operations)
 
     async def _has_applied(self, operations: Sequence[Operation]) -> bool:
-        """Return whether the table has what all these operations make."""
+        """Return whether the table is as all these operations leave it."""
         outcomes: list[bool] = []
 
         async def read_outcome(operation: Operation) -> None:
@@ -136,11 +139,11 @@ class Table:
         return all(outcomes)
 
     async def apply_each(self, operations: Sequence[Operation], outcomes: dict[int, bool] | None = None) -> list[bool]:
-        """Do each operation, in as few transactions as possible; return which were done.
+        """Apply each operation, in as few transactions as possible; return for each whether it was applied.
 
-        An entity that was not as expected - present already, gone, changed - is skipped and stops no other. After an
-        error some may be done; repeating all of them does no harm. ``outcomes`` then has those that are certain, by
-        index.
+        An entity that was not as expected (present already, missing, changed) is skipped and stops no other. After an
+        error some operations may have been applied; repeating all of them does no harm. ``outcomes`` then has the
+        certain outcomes, by index.
         """
         outcome_by_index: dict[int, bool] = {} if outcomes is None else outcomes
 
@@ -160,9 +163,9 @@ class Table:
 
 
 class OperationBatcher:
-    """Batches the operations of several callers: while one batch is on its way, the next one gathers.
+    """Batches the operations of several callers: while one batch is in flight, it collects the next one.
 
-    A transaction of a hundred costs half of eight of a dozen. The first caller never waits for others.
+    One transaction of a hundred costs half as much as eight of a dozen. The first caller never waits for others.
     """
 
     def __init__(self, table: Table) -> None:
@@ -172,7 +175,7 @@ class OperationBatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def apply_each(self, operations: Sequence[Operation]) -> list[bool]:
-        """As :meth:`Table.apply_each`; a cancelled caller does not know whether its operations were done."""
+        """Apply operations as :meth:`Table.apply_each`; a cancelled caller does not know whether they were applied."""
         request = _Request(operations, asyncio.get_running_loop().create_future())
         self._requests.append(request)
         if self._task is None or self._task.done():
@@ -180,10 +183,7 @@ class OperationBatcher:
         return await request.answer
 
     async def stop(self, deadline: float) -> None:
-        """Wait for requests on their way until ``deadline`` of the loop's clock.
-
-        Then fail the callers that still wait.
-        """
+        """Wait for requests in flight until ``deadline`` (loop's clock), then fail the callers that still wait."""
         if self._task is not None:
             _, unfinished_tasks = await asyncio.wait(
                 [self._task], timeout=max(deadline - asyncio.get_running_loop().time(), 0)
@@ -205,7 +205,7 @@ class OperationBatcher:
             except BaseException as error:
                 for request in batch:
                     request.fail(self._stop_error or error)
-                if not isinstance(error, Exception):  # cancelled: the loop ends
+                if not isinstance(error, Exception):  # cancelled, because the loop ends
                     for request in self._requests:
                         request.fail(self._stop_error or error)
                     raise
@@ -238,7 +238,7 @@ class _Request:
 
 
 def _split_batch(requests: Sequence[_Request]) -> tuple[list[_Request], list[_Request]]:
-    """Split into one transaction and the rest: no transaction takes the same entity twice."""
+    """Return the requests of one transaction, and the remaining ones: no transaction accepts the same entity twice."""
     batch: list[_Request] = []
     remaining: list[_Request] = []
     keys: set[tuple[str, str]] = set()
@@ -252,14 +252,14 @@ def _split_batch(requests: Sequence[_Request]) -> tuple[list[_Request], list[_Re
 
 
 def _is_applied(operation: Operation, entity: Mapping[str, Any] | None) -> bool:
-    """Return whether an entity, or its absence, is what an operation makes."""
+    """Return whether an entity, or its absence, is the result of an operation."""
     if operation.kind == "delete":
         return entity is None
     return entity is not None and all(entity.get(name) == value for name, value in operation.entity.items())
 
 
 def _encoded_size(value: object) -> int:
-    """Return the size in JSON: bytes in base64, non-ASCII characters as up to two escapes of six characters."""
+    """Return the size in JSON: bytes in base64, and non-ASCII characters as up to two escapes of six characters."""
     if isinstance(value, bytes):
         return len(value) * 4 // 3
     if isinstance(value, str):

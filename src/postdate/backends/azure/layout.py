@@ -1,7 +1,7 @@
 """A delayed message as an entity: keys, columns, size limits.
 
-Upstream's four columns and keys, so that both can use one table; microseconds, expiry and failed attempts are in
-columns that upstream does not read. Source: specification 3.2; ADR 0013.
+Keys and four columns are upstream's, so that both kinds of endpoint can use one table. Microseconds, expiry and failed
+attempts are in columns that upstream does not read. Source: specification 3.2; ADR 0013.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from postdate.messages import (
 
 LARGEST_BODY: Final = 64 * 1024
 LARGEST_TEXT: Final = 32 * 1024
-"""In units of UTF-16, which Azure counts; the emulator does not, so that we must."""
+"""The longest text, in units of UTF-16, which Azure counts. The emulator does not check it, so the store must."""
 
 LONGEST_NOTE: Final = 30_000
-"""In the same units: room for a reason or detail, which is cut, beside its prefix."""
+"""The longest reason or detail in the same units, which leaves room for its prefix; a longer one is cut."""
 
 KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
 """Columns for a message's id and times, without its content."""
 
 UNREADABLE: Final = "unreadable"
-"""Partition of entities that cannot be read: it sorts behind those of all times."""
+"""The partition of entities that cannot be read. It sorts after the partitions of all times."""
 
 _SECOND: Final = timedelta(seconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ROW: Final = re.compile(r"[0-9]{14}(_.*)?", re.ASCII | re.DOTALL)
 _LONGEST_KEY: Final = 512
-"""In characters: Azure's limit."""
+"""In characters: Azure's limit of a key."""
 
 _PARTITION_LENGTH: Final = 10
 _TIME_LENGTH: Final = 14
@@ -66,25 +66,25 @@ def id_hash(message_id: str) -> str:
 
 
 def row_key(message_id: str, attempt_at: datetime) -> str:
-    """Return the row key: the second, and 32 digits that upstream takes for a GUID.
+    """Return the row key: the second, and 32 digits that upstream reads as a GUID.
 
-    The first five digits are the microsecond, so that keys sort as times do; the others are from the id's hash, so that
-    storing a message twice meets the first.
+    The first five digits are the microsecond, so that keys sort as times do. The others are from the id's hash, so that
+    storing a message a second time finds the first one.
     """
     microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
     return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
 
 
 def is_row_key(text: str) -> bool:
-    """Return whether a text has the form of the row key of a message."""
+    """Return whether a text has the form of a message's row key."""
     return len(text) <= _LONGEST_KEY and _ROW.fullmatch(text) is not None
 
 
 def attempt_of(row: str, *, is_own: bool) -> datetime:
-    """Return from when on the message at a row key may be attempted; raises `InvalidMessage` for other keys.
+    """Return the time from which on the message at a row key may be attempted; raise `InvalidMessage` for other keys.
 
-    Upstream's keys have seconds only, so its messages wait until the second ends, as they do there; a key without a
-    GUID is the exact time.
+    Upstream's keys have seconds only, so its messages wait until the second ends, as they do in upstream. A key without
+    a GUID is the exact time.
     """
     if not _ROW.fullmatch(row):
         raise InvalidMessage(f"the row key {row!r} is not yyyyMMddHHmmss_GUID")
@@ -101,9 +101,10 @@ def attempt_of(row: str, *, is_own: bool) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class DelayedEntity:
-    """A message as it lies in the table, to be attempted from ``attempt_at`` (UTC) on.
+    """A message as it is in the table, to be attempted from ``attempt_at`` (UTC) on.
 
-    ``records`` counts its records besides those of its scheduling and its end. ``etag`` is empty for a new entity.
+    ``records`` counts its records besides the one of its scheduling and the one of its outcome. ``etag`` is empty for a
+    new entity.
     """
 
     message: DelayedMessage
@@ -157,7 +158,7 @@ class DelayedEntity:
 
 
 def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
-    """Return the message in an entity of ours or of upstream's; raises `MessageError` for any other."""
+    """Return the message in an entity of ours or of upstream's; raise `MessageError` for any other entity."""
     row, due_text = entity["RowKey"], entity.get("Due")
     is_own = due_text is not None
     try:
@@ -186,7 +187,7 @@ def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
 
 
 def _text(entity: Mapping[str, Any], name: str) -> str:
-    """Return a column that must be non-empty text; its length was checked when it was stored."""
+    """Return a column that must be non-empty text; the length was checked when it was stored."""
     value = entity[name]
     if not isinstance(value, str) or not value.strip():
         raise InvalidMessage(f"column {name} of the entity {entity['RowKey']!r} is {value!r:.80}")
@@ -205,12 +206,13 @@ def etag_of(entity: Mapping[str, Any]) -> str:
 
 
 def changed_at(entity: Mapping[str, Any]) -> datetime:
-    """Return an entity's time of last write, on the server's clock."""
+    """Return the time of an entity's last write, by the server's clock."""
     metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
     timestamp = metadata.get("timestamp")
     if not isinstance(timestamp, datetime):
         raise InvalidMessage(f"the entity {entity['RowKey']!r} came without its timestamp")
-    return from_microseconds(to_microseconds(timestamp))  # a plain datetime: encoders reject the SDK's
+    # A plain datetime, because encoders reject the SDK's subclass.
+    return from_microseconds(to_microseconds(timestamp))
 
 
 def text_of(instant: datetime) -> str:
@@ -222,14 +224,14 @@ def instant_of(text: str) -> datetime:
 
 
 def shorten_note(note: str) -> str:
-    """Return as much of a reason or detail as a column takes."""
+    """Return a reason or detail, cut to the length of a column."""
     if len(note) * 2 <= LONGEST_NOTE:
         return note
     return note.encode("utf-16-le", "surrogatepass")[: 2 * LONGEST_NOTE].decode("utf-16-le", "ignore")
 
 
 def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
-    """Raise `MessageTooLarge` before anything is stored: over our limit, or over Azure's limit of a column."""
+    """Raise `MessageTooLarge` if a message exceeds our limit, or Azure's limit of a column."""
     headers = encode_headers(message.headers)
     units = len(headers) if headers.isascii() else len(headers.encode("utf-16-le")) // 2
     for size, limit, what in (

@@ -1,8 +1,9 @@
-"""The lease on a blob container, which one process at a time holds and renews: the right to dispatch; and its claims.
+"""The lease on a blob container, which is the right to dispatch, and the claims of the process that has it.
 
-It lasts fifteen seconds from its last renewal. A process that is unsure renews first. Its claims are void once another
-has the lease, and also after fifteen seconds of its own clock without a renewal (a frozen process). They are in memory
-only, as nobody else dispatches under the lease.
+One process at a time has the lease and renews it. The lease lasts fifteen seconds from its last renewal. A process that
+is unsure renews first. Its claims are void when another process has the lease, and also after fifteen seconds of its
+own clock without a renewal (a frozen process). Claims are in memory only, because no other process dispatches under the
+lease.
 
 Source: specification 3.4; ADR 0013, 0053.
 """
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
 
 LASTS_SECONDS: Final = 15
-"""As long as upstream's: the shortest that Azure has."""
+"""The duration of the lease. It is upstream's, and the shortest that Azure has."""
 
 RENEWED_AFTER_SECONDS: Final = 5.0
 SURE_FOR_SECONDS: Final = 10.0
-"""After a renewal was requested: nobody else can have it yet. Then it is renewed before any use."""
+"""For so long after a renewal was requested, no other process can have the lease. Later it is renewed before use."""
 
 _ANSWERED_WITHIN_SECONDS: Final = 4
-"""After two unanswered renewals the third still comes in time."""
+"""Short enough that after two unanswered renewals a third one is still in time."""
 
 TRIED_AGAIN_AFTER_SECONDS: Final = 0.4
-"""After another was found to have it."""
+"""The pause after an attempt that found another holder of the lease."""
 
 _HAS_OTHER_HOLDER: Final = frozenset({"LeaseAlreadyPresent", "LeaseIsBreakingAndCannotBeAcquired"})
 
@@ -52,7 +53,7 @@ log = logging.getLogger("postdate.azure.lease")
 
 
 class ContainerLease:
-    """The lease on a container; ``on_lost`` is called when it was held and is lost."""
+    """The lease on a container; ``on_lost`` is called when this process had it and lost it."""
 
     def __init__(self, container: ContainerClient, account_description: str, on_lost: Callable[[], None]) -> None:
         self._container, self.description = (
@@ -62,30 +63,30 @@ class ContainerLease:
         self._on_lost = on_lost
         self._lease: BlobLeaseClient | None = None
         self._id = str(uuid.uuid4())
-        """The same every time: a process that has forgotten its lease can take it again at once."""
+        """The same id at every acquisition: a process that has forgotten its lease can acquire it again at once."""
         self._renewed_at = self._refused_at = -LASTS_SECONDS * 2.0
         self.term = 0
-        """Changes each time the lease is taken."""
+        """A number that changes each time the lease is acquired."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._lock = anyio.Lock()
 
     @property
     def is_in_force(self) -> bool:
-        """Whether the last answer said that it is ours."""
+        """Return whether the lease was ours at the last answer."""
         return self._lease is not None
 
     @property
     def remaining_seconds(self) -> float:
-        """Seconds until it ends without another renewal; negative once it is over."""
+        """Seconds until the lease ends without another renewal; negative after its end."""
         return self._renewed_at + LASTS_SECONDS - _now()
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended by our own clock, so that another may have it."""
+        """Return whether the lease has ended by our own clock, so that another process may have it."""
         return self.remaining_seconds <= 0
 
     def was_renewed_within(self, seconds: float) -> bool:
-        """Return whether it is ours, and was renewed so lately."""
+        """Return whether the lease is ours and was renewed in the last ``seconds``."""
         return self.is_in_force and _now() - self._renewed_at < seconds
 
     @property
@@ -93,24 +94,27 @@ class ContainerLease:
         return not self.is_in_force and _now() - self._refused_at < TRIED_AGAIN_AFTER_SECONDS
 
     def is_in_force_since(self, term: int) -> bool:
-        """Return whether it was never lost since ``term`` began, and has not ended by our own clock."""
+        """Return whether the lease was never lost since ``term`` began, and has not ended by our own clock."""
         return self.is_in_force and self.term == term and not self.is_over
 
     async def acquire_or_renew(self) -> bool:
-        """Renew it when due, or take it when it may be free; return whether it is ours. Without an answer it may be."""
+        """Renew the lease when due, or acquire it when it may be free; return whether it is ours.
+
+        After an error it may be ours.
+        """
         async with self._lock:
             if not (self.was_renewed_within(RENEWED_AFTER_SECONDS) or self.was_just_refused):
                 await self._request_lease()
             return self.is_in_force
 
     async def renew(self, after_seconds: float = RENEWED_AFTER_SECONDS) -> None:
-        """Renew it when it was not renewed for so long; never take it."""
+        """Renew the lease when its last renewal is ``after_seconds`` ago; never acquire it."""
         async with self._lock:
             if self.is_in_force and not self.was_renewed_within(after_seconds):
                 await self._request_lease()
 
     async def renew_if_uncertain(self) -> None:
-        """Renew it unless it is certainly ours; call ``lost`` if it is not. Raises `StoreUnavailable`."""
+        """Renew the lease unless it is certainly ours; ``on_lost`` is called if it is not. Raise `StoreUnavailable`."""
         if self.is_in_force and not self.was_renewed_within(SURE_FOR_SECONDS):
             await self.renew(SURE_FOR_SECONDS)
 
@@ -131,8 +135,8 @@ class ContainerLease:
     def expire_if_over(self) -> None:
         """Void the claims as soon as the lease may have ended.
 
-        A timer calls it: in a process that was frozen, timers run before any awaited answer. Timers stand still while
-        the machine sleeps, the lease does not: so call it after a sleep, too.
+        A timer calls this method: in a process that was frozen, timers run before any awaited answer. Timers stop while
+        the machine sleeps, but the lease goes on. Therefore call it after a sleep, too.
         """
         if self.is_over:
             self._void_lease(f"has ended: it was not renewed for {LASTS_SECONDS} s")
@@ -188,7 +192,7 @@ class ContainerLease:
             await self._container.create_container()
 
     async def release(self) -> None:
-        """Release it; without an answer it expires."""
+        """Release the lease; without an answer it expires."""
         try:
             async with self._lock:
                 lease, self._lease = self._lease, None
@@ -204,24 +208,24 @@ class ContainerLease:
 
 
 def _now() -> float:
-    """Return monotonic seconds that include the machine's sleep where the platform has them: leases end meanwhile."""
+    """Return monotonic seconds; where the platform can, with the machine's sleep, during which a lease ends."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-# --- the store's task, which keeps the lease and looks for messages of other processes --------------------------------
+# --- the task of the store: it keeps the lease and polls for messages of other processes ------------------------------
 
 
 ROUND_SECONDS: Final = 0.5
-"""A free lease is taken within this: with its 15 s, a first look and a send, a takeover takes 16 s."""
+"""The interval at which a free lease is tried. With its 15 s, the first poll and a send, a takeover takes 16 s."""
 
 log_of_keeper = logging.getLogger("postdate.azure.keeper")
 
 
 class LeaseTask:
-    """Runs in the event loop of its first caller, until it is stopped.
+    """Keeps the lease and polls, in the event loop of its first caller, until it is stopped.
 
-    ``took`` is called when the lease was taken anew; ``look`` looks for messages that other processes stored.
+    ``on_acquired`` is called when the lease was acquired anew; ``poll`` queries messages that other processes stored.
     """
 
     def __init__(
@@ -237,20 +241,20 @@ class LeaseTask:
         self._lease_health = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
         self._poll_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
         self.is_needed = False
-        """Whether a poller waits: only then a free lease is taken, and looks are made."""
+        """Whether a poller waits. Only then a free lease is acquired, and the table is polled."""
 
     def start(self) -> None:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="postdate-azure-keeper")
 
     async def acquire_and_start(self) -> None:
-        """As `start`, but tries to take the lease before it returns, so that no wake-up is needed for that."""
+        """Try to acquire the lease, then start the task. Thus the acquisition needs no wake-up."""
         if self._task is None or self._task.done():
             await self._run_safely(self._renew_or_acquire, self._lease_health)
         self.start()
 
     async def stop(self, deadline: float) -> None:
-        """End the task and give up the lease; after ``deadline`` (loop's clock) the lease is left to expire."""
+        """End the task and release the lease; after ``deadline`` (loop's clock) the lease is left to expire."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -269,14 +273,14 @@ class LeaseTask:
                 await asyncio.sleep(ROUND_SECONDS)
 
     async def _poll_repeatedly(self) -> None:
-        """Run beside the renewals: the lease would end during a look at tables that answer late."""
+        """Poll beside the renewals, because the lease would end during a query of a slow table."""
         while True:
             if self.is_needed and self._lease.is_in_force:
                 await self._run_safely(self._poll, self._poll_health)
             await asyncio.sleep(self._back_off.lengthen_pause().total_seconds())
 
     async def _run_safely(self, step: Callable[[], Awaitable[None]], health: CallHealth) -> None:
-        """Do a step and log any error: if the task ended, the lease would be lost."""
+        """Run a step and log any error: if the task ended, the lease would be lost."""
         now = asyncio.get_running_loop().time()
         try:
             await step()
@@ -307,10 +311,10 @@ _MEASURED_FOR_SECONDS: Final = 2.0
 
 
 class ClaimLimit:
-    """How many messages `claim_due` returns at once: fewer while finishing them takes long.
+    """The number of messages that `claim_due` may return at once; it is lower while completing them takes long.
 
-    A destination that takes more than a second counts as hanging, and its other messages are released, at four writes
-    each. Large claims against an account that is merely slow would be released over and over.
+    A destination that takes more than a second counts as hanging. Its other messages are released, which costs four
+    writes each. Against an account that is merely slow, large claims would be released again and again.
     """
 
     def __init__(self, longest: int) -> None:
@@ -318,10 +322,12 @@ class ClaimLimit:
         self._measured_until = 0.0
 
     def free_capacity(self, in_progress: int, now: float) -> int:
-        """Return how many more messages to claim while ``in_progress`` messages are; ``now`` by the event loop's clock.
+        """Return how many more messages to claim while ``in_progress`` messages are claimed.
 
-        After some seconds without a finished batch, the full limit again: one hanging destination must not stop the
-        others.
+        ``now`` is by the loop's clock.
+
+        After some seconds without a completed batch, the full limit applies again: one hanging destination must not
+        stop the others.
         """
         if now >= self._measured_until:
             self._length = self._longest
@@ -330,7 +336,7 @@ class ClaimLimit:
         return max(min(self._length, _PIECES_IN_HAND * self._length - in_progress), 0)
 
     def adjust_limit(self, now: float, seconds: float) -> None:
-        """Adjust the limit: a batch took ``seconds`` from claim to finish."""
+        """Adjust the limit to a batch that took ``seconds`` from claim to completion."""
         self._measured_until = now + _MEASURED_FOR_SECONDS
         if seconds > _SLOW_SECONDS:
             self._length = min(max(self._length // 2, _SHORTEST), self._longest)
@@ -342,8 +348,8 @@ class ClaimLimit:
 class ClaimedEntity:
     """A claimed message; the token of its `Claim`.
 
-    ``claimed_at`` is by the clock of the event loop. One that ``is_removed`` from the table already (mode ``none``)
-    stays ours when the lease is lost; any other only during the ``term`` of the lease.
+    ``claimed_at`` is by the clock of the event loop. A message that ``is_removed`` from the table (mode ``none``) stays
+    ours when the lease is lost. Any other message is ours only during the ``term`` of the lease.
     """
 
     delayed_entity: DelayedEntity
@@ -351,7 +357,7 @@ class ClaimedEntity:
     is_removed: bool = False
     claimed_at: float = 0.0
     was_requested: bool = False
-    """Whether its deletion was requested before. A caller that repeats a call got no answer to the last one."""
+    """Whether its deletion was requested before. A caller that repeats a call got no answer to the previous one."""
 
     def build_deletion(self) -> Operation:
         is_repeated, self.was_requested = self.was_requested, True
@@ -363,15 +369,20 @@ def deletion_of(entity: DelayedEntity, *, is_repeated: bool = False) -> Operatio
 
 
 class AzureClaims:
-    """All claims of this process in one store, and the messages that it leaves alone until a given time."""
+    """All claims of this process in one store, and the messages that it does not claim until a given time."""
 
     def __init__(self) -> None:
         self._claims: dict[str, ClaimedEntity] = {}
         self.deferred: dict[str, datetime] = {}
-        """Until when messages are not claimed; not written to the table, as only this process claims."""
+        """The time until which each message is not claimed.
+
+        It is not in the table, because only this process claims.
+        """
         self.doubtful: dict[str, DelayedEntity] = {}
-        """In mode ``none``: messages whose deletion was requested and not answered, or answered to a cancelled claim.
-        The next claim finds out. They are ours only while the lease is."""
+        """Messages in mode ``none`` whose deletion was not answered, or was answered to a cancelled claim.
+
+        The next claim finds out whether they were deleted. They are ours only while the lease is.
+        """
         self._loss_listeners: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
@@ -385,7 +396,7 @@ class AzureClaims:
         return Claim(claim.delayed_entity.message, claim)
 
     def forget_claims(self, claims: Iterable[ClaimedEntity]) -> None:
-        """Drop these claims; a newer claim of the same message stays."""
+        """Forget these claims; a newer claim of the same message stays."""
         for each in claims:
             if self._claims.get(each.delayed_entity.message.message_id) is each:
                 del self._claims[each.delayed_entity.message.message_id]
@@ -406,7 +417,7 @@ class AzureClaims:
         return len(self._claims)
 
     def forget_lost_claims(self) -> None:
-        """Drop the claims that a new holder of the lease may take, and notify the listeners for lost claims."""
+        """Forget the claims that a new holder of the lease may make, and notify the listeners for lost claims."""
         if self.doubtful:
             log.warning("may have left the table without being sent (mode none): %s", ", ".join(self.doubtful))
             self.doubtful.clear()
@@ -424,7 +435,7 @@ class AzureClaims:
         return lambda: self._loss_listeners.remove(on_lost)
 
     async def select_claims_in_force(self, claims: Sequence[Claim], lease: ContainerLease) -> list[ClaimedEntity]:
-        """Return the claims that are certainly ours: a lease that may have ended is renewed first."""
+        """Return the claims that are certainly ours; renew a lease first if it may have ended."""
         if any(not claim.is_removed for claim in self._claims_in_force(claims, lease)):
             await lease.renew_if_uncertain()
         return self._claims_in_force(claims, lease)

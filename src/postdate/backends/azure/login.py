@@ -1,18 +1,18 @@
-"""Where a storage account is and how to log in: the parts of an address, or of a connection string; its connections.
+"""The place of a storage account, and the login: the parts of an address or of a connection string; its connections.
 
-``azure-queues`` and ``azure-table`` addresses differ in nothing but the service that their host names:
+``azure-queues`` and ``azure-table`` addresses differ only in the service that their host names:
 
 ``azure-queues://ACCOUNT:KEY@ACCOUNT.queue.core.windows.net``
     An account and its key, in which ``/`` is written ``%2F``, ``+`` ``%2B`` and ``=`` may stand. The hosts of the other
     services follow from it.
 ``azure-queues://ACCOUNT:KEY@127.0.0.1:10001/ACCOUNT?protocol=http&blobs=127.0.0.1:10000&tables=127.0.0.1:10002``
-    Explicit endpoints. What is not named and does not follow from the host is an error where it is needed.
+    Explicit endpoints. An endpoint that is neither named nor follows from the host is an error when it is needed.
 ``azure-queues://?connection=env:NAME``, ``azure-queues://?connection=file:PATH``
-    The connection string of the account stands in a variable of the environment, or in the first line of a file.
+    The connection string of the account is in a variable of the environment, or in the first line of a file.
 ``azure-queues://UseDevelopmentStorage``
     The emulator on this machine, on its own ports.
 
-A connection string, as the portal shows it, is taken as it is where no configuration has to tell queues from tables.
+Outside a configuration, which must tell queues from tables, a connection string is accepted as the portal shows it.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ SCHEMES: Final = ("azure-queues", "azure-table")
 SERVICES: Final = ("queue", "table", "blob")
 CONNECTS_WITHIN_SECONDS: Final = 5.0
 ANSWERS_WITHIN_SECONDS: Final = 20.0
-"""Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
+"""Longer than Azure works on any of our requests, and shorter than a message stays invisible."""
 
 LEAVES_WITHIN_SECONDS: Final = 5.0
-"""Limit for closing: the lease, and the hiding of messages, end by themselves."""
+"""The limit for closing. The lease, and the hiding of messages, end by themselves."""
 
 _PUBLIC_SUFFIX: Final = "core.windows.net"
 _EMULATOR: Final = "UseDevelopmentStorage"
 _EMULATOR_ACCOUNT: Final = "devstoreaccount1"
-# The same in every emulator, and no secret.
+# It is the same in every emulator, and no secret.
 _EMULATOR_KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _EMULATOR_PORTS: Final = {"blob": 10_000, "queue": 10_001, "table": 10_002}
 _OPTIONS: Final = {"queues": "queue", "tables": "table", "blobs": "blob"}
 _FORMS: Final = "azure-queues://ACCOUNT:KEY@ACCOUNT.queue.core.windows.net or azure-queues://?connection=env:NAME"
 
 requests_log = logging.getLogger("postdate.azure.requests")
-"""The SDK logs each request at level INFO: too much for our log at that level."""
+"""A logger of its own for the SDK, which logs each request at level INFO: too much for the other loggers."""
 if requests_log.level == logging.NOTSET:
     requests_log.setLevel(logging.WARNING)
 
@@ -101,7 +101,7 @@ class AzureLogin:
         return url
 
     def describe_service(self, service: str) -> str:
-        """Return the account and host for messages, without secrets."""
+        """Return the account and host for texts, without secrets."""
         url = self.endpoints.get(service)
         return f"Azure account {self.account!r}" + (f" at {urlsplit(url).netloc}" if url else "")
 
@@ -113,7 +113,7 @@ class AzureLogin:
         return AzureSasCredential(self.signature)
 
     def create_queue_service(self) -> QueueServiceClient:
-        """Return a client; it connects at first use and must be closed."""
+        """Return a client; it connects at first use, and the caller must close it."""
         from azure.storage.queue.aio import QueueServiceClient
 
         return QueueServiceClient(self.endpoint("queue"), self.credential, **_client_settings())
@@ -130,7 +130,10 @@ class AzureLogin:
 
 
 def _client_settings() -> dict[str, Any]:
-    """Return the settings of every client: no retries of the SDK's own, which hide an outage from our breakers."""
+    """Return the settings of every client.
+
+    The SDK must not retry: that would hide an outage from our circuit breakers.
+    """
     transport = RetryingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
     return {"transport": transport, "retry_total": 0, "logger": requests_log}
 
@@ -142,7 +145,7 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
     """Return the login in an address or a connection string.
 
     Raises:
-        ConfigurationError: it cannot be read, or its variable or file is missing; the message shows no key.
+        ConfigurationError: the text cannot be parsed, or its variable or file is missing; the message shows no key.
     """
     scheme, separator, location = address.partition("://")
     if not separator or "=" in scheme:
@@ -154,7 +157,7 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
     try:
         parts = urlsplit(f"//{location}")
         _ = parts.port
-    except ValueError:  # its text may have a piece of a key that is not escaped
+    except ValueError:  # The text of the error may contain a part of a key that is not escaped.
         raise ConfigurationError(
             f"the address of Azure Storage cannot be read; write {_FORMS}, with / in the key as %2F"
         ) from None
@@ -186,7 +189,7 @@ def _login(service: str, authority: str, path: str, options: Mapping[str, str]) 
 
 
 def _neighbours(service: str, host: str) -> dict[str, str]:
-    """Return the hosts of the other services, if the host of one contains the service's name."""
+    """Return the hosts of the other services, if the host of one service contains its name."""
     account, separator, suffix = host.partition(f".{service}.")
     return {of: f"{account}.{of}.{suffix}" for of in SERVICES} if separator else {}
 
@@ -250,7 +253,7 @@ def _emulator() -> AzureLogin:
 
 
 # --- connections that are kept open, and may have ended meanwhile -----------------------------------------------------
-# Azure, a load balancer or a firewall closes idle connections while a request is on its way. That is no outage: the
+# Azure, a load balancer or a firewall closes idle connections while a request is in flight. That is no outage: the
 # request is repeated at once on a new connection. All our requests can be repeated (ADR 0013).
 
 
@@ -261,13 +264,13 @@ _MOST_CALLS: Final = 16
 
 @dataclass(slots=True)
 class RequestAttempts:
-    """How often one request was made: ``count`` is the number of connections that it used."""
+    """The attempts of one request; ``count`` is the number of connections that it used."""
 
     count: int = 0
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the last answer may be about what an earlier attempt, whose answer was lost, has done already."""
+        """Return whether the last answer may be about the effect of an earlier attempt, whose answer was lost."""
         return self.count > 1
 
 
@@ -276,7 +279,7 @@ _attempts: ContextVar[RequestAttempts | None] = ContextVar("postdate-azure-attem
 
 @contextmanager
 def track_attempts(attempts: RequestAttempts) -> Generator[None]:
-    """Count the attempts of the one request within the block, those that aiohttp makes by itself included."""
+    """Count the attempts of the one request within the block, including those that aiohttp makes by itself."""
     token = _attempts.set(attempts)
     try:
         yield
@@ -285,10 +288,10 @@ def track_attempts(attempts: RequestAttempts) -> Generator[None]:
 
 
 class RetryingTransport(AioHttpTransport):
-    """Repeats a request when a reused connection ends before any of the answer has come."""
+    """A transport that repeats a request when a reused connection ends before any part of the answer."""
 
     async def open(self) -> None:
-        """Open the session, with a trace that notes which connections are reused."""
+        """Open the session, with a trace that remembers which connections are reused."""
         sdk: Any = super()  # untyped
         previous_session = self.session
         await sdk.open()
@@ -297,7 +300,7 @@ class RetryingTransport(AioHttpTransport):
 
     async def send(self, request: Any, **settings: Any) -> Any:
         sdk: Any = super()
-        while True:  # each repetition uses up one kept connection
+        while True:  # each repetition uses up one idle connection
             request_context = SimpleNamespace(is_again=False, attempts=_attempts.get() or RequestAttempts())
             try:
                 return await sdk.send(request, trace_request_ctx=request_context, **settings)
@@ -324,12 +327,12 @@ def _create_tracing() -> TraceConfig:
 
 
 def _is_disconnection(error: BaseException | None) -> bool:
-    """Return whether an open connection ended without an answer; ``False`` when none could be opened."""
+    """Return whether an open connection ended without an answer; ``False`` if no connection could be opened."""
     return isinstance(error, ServerDisconnectedError | ClientOSError) and not isinstance(error, ClientConnectorError)
 
 
 async def fetch_headers(service: Any) -> Mapping[str, str]:  # the SDK leaves the types of its keyword arguments open
-    """Return the headers of an answer of a service, their names in lower case."""
+    """Return the headers of an answer of a service, with names in lower case."""
     headers: dict[str, str] = {}
 
     def remember_headers(response: Any) -> None:
@@ -340,7 +343,7 @@ async def fetch_headers(service: Any) -> Mapping[str, str]:  # the SDK leaves th
 
 
 async def run_concurrently(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Make calls, :data:`_MOST_CALLS` at a time; raise the first failure after all have ended."""
+    """Run calls, :data:`_MOST_CALLS` at a time; raise the first failure after all have ended."""
     failures: list[Exception] = []
     slots = anyio.Semaphore(_MOST_CALLS)
 

@@ -28,13 +28,13 @@ from postdate.ports import MessageFilter, PendingPage, StoreStatistics, counts_b
 from postdate.ports.administration import invalid_cursor_error
 
 LARGEST_PAGE: Final = 1_000
-"""Azure's most entities in one answer."""
+"""The most entities in one answer of Azure."""
 
 _SHORTEST_IDLE: Final = timedelta(milliseconds=100)
 _LONGEST_IDLE: Final = timedelta(seconds=60)
 _ROW_TIME_LENGTH: Final = 14
 _BEHIND_ALL_TIMES: Final = ":"
-"""Sorts after every digit: keys that are no times are others' entities."""
+"""A text that sorts after every digit. Keys that are no times belong to other programs."""
 
 _SEARCH_PAGE_SIZE: Final = 250
 
@@ -43,7 +43,7 @@ Entity = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Polling:
-    """How the store looks for messages that other processes stored.
+    """How the store polls for messages that other processes stored.
 
     Args:
         peek_interval: added to each pause while the table stays empty; more than 0.
@@ -84,7 +84,10 @@ class BackOff:
 
 
 class Pages:
-    """Reads due messages ahead of their claims; valid only under one lease, as nobody else takes them meanwhile."""
+    """A buffer of due messages that are read before they are claimed.
+
+    It is valid only under one lease, because then no other process claims them.
+    """
 
     def __init__(
         self, table: Table, mark_unreadable: Callable[[Entity, MessageError, datetime], Awaitable[None]]
@@ -92,21 +95,21 @@ class Pages:
         self._table, self._mark_unreadable = table, mark_unreadable
         self._buffer: deque[DelayedEntity] = deque()
         self._last_row_key = ""
-        """The last key that was read; empty to start at the front."""
+        """The last key that was read; empty to begin at the start of the table."""
 
     def forget_buffer(self) -> None:
-        """Read from the start of the table next time: something may have changed there."""
+        """Read from the start of the table next time, because something may have changed there."""
         self._buffer.clear()
         self._last_row_key = ""
 
     def forget_if_before(self, attempt_at: datetime) -> None:
-        """A message may be attempted at ``attempt_at``: read again if that lies before the position reached."""
+        """Forget the buffer if a message with an attempt at ``attempt_at`` lies before the position reached."""
         if self._last_row_key and second_key(attempt_at) <= self._last_row_key:
             self.forget_buffer()
 
     @property
-    def next_cached_attempt(self) -> datetime | None:
-        """Time of the next attempt as far as it is known without a request."""
+    def next_known_attempt(self) -> datetime | None:
+        """The time of the next attempt, as far as it is known without a request."""
         if self._buffer:
             return self._buffer[0].attempt_at
         return attempt_of(self._last_row_key[:_ROW_TIME_LENGTH], is_own=False) if self._last_row_key else None
@@ -125,7 +128,7 @@ class Pages:
                 has_read = True
                 continue
             candidate = self._buffer.popleft()
-            message_id = candidate.message.message_id  # two messages with one id: one at a time
+            message_id = candidate.message.message_id  # of two messages with one id, only one at a time
             if candidate.attempt_at < now and message_id not in entities_by_id and is_selected(candidate):
                 entities_by_id[message_id] = candidate
         return list(entities_by_id.values())
@@ -139,14 +142,14 @@ class Pages:
                 messages.append(read_entity(entity))
             except MessageError as error:
                 await self._mark_unreadable(entity, error, now)
-        # Only now: when a mark fails, the page is read again, else its messages would be passed over.
+        # Only now: if marking fails, the page must be read again, because otherwise its messages would be skipped.
         self._last_row_key = page[-1]["RowKey"] if len(page) >= LARGEST_PAGE else ""
         self._buffer.extend(sorted(messages, key=lambda waiting: waiting.attempt_at))
 
     async def read_page(self, after: str, before: str) -> list[Entity]:
         """Return up to :data:`LARGEST_PAGE` entities with a row key above ``after`` and below ``before``.
 
-        A short or empty answer may not be the last: answers are followed until the page is full or the table ends.
+        A short or empty answer may not be the last one. Answers are read until the page is full or the table ends.
         """
         page: list[Entity] = []
         async with aclosing(self.query_entities(after, before)) as entities:
@@ -172,10 +175,10 @@ class Pages:
         extra_condition: str = "",
         page_size: int = LARGEST_PAGE,
     ) -> AsyncGenerator[Entity]:
-        """Yield entities in key order; row keys begin with the partition key, so they order the whole table.
+        """Yield entities in key order. Row keys begin with the partition key, so they order the whole table.
 
         Their row keys are above ``after`` and below ``before``. ``extra_condition`` is another condition, which no
-        index serves. An answer has up to ``page_size`` entities, at most :data:`LARGEST_PAGE`.
+        index supports. An answer has up to ``page_size`` entities, at most :data:`LARGEST_PAGE`.
         """
         bounds = [f"PartitionKey lt '{_BEHIND_ALL_TIMES}'"]
         if after:
@@ -188,10 +191,10 @@ class Pages:
             yield entity
 
     async def find_first_attempt(self, is_selected: Callable[[Entity], bool]) -> datetime | None:
-        """Return the earliest attempt of the wanted entities; ``None`` without any.
+        """Return the earliest attempt of the selected entities; ``None`` without any.
 
-        Upstream's messages are due at the end of their second, wherever their keys sort in it; so a second that begins
-        with one of them is read to its end.
+        Upstream's messages are due at the end of their second, wherever their keys sort in it. Therefore a second that
+        begins with one of them is read to its end.
         """
         earliest: datetime | None = None
         second = ""
@@ -212,7 +215,7 @@ class Pages:
     # --- an administrator's questions, answered from the columns of all entities ---------------------------------
 
     async def next_due(self) -> datetime | None:
-        """Return the earliest due time; reads every message that has failed before."""
+        """Return the earliest due time. It reads every message that has failed before."""
         dues: list[datetime] = []
         async with aclosing(self.query_entities(select=KEY_COLUMNS, page_size=1)) as entities:
             async for entity in entities:
@@ -237,13 +240,16 @@ class Pages:
         return StoreStatistics(pending, overdue, claimed, failing, earliest)
 
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        """Count by due time; what has failed before stands at its next attempt, behind the last edge maybe."""
+        """Count messages by due time.
+
+        A message that has failed is counted at its next attempt, perhaps after the last edge.
+        """
         keys = self.query_entities(_key_before_second(edges[0]), select=KEY_COLUMNS)
         dues = [due async for entity in keys if (due := _due_of(entity)) is not None]
         return counts_between(edges, ((due, 1) for due in dues))
 
     async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
-        """List messages in key order; one that has failed stands at its next attempt."""
+        """List messages in key order. A message that has failed is listed at its next attempt."""
         messages: list[DelayedMessage] = []
         start_key = "" if message_filter.due_from is None else _key_before_second(message_filter.due_from)
         if message_filter.after is not None:
@@ -253,7 +259,7 @@ class Pages:
             async for entity in entities:
                 try:
                     message = read_entity(entity).message
-                except MessageError:  # marked when it is due
+                except MessageError:  # It is marked when it is due.
                     continue
                 if message_filter.matches(message):
                     messages.append(message.set_cursor(entity["RowKey"]))
@@ -263,22 +269,22 @@ class Pages:
 
 
 def _read_cursor(cursor: str) -> str:
-    """Return the row key behind which a list goes on. Raises `InvalidMessage`."""
+    """Return the row key after which a list continues. Raise `InvalidMessage`."""
     if not (isinstance(cursor, str) and cursor.isprintable() and is_row_key(cursor)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_cursor_error(cursor)
     return cursor
 
 
 def _key_before_second(instant: datetime) -> str:
-    """Return what sorts before all keys of a second, even the one without a GUID."""
+    """Return a text that sorts before all keys of a second, even the one without a GUID."""
     return second_key(instant)[:-1]
 
 
 def _attempt_of(entity: Entity) -> datetime | None:
-    """Return the attempt time of an entity; ``None`` when it is no message."""
+    """Return the time of an entity's attempt; ``None`` when it is no message."""
     try:
         return attempt_of(entity["RowKey"], is_own=entity.get("Due") is not None)
-    except InvalidMessage:  # marked when it is read whole
+    except InvalidMessage:  # It is marked when the whole entity is read.
         return None
 
 
@@ -287,7 +293,7 @@ def _quote(key: str) -> str:
 
 
 def _due_of(entity: Entity) -> datetime | None:
-    """Return the due time of an entity; ``None`` when it cannot be read: it is marked when it is due."""
+    """Return the due time of an entity; ``None`` when it cannot be read. It is marked when it is due."""
     due = entity.get("Due")
     try:
         return attempt_of(entity["RowKey"], is_own=False) if due is None else instant_of(due)

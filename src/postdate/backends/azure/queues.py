@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from azure.storage.queue.aio import QueueClient, QueueServiceClient
 
 Sanitizer = Callable[[str], str]
-"""From a name in lower case to the name of the queue."""
+"""A function from a name in lower case to the name of the queue."""
 
 SHORTEST_NAME, LONGEST_NAME = 3, 63
 _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
@@ -83,7 +83,7 @@ def sanitizer_of(choice: str | Sanitizer) -> Sanitizer:
 
 
 def queue_name(name: str, sanitizer: Sanitizer) -> str:
-    """Return Azure's name of a queue; raises `ConfigurationError` for a name that Azure does not take."""
+    """Return Azure's name of a queue; raise `ConfigurationError` for a name that Azure does not accept."""
     try:
         clean = sanitizer(name.lower())
     except Exception as error:
@@ -99,7 +99,7 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
 
 
 def _advice_for(name: str) -> str:
-    """Return advice for a name that Azure does not take."""
+    """Return advice about a name that Azure does not accept."""
     for choice in ("dashes", "legacy"):
         clean = SANITIZERS[choice](name.lower())
         if _is_valid_name(clean):
@@ -111,7 +111,7 @@ def _is_valid_name(name: str) -> bool:
     return SHORTEST_NAME <= len(name) <= LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
-# --- clients, and who waits for a message -----------------------------------------------------------------------------
+# --- clients, and waiting for a message -------------------------------------------------------------------------------
 
 
 class QueueService(forks.ForkAware):
@@ -128,7 +128,7 @@ class QueueService(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Leave the connections to the parent; the next use opens others."""
+        """Leave the connections to the parent; the next call opens new ones."""
         forks.prevent_destruction((self._service, self._clients, self._send_events))
         self._service, self._clients, self._send_events, self._throttled_until = None, {}, {}, 0.0
 
@@ -137,18 +137,18 @@ class QueueService(forks.ForkAware):
         return self.login.describe_service("queue")
 
     def describe_queue(self, queue: str) -> str:
-        """Return a queue's name for error messages."""
+        """Return the description of a queue for error messages."""
         return f"queue {queue_name(queue, self._sanitizer)!r} of {self.description}"
 
     @property
     def client(self) -> QueueServiceClient:
-        """Made at first use, in the event loop that uses it."""
+        """The client of the account, created at first use, in the event loop that uses it."""
         if self._service is None:
             self._service = self.login.create_queue_service()
         return self._service
 
     def queue(self, name: str) -> QueueClient:
-        """Return the client of a queue; raises `QueueNotFound` when no queue can have this name."""
+        """Return the client of a queue; raise `QueueNotFound` when no queue can have this name."""
         if (client := self._clients.get(name)) is None:
             try:
                 clean = queue_name(name, self._sanitizer)
@@ -174,7 +174,7 @@ class QueueService(forks.ForkAware):
                 self._throttled_until = asyncio.get_running_loop().time() + pause.total_seconds()
             raise
 
-    # --- who waits for a message --------------------------------------------------------------------------------------
+    # --- waiting for a message ----------------------------------------------------------------------------------------
 
     @contextmanager
     def listen(self, queue: str) -> Generator[asyncio.Event]:
@@ -198,20 +198,20 @@ class QueueService(forks.ForkAware):
             await service.close()
 
 
-# --- how long a queue keeps a message ---------------------------------------------------------------------------------
+# --- the time to live in a queue --------------------------------------------------------------------------------------
 
 
 LONGEST_LIFE: Final = timedelta(days=30)
-"""Upstream's limit, and its default."""
+"""The longest time to live, which is upstream's limit and its default."""
 
 FOR_EVER: Final = -1
-"""Azure's value."""
+"""Azure's value for a message that never expires."""
 
 PRECISION: Final = timedelta(seconds=1)
 
 
 def time_to_live(envelope: Envelope, now: datetime) -> int | None:
-    """Return the queue's time to live in seconds, rounded up; ``None``: it has expired and is not sent.
+    """Return the queue's time to live in seconds, rounded up; ``None`` for an expired message, which is not sent.
 
     Copies in an error queue never expire. Raises `InvalidMessage` for more than 30 days.
     """
@@ -228,7 +228,7 @@ def time_to_live(envelope: Envelope, now: datetime) -> int | None:
     return None if shortest <= timedelta(0) else -(-shortest // PRECISION)
 
 
-# --- sending: one request a message, many on their way at once --------------------------------------------------------
+# --- sending: one request a message, many in flight at once -----------------------------------------------------------
 
 
 log = logging.getLogger("postdate.azure")
@@ -236,7 +236,10 @@ log = logging.getLogger("postdate.azure")
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """A message ready to be sent; ``time_to_live`` in seconds, -1: for ever, ``None``: it has expired, is not sent."""
+    """A message ready to be sent.
+
+    ``time_to_live`` is in seconds; -1: for ever; ``None``: the message has expired and is not sent.
+    """
 
     text: str
     time_to_live: int | None
@@ -258,7 +261,7 @@ class QueueSender(forks.ForkAware):
         self._send_slots = asyncio.Semaphore(self._concurrent_sends)
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
-        """A message that cannot be encoded costs no request."""
+        """Send messages; a message that cannot be encoded costs no request."""
         encoded_messages = [self.encode_message(envelope, now) for envelope in envelopes]
         outages: list[PostdateError] = []
         tasks = [
@@ -272,7 +275,7 @@ class QueueSender(forks.ForkAware):
                 task.cancel()
 
     def encode_message(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
-        """Return a message ready to be sent, or the error that forbids it."""
+        """Return a message ready to be sent, or the error that forbids sending it."""
         try:
             self._service.queue(envelope.destination)
             if self._largest_message_bytes is not None and (
@@ -296,7 +299,7 @@ class QueueSender(forks.ForkAware):
             )
             return None
         async with self._send_slots:
-            if outages:  # the others would wait as long for the same error
+            if outages:  # The other messages would wait just as long for the same error.
                 return TransportUnreachable(f"not sent: {outages[0]}")
             try:
                 with self._service.guard_request(envelope.destination):

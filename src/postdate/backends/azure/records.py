@@ -1,6 +1,6 @@
 """Known ids and their records, in a table beside that of the messages; storing each message once; the account's clock.
 
-An id has one row: how the message was scheduled, where it waits, how it ended. Rarer records are rows behind it. So a
+An id has one row: how the message was scheduled, where it is, and its outcome. Rarer records are rows behind it. So a
 message normally costs two changes of one row, in batches. A message is stored after its id, so that an interruption can
 be detected. Source: ADR 0004, 0013.
 """
@@ -32,13 +32,13 @@ from postdate.messages import DelayedMessage
 from postdate.ports import Record, RecordKind
 
 _BUCKETS: Final = 4
-"""Partitions of the ids: Azure works on some 2,000 rows a second in each. The number is part of the layout."""
+"""The number of partitions of the ids. Azure handles some 2,000 rows a second in each. It is part of the layout."""
 
 _CLOCK: Final = "clock"
 _AHEAD: Final = "AheadMicroseconds"
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LIVES_FOR: Final = timedelta(minutes=2)
-"""Every half minute each process looks at the clock, and so writes its row."""
+"""The age at which a row is that of a dead process; a living process checks its clock every half minute."""
 
 _NOT_IN_KEYS: Final = re.compile(r"[/\\#?\x00-\x1f\x7f-\x9f']")
 
@@ -65,17 +65,19 @@ class IndexRow:
 
     @property
     def row_keys(self) -> list[str]:
-        """The row keys at which the message may wait, the latest last: at one of them, unless it has left.
+        """The row keys at which the message may be, the latest last.
 
-        At both while it moves, and after a move that was interrupted.
+        It is at one of them, unless it has left the store.
+
+        It is at both while it moves, and after a move that was interrupted.
         """
         candidates = (self._row.get("Former"), self._row.get("Location"))
         return list(
             dict.fromkeys(row_key for row_key in candidates if row_key)
-        )  # equal when it was changed where it stood
+        )  # Both keys are equal if it was changed in place.
 
     def scheduling_records(self) -> list[Record]:
-        """Return the record of scheduling; none for messages of upstream or of older versions."""
+        """Return the record of scheduling; empty for messages of upstream or of older versions."""
         at = self._row.get("ScheduledAt")
         return [] if at is None else [self._record(RecordKind.SCHEDULED, at, self._row["ScheduledDue"], "")]
 
@@ -96,12 +98,12 @@ class Records:
         name = _NOT_IN_KEYS.sub("_", f"{platform.node()}:{os.getpid()}")
         self._clock_keys = {"PartitionKey": _CLOCK, "RowKey": name}
         self.rounds = OperationBatcher(table)
-        """For the ends of messages."""
+        """The batcher for the outcomes of messages."""
 
-    # --- entering --------------------------------------------------------------------------------------------------
+    # --- adding ids ------------------------------------------------------------------------------------------------
 
     async def add_ids(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
-        """Add the ids that are new; return for each whether it was."""
+        """Add the ids that are new; return for each whether it was new."""
         return await self.table.apply_each([Operation("create", self._new_id_row(each, now)) for each in messages])
 
     def _new_id_row(self, entity: DelayedEntity, now: datetime) -> dict[str, Any]:
@@ -127,20 +129,23 @@ class Records:
         return index is not None and index.end_kind is not None
 
     async def update_location(self, index: IndexRow, entity: DelayedEntity) -> bool:
-        """Point a known id at a message: its own was never stored, or upstream, which keeps no records, took it."""
+        """Point a known id at a message whose own message was never stored, or left by upstream.
+
+        Upstream keeps no records of the messages that it dispatches.
+        """
         entry = {**self._base_columns(entity), "Location": entity.row, "Former": ""}
         return await self.table.apply_atomically([Operation("change", entry, index.etag)])
 
     async def reschedule_failed(self, index: IndexRow, entity: DelayedEntity, now: datetime) -> bool:
-        """Point an id whose message had failed at its new place; return ``False`` when another process was faster."""
+        """Point an id whose message had failed at its new row key; return ``False`` when another process was faster."""
         message, detail = entity.message, "came back from the error queue"
         record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, detail)
         return await self.append_record(index, next(reversed(index.row_keys), ""), entity, record)
 
     async def append_record(self, index: IndexRow, former_row_key: str, entity: DelayedEntity, record: Record) -> bool:
-        """Add a record after the existing ones, its end included, and set the message's place and the former one.
+        """Append a record after the existing ones, including the outcome, and set the message's new and former row key.
 
-        Returns ``False``, with nothing done, when the row had changed.
+        Returns ``False``, with nothing changed, when the row had changed.
         """
         message = entity.message
         new_records = [*index.end_records(), record]
@@ -157,10 +162,10 @@ class Records:
         }
         return await self.table.apply_atomically([Operation("change", entry, index.etag), *operations])
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- records of retries, outcomes and changes ------------------------------------------------------------------
 
     async def record_retry(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
-        """Record a failed attempt, and the message's place for the next one."""
+        """Record a failed attempt, and the message's row key for the next one."""
         message = old.message
         entry = {**self._base_columns(new), "Location": new.row, "Former": old.row, "Ended": 0}
         operations = [Operation("merge", entry)]
@@ -173,18 +178,21 @@ class Records:
     async def record_ends(
         self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = ""
     ) -> None:
-        """Record the ends of messages; called before they are deleted, so that none is ever gone without a record."""
+        """Record the outcomes of messages.
+
+        It is called before they are deleted, so that none is ever gone without a record.
+        """
         end_columns = _end_columns(kind, now, detail)
         await self.rounds.apply_each(
             [Operation("merge", {**self._base_columns(each), **end_columns}) for each in messages]
         )
 
     async def undo_end(self, index: IndexRow) -> None:
-        """Take back an end whose deletion failed, unless the row has changed since it was read."""
+        """Undo the record of an outcome if the deletion failed, unless the row has changed since it was read."""
         await self.table.apply_atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
 
     async def undo_reschedule(self, old: DelayedEntity, new: DelayedEntity) -> None:
-        """Take back the record and the place of a rescheduling that was not done."""
+        """Undo the record and the row key of a rescheduling that did not take place."""
         index = await self.find(old.message.message_id)
         if index is None or index.row_keys[-1:] != [new.row]:
             return
@@ -200,7 +208,7 @@ class Records:
             await self.table.apply_atomically([Operation("upsert", {**entry, **missing_columns})])
 
     async def record_discard(self, message_id: str, now: datetime) -> None:
-        """Record that a failed message was discarded; nothing for one that waits again or is unknown."""
+        """Record that a failed message was discarded; nothing is recorded for a pending or unknown message."""
         index = await self.find(message_id)
         if index is None or index.end_kind is not RecordKind.FAILED:
             return
@@ -232,14 +240,14 @@ class Records:
         return counts
 
     # --- the account's clock, and how far processes deviate from it ----------------------------------------------
-    # The header ``Date`` has whole seconds, too coarse for due times; the timestamp of a row is finer than a
+    # The header ``Date`` has whole seconds, too coarse for due times. The timestamp of a row is finer than a
     # microsecond. So each process writes a row beside the records. Source: postdate.ports.stores; ADR 0048.
 
     async def server_now(self) -> datetime:
         """Return the server's UTC time to the microsecond: the timestamp of a write, read by a second request."""
         await self.table.apply_atomically([Operation("merge", self._clock_keys)])
         row = await self.table.get(self._clock_keys)
-        if row is None:  # another process deleted it as a dead one's
+        if row is None:  # Another process took this process for dead and deleted the row.
             raise StoreUnavailable(f"the row with the time of this process in {self.table.description} is gone")
         return changed_at(row).astimezone(UTC)
 
@@ -249,7 +257,7 @@ class Records:
         )
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """Deletes the rows of dead processes."""
+        """Return how far each process's clock is ahead; delete the rows of dead processes."""
         now = await self.server_now()
         rows: list[Mapping[str, Any]] = [row async for row in self.table.query(f"PartitionKey eq '{_CLOCK}'")]
         dead_rows = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
@@ -292,7 +300,7 @@ def _record_of(row: Row) -> Record:
 
 
 class MessageEntities:
-    """Puts messages into a table, and finds waiting messages by id."""
+    """Stores messages in a table, and finds pending messages by id."""
 
     def __init__(self, table: Table, records: Records, pages: Pages) -> None:
         self._table, self._records, self._pages = table, records, pages
@@ -302,7 +310,7 @@ class MessageEntities:
 
         Raises:
             DuplicateMessage: it was stored before, and has not come back from the error queue.
-            StoreUnavailable: it may have been stored; storing it again finds out.
+            StoreUnavailable: it may have been stored; a second call finds out.
         """
         entity = DelayedEntity.new(message)
         (is_new,) = await self._records.add_ids([entity], now)
@@ -315,7 +323,8 @@ class MessageEntities:
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
         """Store the new messages, the first of each id; return their entities."""
         unique = {message.message_id: message for message in reversed(messages)}
-        entities = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
+        # The first of each id, in order.
+        entities = [DelayedEntity.new(message) for message in reversed(unique.values())]
         are_new = await self._records.add_ids(entities, now)
         new_entities = [each for each, is_new in zip(entities, are_new, strict=True) if is_new]
         create_outcomes = await self._table.apply_each([Operation("create", each.entity()) for each in new_entities])
@@ -332,12 +341,13 @@ class MessageEntities:
     ) -> DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_replace_failed``."""
         records, message_id = self._records, entity.message.message_id
-        if (index := await records.find(message_id)) is None:  # it left a moment ago, and nothing is kept of it
+        # It left the store a moment ago, and nothing about it is kept.
+        if (index := await records.find(message_id)) is None:
             (is_added,) = await records.add_ids([entity], now)
         elif index.end_kind is RecordKind.FAILED and may_replace_failed:
             is_added = not await self._is_stored(index) and await records.reschedule_failed(index, entity, now)
             entity = DelayedEntity.new(entity.message, index.records + 2)
-        else:  # an id without a message: storing was interrupted, or upstream's poller took it
+        else:  # An id without a message: storing was interrupted, or upstream's poller dispatched it.
             is_added = (
                 index.end_kind is None
                 and not await self._is_stored(index)
@@ -351,7 +361,10 @@ class MessageEntities:
         return await self._table.apply_atomically([Operation("create", entity.entity())])
 
     async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
-        """Return the copies of a waiting message, the latest last, and its id's row; ``None`` when it does not wait."""
+        """Return the copies of a pending message, the latest last, and its id's row.
+
+        ``None`` when it is not pending.
+        """
         index = await self._records.find(message_id)
         while index is not None:
             if copies := await self._read_copies(index):
@@ -360,20 +373,20 @@ class MessageEntities:
                 return None
             previous_index, index = index, await self._records.find(message_id)
             if index is not None and index.etag == previous_index.etag:
-                return None  # else it has moved since its row was read
+                return None  # otherwise it has moved since its row was read
         return None
 
     async def _is_stored(self, index: IndexRow) -> bool:
-        """Return whether a message waits, or is marked as unreadable."""
+        """Return whether a message is pending, or marked as unreadable."""
         if await self._read_copies(index):
             return True
         return any([await self._pages.is_unreadable(row) for row in index.row_keys])
 
     async def _read_copies(self, index: IndexRow) -> list[DelayedEntity]:
-        """Read the places in their order: a move adds at the latest before it deletes at the former one."""
+        """Read the row keys in their order: a move adds at the latest before it deletes at the former one."""
         copies: list[DelayedEntity] = []
         for row in index.row_keys:
             if (entity := await self._pages.get_entity(row)) is not None:
-                with suppress(MessageError):  # marked when it is due
+                with suppress(MessageError):  # It is marked when it is due.
                     copies.append(read_entity(entity))
         return copies

@@ -21,12 +21,12 @@ from postdate.ports.backends import Scratch
 _SANITIZER: Final = "dashes"
 _IS_LEASED: Final = 412
 _NO_RETRIES: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
-"""Failed deletions are reported at once: by default the SDK retries for more than a minute."""
+"""Settings of a client that reports failed deletions at once: by default the SDK retries for more than a minute."""
 
 
 @contextmanager
 def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]:
-    """Yield the account with a table of the run; table, container and the queues of the run are deleted afterwards."""
+    """Yield the account with a table of the run; delete table, container and the run's queues afterwards."""
     login, table = parse_login(address), f"postdatebench{run}"
     try:
         yield Scratch(_address_of_all_services(address, login), {"table": table, "sanitizer": _SANITIZER})
@@ -42,16 +42,19 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
 
 
 def _address_of_all_services(address: str, login: AzureLogin) -> str:
-    """Return the address with every known service named: store and queues open it, and its host is that of one."""
+    """Return the address with every known service named.
+
+    Store and queues both open it, but its host is that of one service.
+    """
     parts = urlsplit(address)
-    if "@" not in parts.netloc:  # a connection string, or the emulator
+    if "@" not in parts.netloc:  # It is a connection string, or the emulator.
         return address
     services = {f"{service}s": urlsplit(url).netloc for service, url in login.endpoints.items()}
     return parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **services})).geturl()
 
 
 def delete_queues(login: AzureLogin, queues: Sequence[str]) -> None:
-    """Delete queues with all that is in them; queues that do not exist are passed over."""
+    """Delete queues with all messages in them; ignore queues that do not exist."""
     if "queue" not in login.endpoints:
         return
     with QueueServiceClient(login.endpoint("queue"), login.credential, **_NO_RETRIES) as service:

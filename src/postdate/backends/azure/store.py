@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 _MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
 
 NEAR: Final = timedelta(seconds=5)
-"""A message due sooner is changed only under the lease: the dispatching process' clock may be ahead."""
+"""A message that is due sooner is changed only under the lease: the dispatching process's clock may be ahead."""
 
 log = logging.getLogger("postdate.stores.azure_table")
 
@@ -89,10 +89,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         address: ``azure-table://…``, or a connection string (see :mod:`postdate.backends.azure.login`).
         table: name of the table and of the leased container: a letter, then letters and digits, 3 to 63 in all; every
             endpoint has its own. ``None``: ``delays`` and the SHA-1 of the endpoint's name.
-        recording: how much is kept for audits.
+        recording: how much is recorded for audits.
         largest_message_bytes: of headers and body together; 64 KiB at most, of which headers may have 32,768
             characters.
-        polling: how to look for messages that other processes stored.
+        polling: how to poll for messages that other processes stored.
 
     Raises:
         ConfigurationError: the address, the table or a number is not valid.
@@ -148,12 +148,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @property
     def table_name(self) -> str | None:
-        """The table of the waiting messages; ``None`` before ``initialize`` when it follows from the endpoint."""
+        """The table of the pending messages; ``None`` before ``initialize`` when it follows from the endpoint."""
         return self._table_name
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Sets the table's name; no request."""
+        """Set the table's name; no request."""
         if mode not in _MODES:
             raise UnsupportedTransactionMode(
                 f"{type(self).__name__} does not support transaction mode {mode.value!r}: Azure Storage has no "
@@ -173,9 +173,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def close(self) -> None:
-        """Waits for writes first, since others dispatch once they have the lease.
+        """Wait for writes first, because other processes dispatch once they have the lease.
 
-        They get half of the time, so that the lease, at another service, is given up even when tables do not answer.
+        The writes get half of the time. So the lease, at another service, is released even when tables do not answer.
         """
         parts, services = self._parts, self._services
         self._parts = self._services = None
@@ -198,7 +198,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @property
     def _open_parts(self) -> _TableParts:
-        """Opened at first use, in the event loop of the caller."""
+        """Open the parts at first use, in the event loop of the caller."""
         if self._parts is None:
             if self._table_name is None:
                 name = type(self).__name__
@@ -233,7 +233,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Repeat it when it was interrupted."""
+        """Store the messages that are new. Repeat the call after an interruption."""
         for message in messages:
             check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
@@ -255,7 +255,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """Claims a page at a time, and nothing without the lease."""
+        """Claim due messages, a page at a time; none without the lease."""
         parts = self._open_parts
         async with self._claim_lock:
             if not await parts.lease.acquire_or_renew():
@@ -278,14 +278,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                     parts, [*doubtful_entities, *entities] if parts.lease.is_in_force else []
                 )
             except BaseException:
-                parts.pages.forget_buffer()  # what was read and not claimed
+                parts.pages.forget_buffer()  # It contains messages that were read and not claimed.
                 raise
 
     def _is_free(self, message_id: object) -> bool:
         return message_id not in self._claims and message_id not in self._claims.deferred
 
     async def _claim_entities(self, parts: _TableParts, entities: Sequence[DelayedEntity]) -> list[Claim]:
-        """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
+        """Claim messages. In mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         is_removed = self._mode is TransactionMode.NONE
         if is_removed:
             entities = await self._delete_entities(parts, entities)
@@ -295,7 +295,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def _delete_entities(self, parts: _TableParts, entities: Sequence[DelayedEntity]) -> list[DelayedEntity]:
         """Return the messages that have certainly left the table by this deletion, or by an earlier one of ours.
 
-        The others stay doubtful after an error or when the claim is cancelled: they may have left it, too.
+        The other messages stay doubtful after an error or when the claim is cancelled, because they may have left it,
+        too.
         """
         doubtful = self._claims.doubtful
         deletions = [deletion_of(each, is_repeated=each.message.message_id in doubtful) for each in entities]
@@ -309,7 +310,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             log.warning("%d messages are claimed later: %s", len(entities) - len(outcomes), error)
         finally:
             for index, is_deleted in outcomes.items():
-                if not is_deleted:  # another process took it
+                if not is_deleted:  # Another process deleted it.
                     doubtful.pop(entities[index].message.message_id, None)
         deleted = [entities[index] for index in sorted(outcomes) if outcomes[index]]
         for each in deleted:
@@ -317,7 +318,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return deleted
 
     async def _restore_doubtful(self, parts: _TableParts, doubtful: Sequence[DelayedEntity], deadline: float) -> None:
-        """Put messages back that a claim in mode ``none`` may have deleted and did not return."""
+        """Store messages again that a claim in mode ``none`` may have deleted and did not return."""
         with anyio.CancelScope(deadline=deadline) as scope:
             try:
                 await parts.table.apply_each([Operation("upsert", each.entity()) for each in doubtful])
@@ -327,7 +328,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             log.warning("%d messages may have left the table without being sent", len(doubtful))
 
     def _void_claims(self) -> None:
-        """Forget claims and read-ahead of a lease that another may have by now."""
+        """Forget claims and buffer of a lease that another process may have by now."""
         if self._parts is not None:
             self._parts.pages.forget_buffer()
         self._claims.forget_lost_claims()
@@ -342,7 +343,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """Not written to the table, since nobody else dispatches; in mode ``none`` messages are put back into it."""
+        """Release claims without a write, because no other process dispatches.
+
+        In mode ``none`` messages are stored again.
+        """
         parts = self._open_parts
         claimed_entities = await self._claims.select_claims_in_force(claims, parts.lease)
         await parts.table.apply_each(
@@ -362,7 +366,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Recorded first, then deleted."""
+        """Record the outcome first, then delete the messages."""
         claimed_entities = await self._claims.select_claims_in_force(claims, self._open_parts.lease)
         completed_count = await self._complete_messages(
             [each.delayed_entity for each in claimed_entities], OUTCOME_RECORDS[outcome], now, detail, claimed_entities
@@ -395,7 +399,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """The message moves to the key of its next attempt."""
+        """Move the message to the key of its next attempt."""
         claimed_entities = await self._claims.select_claims_in_force([claim], self._open_parts.lease)
         return bool(claimed_entities) and await self._retry(claimed_entities[0], attempt_at, now, reason)
 
@@ -434,8 +438,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         await parts.table.apply_atomically([put_operation])
         if await parts.table.apply_atomically([deletion]):
             return True
-        # The new copy may be the only one: it goes only when the old one stands, changed by another process, or when
-        # another process has ended the message.
+        # The new copy may be the only one. It is deleted only if the old one is still stored, changed by another
+        # process, or if another process has ended the message.
         if await parts.pages.get_entity(old.row) is None and not await parts.records.has_ended(old.message.message_id):
             return True
         await parts.table.apply_atomically([Operation("delete", new.keys)])
@@ -443,7 +447,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """``None`` while another process has the lease: taking the lease wakes the poller."""
+        """Return the next attempt; ``None`` while another process has the lease: acquiring it wakes the poller."""
         query_number = self._next_due.start_query()
         first = await self._find_first_attempt()
         again_at = self._next_due.finish_query(query_number, None if first is None else to_microseconds(first))
@@ -461,10 +465,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Tries to take the lease first; never fails for it.
+        """Register a listener; try to acquire the lease first, but never fail because of it.
 
-        While there is a listener, a free lease is taken and messages of other processes are looked for: they are
-        noticed within the pause between looks.
+        While there is a listener, a free lease is acquired, and the table is polled: messages of other processes are
+        found within the pause between two polls.
         """
         lease_task = self._open_parts.lease_task
         lease_task.is_needed = True
@@ -479,15 +483,15 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return stop
 
     async def _poll_table(self) -> None:
-        """Wake the poller when a message is due before all that it knows of."""
+        """Wake the poller if a message is due before all messages that it knows."""
         if (first := await self._find_first_attempt()) is not None:
             self._next_due.announce(to_microseconds(first))
 
-    # --- what cannot be read ------------------------------------------------------------------------------------
+    # --- unreadable messages ------------------------------------------------------------------------------------
 
     @override
     async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
-        """Oldest first; their numbers are hashes of their keys."""
+        """List unreadable entities, oldest first; their numbers are hashes of their keys."""
         return await self._open_parts.unreadable.list(limit)
 
     @override
@@ -502,7 +506,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """Recorded as delivered."""
+        """Remove a message and record it as delivered."""
         if (claimed_entity := self._claims.find(message_id)) is not None:
             return bool(
                 await self.finish(
@@ -529,13 +533,16 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def next_due(self) -> datetime | None:
-        """Reads every message that has failed before."""
+        """Return the earliest due time. It reads every message that has failed before."""
         return await self._open_parts.pages.next_due()
 
     # --- administration -----------------------------------------------------------------------------------------
 
     async def _can_change(self, entity: DelayedEntity, now: datetime) -> bool:
-        """Return whether no process can be dispatching a message: it is not due for a while, or only we could."""
+        """Return whether no process can be dispatching a message.
+
+        That is so if the message is not due for a while, or if only this process could dispatch it.
+        """
         if entity.message.message_id in self._claims:
             return False
         if entity.attempt_at > now + NEAR:
@@ -551,7 +558,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     ) -> AsyncGenerator[tuple[IndexRow, DelayedEntity] | None]:
         """Yield a message that is to be changed, and its id's row; ``None`` when a process may be dispatching it.
 
-        No claims are made meanwhile, and none of messages that were read before: it may be among them, unchanged.
+        No claims are made meanwhile. The buffer is not claimed either, because it may contain the message, unchanged.
         """
         parts = self._open_parts
         async with self._claim_lock:
@@ -562,15 +569,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             index, (*older, latest) = entry
             try:
                 # A process that died between the two steps of a move left another copy, which would be delivered. A
-                # living one may delete it first.
-                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in older]))
+                # process that is alive may delete it first.
+                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in others]))
                 yield (index, latest) if is_single else None
             finally:
                 parts.pages.forget_buffer()
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """A message due within :data:`NEAR` counts as being dispatched while another process has the lease."""
+        """Cancel a message.
+
+        One that is due within :data:`NEAR` counts as in dispatch while another process has the lease.
+        """
         parts, clock = self._open_parts, _clock_from(now)
         async with self._lock_for_change(message_id, clock) as entry:
             if entry is None:
@@ -584,7 +594,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 return True
             index = await parts.records.find(message_id)
             if index is None or [(each.kind, each.at) for each in index.end_records()] != [(RecordKind.CANCELLED, now)]:
-                return False  # another process has ended it
+                return False  # Another process has recorded an outcome.
             if await parts.message_entities.find(message_id) is None:
                 return True
             await parts.records.undo_end(index)
@@ -592,7 +602,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
-        """As for :meth:`cancel`."""
+        """Reschedule a message, under the same condition as :meth:`cancel`."""
         records, clock = self._open_parts.records, _clock_from(now)
         async with self._lock_for_change(message_id, clock) as entry:
             if entry is None:
@@ -612,13 +622,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """Reads the keys of all messages; claims are those of this process."""
+        """Count messages by reading the keys of all; claims are those of this process."""
         counts = await self._open_parts.pages.statistics(self._claims, now)
         return replace(counts, unreadable=await self.count_unreadable())
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        """Reads the keys of all messages from the first edge on."""
+        """Count messages by reading the keys of all from the first edge on."""
         return await self._open_parts.pages.due_counts(edges)
 
     @override
@@ -627,12 +637,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
-        """A message that has failed stands at its next attempt."""
+        """List messages; one that has failed is listed at its next attempt."""
         return await self._open_parts.pages.read_pending(message_filter, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """Finds our messages only, not those that upstream stored."""
+        """Find a message of ours; messages that upstream stored are not found."""
         entry = await self._open_parts.message_entities.find(message_id)
         return None if entry is None else entry[1][-1].message
 
@@ -642,7 +652,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def server_now(self) -> datetime:
-        """Two round trips; works after :meth:`setup`."""
+        """Return the server's time after two round trips; it works after :meth:`setup`."""
         return await self._open_parts.records.server_now()
 
     @override
@@ -651,12 +661,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """Of processes that reported within two minutes."""
+        """Return how far the clocks of processes are ahead that reported within two minutes."""
         return await self._open_parts.records.reported_clocks()
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """The clock has whole seconds."""
+        """Return facts about the server; their clock has whole seconds."""
         parts = self._open_parts
         assert self._services is not None
         with translate_errors(TABLES, self._login.describe_service("table")):
@@ -681,14 +691,14 @@ class _TableParts:
 
 
 def _clock_from(now: datetime) -> Callable[[], datetime]:
-    """Return a clock that goes on from ``now`` while requests are under way."""
+    """Return a clock that starts at ``now`` and runs on while requests are in flight."""
     loop = asyncio.get_running_loop()
     started_at = loop.time()
     return lambda: later(now, timedelta(seconds=loop.time() - started_at))
 
 
 def open_store(address: str, **settings: Any) -> AzureTableStore:
-    """Return a store with the fields of :class:`Polling` as separate arguments, as settings have them."""
+    """Return a store; the fields of :class:`Polling` are separate arguments, as settings have them."""
     polling_settings = {each.name: settings.pop(each.name, None) for each in fields(Polling)}
     polling = Polling(**{name: value for name, value in polling_settings.items() if value is not None})
     return AzureTableStore(address, polling=polling, **settings)

@@ -1,8 +1,9 @@
 """Queues of Azure Storage, in upstream's envelope, so that both kinds of endpoint can share them.
 
-A received message is hidden while it is handled, and deleted once the messages sent with it have arrived: at least
-once, with stable message ids. Messages may overtake each other. Every answer about a message brings a new pop receipt,
-and only the latest is valid, so requests about one message wait for each other. Source: specification 2.5, 3.
+A received message is hidden while it is handled, and deleted after the messages sent with it have arrived. Delivery is
+at least once, with stable message ids. Messages may overtake each other. Every answer about a message has a new pop
+receipt, and only the latest one is valid. Therefore requests about one message wait for each other. Source:
+specification 2.5, 3.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class AzureStorageQueueTransport(Transport):
 
     Args:
         address: of the account, or its connection string; see :mod:`postdate.backends.azure.login`.
-        sanitizer: for names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function; see
+        sanitizer: for names that Azure does not accept: ``dashes``, ``strict``, ``legacy``, or a function; see
             :mod:`postdate.backends.azure.queues`.
         largest_message_bytes: of headers and body together; default and maximum: the size that always fits.
-        concurrent_sends: requests on their way at once; with 1 a queue gets messages in the order of sending.
-        hold_for: how long a received message is hidden; renewed while it is held, so the messages of a dead process are
-            free after this time. Whole seconds, 1 s to 7 days.
+        concurrent_sends: the most requests in flight at once; with 1 a queue gets messages in the order of sending.
+        hold_for: how long a received message is hidden; renewed while it is claimed, so the messages of a dead process
+            are visible after this time. Whole seconds, 1 s to 7 days.
         peek_interval: added to the pause each time a queue is found empty.
         longest_idle_wait: the longest such pause, and so the latency of messages from other processes.
     """
@@ -98,7 +99,7 @@ class AzureStorageQueueTransport(Transport):
         self._sender = QueueSender(self.service, concurrent_sends, largest_message_bytes)
         self.hold_for, self.peek_interval, self.longest_idle_wait = hold_for, peek_interval, longest_idle_wait
         self.handled_ids = Bounded[tuple[str, str], None](10_000)
-        """What was handled and could not be deleted: queue, and Azure's id."""
+        """Messages that were handled and could not be deleted: queue, and Azure's id."""
         self.receivers: set[AzureQueueReceiver] = set()
         self._capabilities = TransportCapabilities(
             durable=True,
@@ -123,7 +124,7 @@ class AzureStorageQueueTransport(Transport):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """An expired message is not sent, and logged."""
+        """Send messages; an expired message is not sent, but logged."""
         check_no_work(work, "of Azure Storage")
         return await self._sender.send(envelopes, now)
 
@@ -134,7 +135,7 @@ class AzureStorageQueueTransport(Transport):
         return receiver
 
     async def send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
-        """Send all, or raise before sending any when one is certain to fail."""
+        """Send all messages; raise before sending any if one is certain to fail."""
         for envelope in envelopes:
             message_or_error = self._sender.encode_message(envelope, now)
             if not isinstance(message_or_error, EncodedMessage):
@@ -145,7 +146,11 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Exact while fewer than 32 messages are visible; beyond, Azure's estimate, which counts received ones, too."""
+        """Return the number of messages in each queue.
+
+        It is exact while fewer than 32 messages are visible. Otherwise it is Azure's estimate, which counts received
+        messages, too.
+        """
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
@@ -162,7 +167,10 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def server_facts(self) -> ServerFacts:
-        """The time has whole seconds and decides about expiry only, so it is given as a setting, not as the clock."""
+        """Return facts about the server.
+
+        Its time has whole seconds and decides about expiry only, so it is a setting, not the clock.
+        """
         with translate_errors(QUEUES, self.service.description):
             headers = await fetch_headers(self.service.client)
         facts = {name: headers[name] for name in ("date", "server") if name in headers}
@@ -170,7 +178,7 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """Closes open receivers side by side."""
+        """Close open receivers concurrently."""
         async with AsyncExitStack() as exit_stack:
             exit_stack.push_async_callback(self.service.close)
             receivers = [receiver.close() for receiver in self.receivers]
@@ -179,7 +187,7 @@ class AzureStorageQueueTransport(Transport):
                     raise outcome
 
 
-# --- receiving: a message is hidden from others again and again until it is deleted -----------------------------------
+# --- receiving: a message is hidden again and again until it is deleted -----------------------------------------------
 
 
 log = logging.getLogger("postdate.azure")
@@ -191,22 +199,22 @@ SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
 _RENEWALS_IN_A_HOLD: Final = 3
 _CLOCK_GRAIN_SECONDS: Final = 1.0
-"""Azure tells times in whole seconds."""
+"""The precision of Azure's times, which are whole seconds."""
 
 
 @dataclass(eq=False, slots=True)
 class MessageWithReceipt:
-    """A message that this process holds.
+    """A message that this process has received.
 
     Args:
         native_id: Azure's id.
         receipt: the latest pop receipt.
-        hidden_until: when it becomes visible again, by the loop's clock.
-        expiry_time: when the queue drops it, by the same clock, give or take a second; infinite: never.
-        received: the object handed to the endpoint.
+        until: when it becomes visible again, by the loop's clock.
+        expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
+        received: the object that the endpoint gets.
         times_received: number of deliveries, including this one.
         text: of the message.
-        lost_reason: why it is no longer held.
+        lost: why this process no longer has it.
     """
 
     native_id: str
@@ -231,7 +239,7 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
-        """An empty queue is asked less and less often."""
+        """Receive messages; an empty queue is polled less and less often."""
         pause = timedelta(0)
         with self._service.listen(self._queue) as sent_event:
             while True:
@@ -244,7 +252,7 @@ class AzureQueueReceiver(Receiver):
                     await asyncio.wait_for(sent_event.wait(), pause.total_seconds())
 
     async def _receive_batch(self, count: int) -> list[MessageWithReceipt]:
-        """Ask once; if cancelled, give back at once any message that the request still brings."""
+        """Poll once; if cancelled, reject at once the messages that the request still brings."""
         request = asyncio.ensure_future(self._request_messages(count))
         try:
             return await asyncio.shield(request)
@@ -277,8 +285,8 @@ class AzureQueueReceiver(Receiver):
         failures, unanswered = read_failure_counts(text, times_received - 1) if times_received > 1 else (0, 0)
         expiry_time = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
-            # Both times are by Azure's clock, so ours may differ.
-            expiry_time = until + (message.expires_on - message.next_visible_on).total_seconds()
+            # Both times are by Azure's clock; only their difference is used, because our clock may differ.
+            expires_at = until + (message.expires_on - message.next_visible_on).total_seconds()
         received = Received(envelope, failures, object(), unanswered)
         message_with_receipt = MessageWithReceipt(
             native_id, receipt, until, expiry_time, received, times_received, text
@@ -300,7 +308,7 @@ class AzureQueueReceiver(Receiver):
         with suppress(PostdateError):
             await run_concurrently([partial(self._reject, hold, failed=False) for hold in await request])
 
-    # --- holding ------------------------------------------------------------------------------------------------------
+    # --- hiding -------------------------------------------------------------------------------------------------------
 
     async def _renew_repeatedly(self) -> None:
         interval = self._transport.hold_for.total_seconds() / _RENEWALS_IN_A_HOLD
@@ -319,15 +327,15 @@ class AzureQueueReceiver(Receiver):
             self._renewal_task = None
 
     async def _renew(self, message: MessageWithReceipt) -> None:
-        """Hide a message for longer, unless it has expired: then nobody receives it any more.
+        """Hide a message for longer, unless it has expired: then no receiver gets it any more.
 
-        Azure hides nothing beyond its expiry and counts in whole seconds: in its last two seconds a held message may be
-        delivered once more.
+        Azure hides no message beyond its expiry and counts in whole seconds. In its last two seconds a received message
+        may be delivered once more.
         """
         try:
             async with message.lock:
                 await self._extend_hiding(message)
-        except TransportError as error:  # retried until another receiver has it
+        except TransportError as error:  # It is retried until another receiver has the message.
             log.warning("message %s in %s cannot be held for longer now: %s", message.native_id, self._queue, error)
 
     async def _extend_hiding(self, message: MessageWithReceipt) -> None:
@@ -350,7 +358,7 @@ class AzureQueueReceiver(Receiver):
             log.warning("message %s in %s is no longer held: %s", message.native_id, self._queue, error)
 
     async def _renew_if_uncertain(self, message: MessageWithReceipt) -> None:
-        """Hide a message again whose time has run out, in a process that was frozen or a handler that blocked its loop.
+        """Hide a message again whose time has passed, in a process that was frozen or a handler that blocked its loop.
 
         Raises:
             ClaimLost: another receiver has it.
@@ -378,14 +386,14 @@ class AzureQueueReceiver(Receiver):
     def _forget(self, message: MessageWithReceipt) -> None:
         self._messages_by_token.pop(message.received.token, None)
 
-    # --- ending -------------------------------------------------------------------------------------------------------
+    # --- settling -----------------------------------------------------------------------------------------------------
 
     @override
     async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
-        """Sends the outgoing messages first, then deletes the message.
+        """Send the outgoing messages first, then delete the message.
 
-        After an interruption in between, this process only deletes the message on its next receive; another process
-        handles it a second time.
+        After an interruption in between, this process only deletes the message when it receives it again; another
+        process handles it a second time.
         """
         check_no_work(completion.work, "of Azure Storage")
         message = self._message_of(received)
@@ -410,25 +418,25 @@ class AzureQueueReceiver(Receiver):
             try:
                 with track_attempts(attempts), self._service.guard_request(self._queue):
                     await self._service.queue(self._queue).delete_message(message.native_id, message.receipt)
-            except QueueNotFound as error:  # the message, or the queue
+            except QueueNotFound as error:  # the message is gone, or the queue
                 if attempts.is_repeated:
-                    return  # an earlier attempt, whose answer was lost, has deleted it
-                if asyncio.get_running_loop().time() < message.expiry_time - _CLOCK_GRAIN_SECONDS:
+                    return  # An earlier attempt, whose answer was lost, has deleted it.
+                if asyncio.get_running_loop().time() < message.expires_at - _CLOCK_GRAIN_SECONDS:
                     raise ClaimLost(f"message {message.native_id} in {self._queue!r} is gone: {error}") from error
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """A message that is no longer held is visible already."""
+        """Reject the message; a message that is no longer hidden is visible already."""
         with suppress(ClaimLost):
             await self._reject(self._message_of(received), failed=failed)
 
     async def _reject(self, message: MessageWithReceipt, *, failed: bool) -> None:
-        """Make a message visible now, with its returns in its text; do nothing with one that is not held any more.
+        """Make a message visible now, with its number of returns in its text; do nothing if its claim was lost.
 
-        Raises `TransportError`, and then it is still held.
+        After `TransportError` the message is still claimed.
         """
         text, received = None, message.received
-        if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays as it is
+        if set(received.envelope.headers) != {UNREADABLE}:  # an undecodable text stays unchanged
             text = add_failure_counts(
                 message.text, message.times_received, received.failures + failed, received.unanswered
             )
@@ -441,7 +449,7 @@ class AzureQueueReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """A message that cannot be given back becomes visible when its time has run out."""
+        """Close the receiver. A message that cannot be rejected becomes visible when its time has passed."""
         close_task = asyncio.ensure_future(self._close())
         try:
             await asyncio.shield(close_task)

@@ -1,7 +1,8 @@
-"""Unreadable entities, kept with all columns in a partition of their own, which no look for due messages reads.
+"""Unreadable entities, kept with all columns in a partition of their own, which no query for due messages reads.
 
 They stay in their table and keep their row keys, so marking twice is idempotent. They are copied first and deleted
-then, as no transaction spans two partitions: no entity is ever lost, and after an interruption the step is repeated.
+then, because no transaction spans two partitions. No entity is ever lost, and after an interruption the step is
+repeated.
 
 Source: :class:`postdate.ports.UnreadableRows`; ADR 0013, 0043.
 """
@@ -24,7 +25,7 @@ from postdate.ports import UnreadableRow
 from postdate.ports.observation import UNREADABLE as UNREADABLE_DETAIL
 
 _FORMER_PARTITION: Final = "malformed"
-"""Of the records table, where earlier versions put them."""
+"""The partition of the records table in which earlier versions kept them."""
 
 _REASON: Final = "Reason"
 _MARK_COLUMNS: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
@@ -46,9 +47,9 @@ class UnreadableEntities:
         self._table, self._records = table, records
 
     async def mark(self, entity: Entity, error: MessageError, now: datetime) -> None:
-        """Move an entity into the partition of unreadable ones; one that the table refuses there stays, and is logged.
+        """Move an entity into the partition of unreadable ones, and record it as failed, if its id can be read.
 
-        It is recorded as failed, if its id can be read.
+        An entity that the table refuses there stays in its place, and is logged.
         """
         row, reason = entity["RowKey"], shorten_note(str(error))
         try:
@@ -60,7 +61,7 @@ class UnreadableEntities:
             await self._table.apply_atomically(
                 [Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})]
             )
-        except PostdateError as failure:  # one about the content, too: it would stop dispatching for ever
+        except PostdateError as failure:  # Also an error about the content: raising it would stop dispatching for ever.
             if failure.transient:
                 raise
             log.error(
@@ -75,7 +76,7 @@ class UnreadableEntities:
         await self._table.apply_atomically([Operation("upsert", {**copy, "PartitionKey": UNREADABLE, _REASON: reason})])
 
     async def migrate_former_rows(self) -> None:
-        """Bring back what earlier versions kept in the records table. Until 0.2.0: ADR 46."""
+        """Bring back entities that earlier versions kept in the records table. Until 0.2.0: ADR 46."""
         async for entity in self._records.table.query(f"PartitionKey eq '{_FORMER_PARTITION}'"):
             await self._store_copy(entity, entity[_REASON])
             keys = {"PartitionKey": _FORMER_PARTITION, "RowKey": entity["RowKey"]}
