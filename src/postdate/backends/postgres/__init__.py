@@ -1,10 +1,10 @@
 """A store, queues, sagas, an outbox and timeouts in one schema of PostgreSQL. Source: ADR 0005, ADR 0007.
 
-What differs from the other backends:
+Differences from the other backends:
 
-- Moving due messages into their queues is one statement, and a wake-up is a notification that leaves with its commit.
+- One statement moves due messages into their queues. The wake-up is a notification, which its commit sends.
 - The store claims by row locks of an open transaction, without a write. The queues mark rows with a *holder*, a
-  number for which a session keeps an advisory lock: the claims end with the session, so also with the process or its
+  number for which a session keeps an advisory lock. These claims end with the session, and so with the process or its
   machine.
 - Connections must be direct: a pooler in transaction mode swallows notifications.
 - Statements of the hot path name row numbers, so that they do not depend on statistics (ADR 0037).

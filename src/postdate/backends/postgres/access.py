@@ -42,7 +42,7 @@ Connection = psycopg.Connection[Any]
 
 _MAX_ATTEMPTS: Final = 5
 _SHORT_WAIT: Final = "lock_timeout=5s"
-"""For the connection of the listener: it must give signs of life also while other sessions have locked tables."""
+"""For the connection of the listener, which must send heartbeats also while other sessions have locked tables."""
 
 
 class OpenDatabase(forks.ForkAware):
@@ -213,7 +213,7 @@ class Access:
 
     @property
     def is_outcome_known(self) -> bool:
-        """``False`` while an abandoned session may still execute its last statement."""
+        """Return ``False`` while an abandoned session may still execute its last statement."""
         return not self.shared.pool.abandoned
 
     def acquire(self, *, brief: bool = False) -> BoundedConnection:
@@ -277,7 +277,7 @@ class Access:
         raise AssertionError
 
     async def run(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
-        """:meth:`run_blocking` in a thread. A caller that is cancelled waits until the work has ended."""
+        """Call :meth:`run_blocking` in a thread. A caller that is cancelled waits until the work has ended."""
         return await run_in_thread(partial(self.run_blocking, patiently=patiently), work)
 
     query_blocking = run_blocking
@@ -295,7 +295,7 @@ class Access:
 
         return self.run_blocking(run_in_transaction, patiently=patiently)
 
-    # --- being alive --------------------------------------------------------------------------------------------
+    # --- heartbeats ---------------------------------------------------------------------------------------------
 
     def listener(self) -> Listener:
         self._check_open()

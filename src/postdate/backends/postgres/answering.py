@@ -1,11 +1,14 @@
-"""Connections with a limit on silence: one on which the server says nothing for too long is given up.
+"""Connections with a limit on silence: a connection on which the server says nothing for too long is abandoned.
 
-The driver waits for its socket in short turns. Our connections count the turns without input: so each call has a
-deadline without a thread or a timer, and a prompt answer pays a tenth of a microsecond. A connection given up is
-closed, and so are the idle ones beside it, which most likely lead into the same silence. The session it leaves on the
-server, with a statement that waits for a lock or a transaction with row locks, is ended by the next connection: until
-then its outcome is unknown. A connection to a read-only server is given up as well, with those beside it: after a
-fail-over the next may reach another server. Source: ADR 0049, 0050, 0055.
+The driver waits for its socket in short intervals. Our connections count the intervals without input. So each call has
+a deadline without a thread or a timer, and a prompt answer costs a tenth of a microsecond.
+
+An abandoned connection is closed, and so are the idle ones beside it, which are most likely silent, too. Its session
+may live on at the server, with a statement that waits for a lock or a transaction with row locks. The next connection
+ends that session; until then its outcome is unknown.
+
+A connection to a read-only server is abandoned as well, with the idle ones beside it: after a fail-over the next
+connection may reach another server. Source: ADR 0049, 0050, 0055.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ if TYPE_CHECKING:
     from psycopg.waiting import Ready, Wait
 
 ANSWERS_WITHIN: Final = timedelta(seconds=20)
-"""After so long a silence a connection is given up. Far more than a statement of ours takes, which goes by an index."""
+"""After a silence of this length a connection is abandoned. Our statements use indexes and take far less time."""
 
 PATIENTLY_SECONDS: Final = 600.0
-"""For what reads or writes whole tables: counts, an operator's searches, pruning."""
+"""For statements that read or write whole tables: counts, an operator's searches, pruning."""
 
 _CLOSING_SECONDS: Final = 2.0
-"""While closing: the limit on an answer, or a connection attempt."""
+"""The limit on an answer, or on a connection attempt, while the adapter closes."""
 
 _TURN_SECONDS: Final = 0.1
 _TERMINATE_WITHIN_SECONDS: Final = 1.0
@@ -45,8 +48,10 @@ _TERMINATE: Final = sql(f"""
     FROM pg_stat_activity AS a JOIN unnest(%s::integer[], %s::double precision[]) AS g(pid, age) USING (pid)
     WHERE clock_timestamp() - a.backend_start >= g.age * interval '1 second'
         AND {mark_condition("a.application_name", "%s::text")}""")
-"""The age excludes a later session with the same number; the mark excludes strangers' sessions on another server that
-has taken over meanwhile."""
+"""The age excludes a later session with the same number.
+
+The mark excludes sessions of other programs, on another server that has taken over meanwhile.
+"""
 
 RV = TypeVar("RV")
 
@@ -54,14 +59,17 @@ log = logging.getLogger("postdate.postgres")
 
 
 class NoAnswer(psycopg.OperationalError):
-    """The server was silent for too long: the connection is closed, its last statement's outcome unknown."""
+    """The server was silent for too long.
+
+    The connection is closed, and the outcome of its last statement is unknown.
+    """
 
 
 _ABANDONING_ERRORS: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
 
 
 class AbandonedSessions:
-    """Connections of one pool that were given up, whose sessions may live on the server. Thread-safe."""
+    """Abandoned connections of one pool, whose sessions may live on at the server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
@@ -69,13 +77,13 @@ class AbandonedSessions:
         self._distrusted_at = float("-inf")
 
     def __bool__(self) -> bool:
-        """Return whether such sessions may still live."""
+        """Return whether such sessions may still be alive."""
         return bool(self._sessions)
 
     def add(self, connection: Bounded, *, silent: bool = True) -> None:
-        """Close a connection without telling the server, and remember its session, which is to be ended.
+        """Close a connection without a message to the server, and remember its session, which must be ended.
 
-        ``silent``: the server did not answer on it; ``False``: it did not on another one.
+        ``silent``: the server did not answer on this connection; ``False``: it did not answer on another one.
         """
         with self._lock:
             self._sessions.append((connection.pgconn.backend_pid, connection.opened_at))
@@ -88,7 +96,7 @@ class AbandonedSessions:
         return connection.opened_at <= self._distrusted_at
 
     def terminate(self, connection: psycopg.Connection[Any]) -> None:
-        """End the remembered sessions as far as the server permits; those that live on are tried again.
+        """End the remembered sessions as far as the server permits; sessions that remain are tried again.
 
         Errors of the driver are raised only when the connection was lost.
         """
@@ -113,11 +121,11 @@ class AbandonedSessions:
 
 
 class Answers:
-    """How long one adapter waits for answers, on whichever connection it borrows.
+    """The deadline for answers of one adapter, on whichever connection it borrows.
 
     Args:
         within: the longest silence; above 0, else `ConfigurationError`.
-        abandoned: takes the connections that were silent for longer.
+        abandoned: gets the connections that were silent for longer.
     """
 
     def __init__(self, within: timedelta, abandoned: AbandonedSessions) -> None:
@@ -127,23 +135,23 @@ class Answers:
         self.is_closing = False
 
     def max_silence_seconds(self, *, patient: bool) -> float:
-        """Return how many seconds of silence end a call now; ``patient``: for statements on whole tables."""
+        """Return after how many seconds of silence a call ends now; ``patient``: for statements on whole tables."""
         own_seconds = self.within.total_seconds()
         seconds = max(own_seconds, PATIENTLY_SECONDS) if patient else own_seconds
         return min(seconds, _CLOSING_SECONDS) if self.is_closing else seconds
 
     @property
     def connect_timeout_seconds(self) -> int | None:
-        """Seconds that a connection attempt may take now; ``None``: as the address says."""
+        """The seconds that a connection attempt may take now; ``None``: as the address says."""
         return math.ceil(_CLOSING_SECONDS) if self.is_closing else None
 
     def shorten_deadlines(self) -> None:
-        """Wait only a moment for answers from now on, also in calls under way."""
+        """Wait only a moment for answers from now on, also in calls that are running."""
         self.is_closing = True
 
 
 class _DeadlineGenerator(Generic[RV]):
-    """A generator of the driver for one call, which raises `NoAnswer` when too many turns bring nothing."""
+    """A generator of the driver for one call; it raises `NoAnswer` after too many intervals without input."""
 
     __slots__ = ("_answers", "_call", "_patient", "_silent_since")
 
@@ -169,17 +177,17 @@ class _DeadlineGenerator(Generic[RV]):
 def _limit_silence(call: PQGen[RV], answers: Answers, *, patient: bool) -> PQGen[RV]:
     return cast(
         "PQGen[RV]", _DeadlineGenerator(call, answers, patient=patient)
-    )  # all that the driver asks of a generator
+    )  # The driver needs no more of a generator.
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that gives up on a silent server; see the module."""
+    """A connection that abandons a silent server; see the module."""
 
     answers: Answers | None = None
     patient = False
-    """Whether the present statement may take minutes."""
+    """Whether the running statement may take minutes."""
     brief = False
-    """Whether it is lent for one piece of work; see :class:`postdate.backends.postgres.pool.PostgresPool`."""
+    """Whether it is acquired for one piece of work; see :class:`postdate.backends.postgres.pool.PostgresPool`."""
     opened_at = 0.0
 
     def wait(self, gen: PQGen[RV], interval: float = _TURN_SECONDS, timeout: float | None = None) -> RV:
@@ -195,7 +203,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
-    """The same for use in an event loop."""
+    """An asynchronous connection that abandons a silent server; see the module."""
 
     answers: Answers | None = None
     patient = False

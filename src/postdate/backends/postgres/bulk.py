@@ -1,11 +1,11 @@
-"""What jobs do with whole tables of PostgreSQL: scans, the stream of records, pruning and restoring. Source: ADR 0011.
+"""Jobs on whole tables of PostgreSQL: scans, the stream of records, pruning and restoring. Source: ADR 0011.
 
 Shares of a scan are ranges of pages on disk.
 
 Numbers of records are not in the order of commits. A transaction that draws a number holds a lock on the sequence until
-its rows are visible, or it was rolled back. So for a stream: read the last number drawn, *then* the holders of that
-lock. Once all of these have ended, nobody can write a number up to that one any more: later transactions draw higher
-ones.
+its rows are visible, or it was rolled back. Therefore a stream reads the last number drawn, and *then* the holders of
+that lock. Once these holders have ended, no transaction can write a number up to that one: later transactions draw
+higher numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "number_of_failures": "t.failures",
     "queue": "q.name",
 }
-"""SQL of the columns that are not a column of that name in ``t``."""
+"""SQL of the columns that are not columns of the same name in ``t``."""
 
 _TABLES: Final = {"records": "record", "queued": "queue_message"}
 CONTENT: Final = frozenset({"headers", "body"})
@@ -56,11 +56,11 @@ BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 _NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
-"""Errors of servers for the name of a snapshot that has ended: the former up to version 16."""
+"""Error codes for the name of a snapshot that has ended: the former up to version 16."""
 
 
 def adopt_snapshot(snapshot: str, execute: Callable[[str], object]) -> None:
-    """Let a new transaction take over a snapshot; ``execute``: of either driver.
+    """Let a new transaction use a snapshot. ``execute`` is a function of either driver.
 
     Raises `PipelineError` when the server does not know the snapshot any more.
     """
@@ -75,7 +75,7 @@ def adopt_snapshot(snapshot: str, execute: Callable[[str], object]) -> None:
 
 
 def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
-    """Return the statement that reads a share, without parameters: COPY takes none. Raises `PipelineError`.
+    """Return the statement that reads a share, without parameters, because COPY accepts none. Raise `PipelineError`.
 
     ``plain``: times are whole microseconds since 1970 UTC.
     """
@@ -99,10 +99,10 @@ def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
             f"{names.qualified_name('queue_message')} AS t JOIN {names.qualified_name('queue')} AS q USING (queue_id)"
         )
     pending = f"{names.qualified_name(table)} AS t"
-    # Every waiting message has its content: the join is only needed for its columns.
+    # Every pending message has its content: the join is only needed for its columns.
     if CONTENT.isdisjoint(scan.columns):
         return pending
-    # One index look for each row: a planner's join would read all contents for each share.
+    # One search of an index for each row: a join of the planner's choice would read all contents for each share.
     content = f"SELECT k.headers, k.body FROM {names.qualified_name('content')} AS k WHERE k.number = t.number OFFSET 0"
     return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
 
@@ -129,7 +129,7 @@ def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
 def _id_condition(names: SchemaNames, what: str, store: str, ids: str) -> str:
     if what != "pending":
         return f"t.message_id = ANY({ids})"
-    # By the unique index of the scheduled records: the waiting messages have none on their ids.
+    # By the unique index of the scheduled records: pending messages have no index on their ids.
     return (
         f"t.number IN (SELECT r.number FROM {names.qualified_name('record')} AS r "
         f"WHERE r.message_id = ANY({ids}) AND r.store_id = {store} AND r.kind = 1)"
@@ -137,19 +137,19 @@ def _id_condition(names: SchemaNames, what: str, store: str, ids: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text literal that reads the same whatever the session makes of backslashes."""
+    """Return a text literal that the server reads the same way, however the session treats backslashes."""
     return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def _array(texts: Sequence[str]) -> str:
-    """Return an array of texts as SQL, without those that no column can hold."""
+    """Return an array of texts as SQL, without texts that no column can contain."""
     return f"ARRAY[{', '.join(_text(text) for text in texts if _can_be_stored(text))}]::text[]"
 
 
 def _can_be_stored(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
+    except UnicodeEncodeError:  # it has a lone surrogate
         return False
     return "\0" not in text
 
@@ -183,13 +183,13 @@ class _AwaitedEnd:
 
 
 class PostgresRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.scanning.RecordStreamStore`.
+    """A stream of records; see :class:`postdate.ports.scanning.RecordStreamStore`.
 
-    A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
+    A transaction that has drawn a number and stays open stops :meth:`safe_end` until the transaction ends.
 
     Args:
         url: of the primary: on a standby the writers are not visible.
-        table: of the waiting messages: which store of the schema.
+        table: of the pending messages: which store of the schema.
         schema: of the tables.
     """
 
@@ -246,15 +246,15 @@ class PostgresRecordStream(RecordStreamStore):
         return self._database.run_blocking(self._advance_safe_end)
 
     def _advance_safe_end(self, connection: Connection) -> int:
-        # The writers of one moment all end some time, however many others come and go; so an awaited number is not
-        # given up for a higher one.
+        # The writers of one moment all end at some time, even if new ones begin all the time. So an awaited number is
+        # not replaced by a higher one.
         if self._awaited_end is not None:
             if remaining := self._awaited_end.writers & self._writers(connection):
                 self._awaited_end = _AwaitedEnd(self._awaited_end.end, remaining)
                 return self._safe_end
             self._safe_end = self._awaited_end.end
         end = self._next_number(connection)
-        writers = self._writers(connection)  # in this order: see above
+        writers = self._writers(connection)  # after the number; see above
         if writers:
             self._awaited_end = _AwaitedEnd(end, writers)
         else:
@@ -290,9 +290,10 @@ class PostgresRecordStream(RecordStreamStore):
         self._database.close_blocking()
 
 
-# The next run repeats what a crash of the server undoes, so no commit waits for the disk, nor holds up services.
+# The next run repeats the changes that a crash of the server undoes. So no commit waits for the disk or delays
+# services.
 _ASYNCHRONOUS_COMMIT: Final = "SET LOCAL synchronous_commit = off"
-# Services queue behind a session that waits for this lock: better to fail, and be run again, than to stop them.
+# Services queue behind a session that waits for this lock. It is better to fail, and to run again, than to stop them.
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
 _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
@@ -325,17 +326,20 @@ def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
 
 
 def _raise_sequence(database: Access, number: int) -> None:
-    """Let new numbers begin above restored ones: in a new store they begin at 1. Needs the sequence's owner there.
+    """Let new numbers begin above restored ones: in a new store they begin at 1.
 
-    ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit: so
-    the sequence is never set back, and all numbers drawn before are visible afterwards.
+    Only the owner of the sequence may do it.
+
+    ``ALTER SEQUENCE`` waits for all transactions that have drawn numbers, and blocks others until our commit. So the
+    sequence is never set back, and all numbers drawn before are visible afterwards.
     """
     sequence = database.names.qualified_name("number")
     lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")
 
     def raise_sequence(connection: Connection) -> None:
         connection.execute(_SHORT_WAIT)
-        connection.execute(sql(f"ALTER SEQUENCE {sequence} NO CYCLE"))  # as it is: this is for the lock
+        # It changes nothing: the statement is for the lock.
+        connection.execute(sql(f"ALTER SEQUENCE {sequence} NO CYCLE"))
         if connection.execute(lower).fetchone() is not None:
             connection.execute(sql(f"ALTER SEQUENCE {sequence} RESTART WITH {number + 1:d}"))
 
@@ -347,20 +351,20 @@ class PostgresBulk(OnTable, ArchivableStore):
     @contextmanager
     @override
     def snapshot(self) -> Generator[str]:
-        """A connection of its own, and its transaction, stay open for the length of the block."""
+        """Yield the name of a snapshot; a separate connection and its transaction stay open for the block."""
         with self.database.translate_errors():
             connection = self.database.connect()
             try:
                 connection.execute(BEGIN_SCAN)
                 yield connection.execute("SELECT pg_export_snapshot()").fetchall()[0][0]
             finally:
-                with suppress(psycopg.Error):  # a server ends the transaction of a closed connection some time later
+                with suppress(psycopg.Error):  # The server ends the transaction of a closed connection some time later.
                     connection.rollback()
                 connection.close()
 
     @override
     def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
-        """Shares are ranges of pages on disk."""
+        """Return shares, which are ranges of pages on disk."""
         check_scan(row_kind)
         name = self.database.names.name_of(_TABLES.get(row_kind, self._sql.table)).replace("%%", "%")
         with self.database.lend_connection() as connection:
@@ -394,7 +398,7 @@ class PostgresBulk(OnTable, ArchivableStore):
     @property
     @override
     def prune_share_width(self) -> int:
-        """Some ten thousand records are in this many pages."""
+        """The number of pages with some ten thousand records."""
         return 128
 
     @override
@@ -418,7 +422,7 @@ class PostgresBulk(OnTable, ArchivableStore):
         condition = AgeCondition(
             record, pending, "number", at, "r.message_id ~ '~[0-9]{8}$'", last_of_key, of_this_store, "OFFSET 0"
         )
-        # Of what has no store: a neighbour's, whose records may be kept for longer, is left to it.
+        # Of the records without a store, those of another store's messages are left to it: its retention may be longer.
         scheduled_elsewhere = f"s.message_id = r.message_id AND s.kind = 1 AND s.store_id <> {store_id} OFFSET 0"
         prune_old = sql(f"""
             DELETE FROM {record} AS r WHERE {_share_condition(part)} AND (r.store_id = {store_id} OR (
@@ -452,13 +456,13 @@ class PostgresBulk(OnTable, ArchivableStore):
 
     @cached_property
     def _lost_records(self) -> set[ScanPart]:
-        """Shares that have lost records since their indexes were made."""
+        """The shares from which records were pruned since their indexes were made."""
         return set()
 
     def _summarize(self, part: ScanPart) -> None:
-        """Have the indexes of ranges of pages forget what was removed from a share in an earlier round, and vacuumed.
+        """Make the indexes of page ranges forget the rows that an earlier round pruned from a share and vacuumed.
 
-        Else they only widen. Skipped while the table is being vacuumed, and where the role may not.
+        Otherwise the ranges only widen. Nothing is done while the table is vacuumed, or where the role has no right.
         """
         calls = [
             f"brin_desummarize_range({index}, page), brin_summarize_range({index}, page)"

@@ -1,4 +1,4 @@
-"""Changes of waiting messages as steps, for our own connections and those of an application. Source: ADR 31."""
+"""Changes of pending messages as steps, for connections of ours and of an application. Source: ADR 31."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _DIALECT: Final = PostgresSqlDialect()
 _DATABASE_IDENTITY: Final = b"""
     SELECT CAST(c.system_identifier AS text), CAST(d.oid AS text), CAST(d.datname AS text)
     FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database()"""
-"""Tells one database from all others, those on other servers, too."""
+"""Identifies a database among all others, including those on other servers."""
 
 _IDENTITIES: Final = WeakKeyDictionary[Any, Sequence[str] | None]()
-"""Connections of applications, with their databases."""
+"""The connections of applications, with the identities of their databases."""
 
 _SHORT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '5s'"
-"""For who replaces under the same key in a transaction that stays open: less than the silence that ends a session."""
+"""For a caller that replaces under the same key in a transaction that stays open. It is less than the silence limit."""
 
 
 class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
-    """The changes of one store. Their statements name it by its number, which is asked for before the first."""
+    """The changes of one store. Their statements contain the store's number, which is read before the first change."""
 
     _database_identity: Sequence[str] | None = None
-    """The database of the store, as :data:`_DATABASE_IDENTITY` tells it; ``None`` before the first transaction."""
+    """The identity of the store's database (:data:`_DATABASE_IDENTITY`); ``None`` before the first transaction."""
 
     @override
     async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
@@ -73,10 +73,12 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         self._database_identity = connection.execute(_DATABASE_IDENTITY).fetchone()
 
     def _run_in_same_database(self, connection: NativeTransaction, steps: Steps[T]) -> Steps[T]:
-        """Do ``steps`` if the transaction is in the database of the store: another may have a store of that name, too.
+        """Run ``steps`` if the transaction is in the database of the store.
 
-        A connection of psycopg never changes its database, so it is asked once; what stands before it in other drivers
-        may, and is asked each time.
+        Another one may have a store of that name, too.
+
+        A connection of psycopg never changes its database, so the identity is read once. The proxies of other drivers
+        may change theirs, so it is read each time.
         """
         is_lasting = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
         if not is_lasting or connection not in _IDENTITIES or _IDENTITIES[connection] != self._database_identity:
@@ -92,7 +94,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return (yield from steps)
 
     def _run_steps(self, connection: Connection, steps: Steps[T]) -> T:
-        """Do ``steps`` on a connection of our own."""
+        """Run ``steps`` on a connection of ours."""
         self._store_id(connection)
         return run_steps(lambda statement, values: connection.execute(statement, values).fetchall(), steps)
 
@@ -125,7 +127,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             return Answer.DONE
         answer, message = yield from self._answer_steps(message_id)
         if message is not None:
-            copy_with_due(message, due)  # raises if that is why it was not changed
+            copy_with_due(message, due)  # raises if this is why it was not changed
         return answer
 
     def _reschedule_steps(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
@@ -152,7 +154,10 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
 
     @override
     def replacing_steps(self, key: str, create_message: CreateMessage, now: datetime) -> Steps[str]:
-        """Those who replace under one key wait for each other. Others that hold the message are not waited for."""
+        """Replace under a key.
+
+        Callers with the same key wait for each other, but not for other holders of the message.
+        """
         ids = KeyedIds(key)
         yield self._sql.lock_key, self._values(first=ids.first)
         rows = yield self._sql.newest, self._values(first=ids.first, last=ids.last)
@@ -166,7 +171,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             if (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
                 yield self._sql.store_key, self._values(id=row[0])
                 return row[0]
-        raise AssertionError  # the key's numbers are used up before, which its ids refuse
+        raise AssertionError  # The loop ends earlier: the ids refuse a key whose numbers are used up.
 
     @override
     async def store_keys(self, message_ids: Sequence[str]) -> None:
@@ -188,7 +193,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return page_of_rows((yield self._sql.list_pending, values) or (), limit)
 
     def _answer_steps(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
-        """Return why a message was not changed, and the message if it waits nevertheless."""
+        """Return why a message was not changed, and the message if it is still pending."""
         message = yield from self.getting_steps(message_id)
         if message is not None:
             return Answer.BEING_DELIVERED, message

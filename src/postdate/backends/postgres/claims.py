@@ -1,6 +1,7 @@
-"""The claims of a PostgreSQL store: those of all stores on row locks, with psycopg.
+"""The claims of a PostgreSQL store: the claims of all stores with row locks, with psycopg.
 
-In addition, messages may be finished in the transaction of a queue, whose commit is not visible here. Source: ADR 0007.
+In addition, messages may be completed in the transaction of a queue, whose commit is not visible here. Source: ADR
+0007.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class PostgresClaims(Claims):
         self._database, self._statements = database, statements
         self._finished: list[ClaimToken] = []
         self.may_leave_leases = False
-        """Whether leases may remain. They end only with the process, or when it takes another number."""
+        """Whether leases may remain. They end only with the process, or when it gets another number."""
 
     def first_locked(self) -> datetime | None:
-        """Return the earliest attempt among messages held by row locks."""
+        """Return the earliest attempt among messages that are claimed by row locks."""
         with self._lock:
             return min((token.attempt_at for token in self._tokens.values() if token.holder is None), default=None)
 
@@ -66,12 +67,12 @@ class PostgresClaims(Claims):
             self.forget_abandoned(numbers)
 
     def remember_finished(self, tokens: Iterable[ClaimToken]) -> None:
-        """Note claims that end with another adapter's transaction, whose commit is not visible here."""
+        """Remember claims that end with another adapter's transaction, whose commit is not visible here."""
         with self._lock:
             self._finished += tokens
 
     def forget_finished(self, connection: Connection) -> None:
-        """Forget noted claims whose rows are not claimed any more: their transactions have committed."""
+        """Forget remembered claims whose rows are not claimed any more, because their transactions have committed."""
         with self._lock:
             finished = list(self._finished)
         if not finished:
@@ -87,12 +88,12 @@ class PostgresClaims(Claims):
     def release_all(self) -> None:
         try:
             super().release_all()
-        except PostdateError:  # the database is out of reach
+        except PostdateError:  # The database is unreachable.
             self.may_leave_leases = True
 
 
 class _Leases:
-    """See :class:`postdate.backends.sql.row_locks.claims.LeasingTables`."""
+    """Leases of one store; see :class:`postdate.backends.sql.row_locks.claims.LeasingTables`."""
 
     def __init__(self, statements: Callable[[], Statements]) -> None:
         self._statements = statements
@@ -106,7 +107,7 @@ class _Leases:
 
 
 class _Connections:
-    """See :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`."""
+    """Connections for claims; see :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`."""
 
     def __init__(self, database: Access) -> None:
         self.release, self.close_connection, self.roll_back_and_close = (
@@ -117,7 +118,7 @@ class _Connections:
         self._database = database
 
     def transaction_blocking(self, work: Callable[[Connection], T], /) -> T:
-        return self._database.run_blocking(work)  # each step is one statement, which is atomic without BEGIN
+        return self._database.run_blocking(work)  # Each step is one statement, which is atomic without BEGIN.
 
 
 def group_by_holder(tokens: Iterable[ClaimToken]) -> list[tuple[int | None, list[int]]]:

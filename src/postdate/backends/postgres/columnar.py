@@ -35,20 +35,20 @@ from postdate.runtime import forks
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _READ_BYTES: Final = 4 * 1024 * 1024
-"""Of an Arrow batch that is read: large enough that a batch costs nothing beside its rows."""
+"""The size of an Arrow batch that is read. It is large enough that a batch costs little besides its rows."""
 
 _MAX_ATTEMPTS: Final = 5
 _UNIQUE_VIOLATION: Final = "23505"
 _SERVER_ERROR: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
 _STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}
-"""Codes for errors that the driver raises without the server's code."""
+"""SQLSTATE codes for errors that the driver raises without one."""
 
 _Mask = Any
-"""An Arrow array of truth values, one for each row."""
+"""An Arrow array of booleans, one for each row."""
 
 
 class Columns(forks.ForkAware):
-    """The columnar side of one store: a connection of its own for what is stored, and one for each scan.
+    """The columnar side of one store: one connection for storing, and one for each scan.
 
     Thread-safe; one batch is stored at a time.
     """
@@ -87,7 +87,8 @@ class Columns(forks.ForkAware):
     def _batches(self, reader: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         try:
             yield from reader
-        except (pa.ArrowException, OSError) as error:  # once rows have come, errors are Arrow's, without their codes
+        # After the first rows, errors are Arrow's, without the server's codes.
+        except (pa.ArrowException, OSError) as error:
             match = _SERVER_ERROR.search(str(error))
             kind = psycopg.DatabaseError if match and match[1] == "ERROR" else psycopg.OperationalError
             raise translate(kind(match[2] if match else str(error)), self._database.where) from error
@@ -104,21 +105,21 @@ class Columns(forks.ForkAware):
         return list(zip(*(_values(batch.column(name)) for name in COLUMNS), strict=True))
 
     def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
-        """Store messages in one transaction; of several with one id the first.
+        """Store messages in one transaction; of several with one id, the first.
 
         Args:
-            batch: as :meth:`postdate.ports.ScannableStore.store_columns` takes it, not empty.
-            sql: of the store, its number known.
+            batch: as for :meth:`postdate.ports.ScannableStore.store_columns`, not empty.
+            sql: statements of the store, whose number is known.
             now: time of the records.
-            notice: payload of the notification when something was stored.
+            notice: payload of the notification when a message was stored.
 
         Returns:
-            The report; ``None``: nothing was stored, the transaction lost against others again and again.
+            The report; ``None``: nothing was stored, because the transaction had conflicts again and again.
         """
         with self._lock, self._translate_errors():
             try:
                 return self._store(batch, sql, now, notice)
-            except BaseException:  # whatever it was, its transaction is not to be finished by the next batch
+            except BaseException:  # After any error, the next batch must not commit this transaction.
                 self._close_connection()
                 raise
 
@@ -134,7 +135,7 @@ class Columns(forks.ForkAware):
                 if not _is_race(error):
                     raise
                 self._connection.rollback()
-                # A repeated task, or input stored before: most likely the rest is known, too.
+                # It is a repeated task, or input that was stored before: most likely the remaining ids are known, too.
                 self._expect_duplicates = True
                 mask = self._mask_of_new(batch, sql, first)
             else:
@@ -142,7 +143,7 @@ class Columns(forks.ForkAware):
         return None
 
     def _mask_of_new(self, batch: pa.RecordBatch, sql: Statements, mask: _Mask | None) -> _Mask:
-        """Return a mask without the rows whose ids the store has, looked up by its unique index."""
+        """Return a mask without the rows whose ids the store has, found by its unique index."""
         ids = batch.column("message_id")
         values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
         with self._cursor() as cursor:
@@ -152,7 +153,7 @@ class Columns(forks.ForkAware):
                 pa.record_batch({"ids": values}),
             )
             stored = cursor.fetch_arrow_table().column(0)
-        self._connection.rollback()  # nothing is to be seen as of this instant any more
+        self._connection.rollback()  # Later reads must not use this transaction's snapshot.
         unknown = pc.invert(pc.is_in(ids, value_set=stored))
         return unknown if mask is None else pc.and_(unknown, mask)
 
@@ -186,7 +187,7 @@ class Columns(forks.ForkAware):
     def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(adbc.Error):  # it is broken, and closed all the same
+            with suppress(adbc.Error):  # It is broken, and closed nevertheless.
                 connection.close()
 
     @contextmanager
@@ -213,7 +214,7 @@ def _tables(
         "message_id": column["message_id"],
         "destination": column["destination"],
     }
-    # In one order for all: two batches with the same ids wait for each other then, and do not deadlock.
+    # All batches use one order: two batches with the same ids then wait for each other, and do not deadlock.
     order = pc.sort_indices(column["message_id"])
     return {
         "record": {name: values.take(order) for name, values in record.items()},
@@ -229,7 +230,7 @@ def _values(column: pa.Array[Any]) -> list[Any]:
 
 
 def _mask_of_first(ids: pa.Array[Any]) -> _Mask | None:
-    """Return a mask of the first row of each id; ``None``: the ids differ."""
+    """Return a mask of the first row of each id; ``None`` if all ids differ."""
     if len(ids.unique()) == len(ids):
         return None
     numbers = pa.array(range(len(ids)), pa.int64())

@@ -1,4 +1,4 @@
-"""The one place where errors of PostgreSQL become errors of Postdate."""
+"""The translation of PostgreSQL's errors into errors of Postdate, in one place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from postdate.errors import (
 )
 
 _CONFLICTS = frozenset({"40001", "40P01", "22012"})
-"""Serialization, deadlock, and the division by zero by which a move reports a row that changed meanwhile."""
+"""Serialization, deadlock, and the division by zero by which a move reports a row that was changed meanwhile."""
 
 _MISSING = frozenset({"42P01", "3F000", "42703", "42704", "3D000"})
 _FORBIDDEN = frozenset({"42501", "28000", "28P01"})
@@ -35,23 +35,26 @@ _MEANINGS: Final[Meanings] = {
     StoreNotWritable: _FORBIDDEN,
     StoreReadOnly: frozenset({"25006"}),
     StoreFull: frozenset({"53100", "53200"}),
-    # Classes: connection; resources, as when no connection is free; intervention, as when the server goes down or comes
-    # up, or ends a statement. And sessions and waits for locks that it ended because they took too long by a setting.
+    # Classes: connection; resources, as when no connection is free; intervention, as when the server stops or starts,
+    # or ends a statement. The single codes: sessions and waits for locks that the server ended because of a timeout
+    # setting.
     StoreUnreachable: frozenset({"08", "53", "57", "25P03", "25P04", "55P03"}),
-    # A conflict that is told by a data error: see _CONFLICTS.
+    # A conflict that is reported as a data error: see _CONFLICTS.
     StoreTroubled: frozenset({"22012"}),
     # Data and constraints, also of a trigger or a function that the application added: 09, 21, 22, 23, 27, 38, 39, 44,
-    # P0. Limits of the program, such as the size of an index row: 54. The state of a transaction that the application
-    # handed over, such as one that has failed already: 25.
+    # P0. Limits of the server, such as the size of an index row: 54. The state of a transaction of the application,
+    # such as one that has failed already: 25.
     StoreError: frozenset({"09", "21", "22", "23", "25", "27", "38", "39", "44", "54", "P0"}),
 }
-"""Our error for each SQLSTATE or its class. Every other class is `StoreTroubled`: an error counts against a message
-only where PostgreSQL's documentation says that it is about data. Statements are constant, so a syntax error, a missing
-function or a changed cached plan is about the server, too. Source: ADR 50."""
+"""Our error for each SQLSTATE or its class; for every other class it is `StoreTroubled`.
+
+An error counts against a message only where PostgreSQL's documentation says that it is about data. Statements are
+constant, so a syntax error, a missing function or a changed cached plan is about the server, too. Source: ADR 50.
+"""
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """Return whether the transaction lost against another and may be run again at once."""
+    """Return whether a transaction had a conflict with another one and may be repeated at once."""
     return error.sqlstate in _CONFLICTS
 
 
@@ -71,7 +74,7 @@ def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
     """Return the meaning of an error without a SQLSTATE: the driver raised it, not the server."""
     if isinstance(error, psycopg.OperationalError):
         return StoreUnreachable
-    # A value that the driver cannot send, such as a text with a NUL. Any other is trouble of the driver itself.
+    # A value that the driver cannot send, such as a text with a NUL. Any other error is a problem of the driver itself.
     is_about_values = isinstance(error, psycopg.DataError | psycopg.ProgrammingError | psycopg.NotSupportedError)
     return StoreError if is_about_values else StoreTroubled
 
@@ -80,7 +83,7 @@ def transport_error_of(error: StoreUnavailable) -> TransportUnavailable:
     """Return the transport's error for a failure of the database."""
     kind = TransportUnreachable if error.outage else TransportUnavailable
     translated = kind(str(error))
-    translated.__cause__ = error  # in a list of errors, too: what the store says of itself may concern a single row
+    translated.__cause__ = error  # In a list of errors, too: the store's error may be about a single row.
     return translated
 
 

@@ -1,4 +1,4 @@
-"""Removing expired messages from their queues, and recording that, by whichever process comes first.
+"""Expiry of queued messages: one process removes expired messages from their queues, and records that.
 
 A message expires by the clock of the server alone, counted from its arrival there. Until it is removed, receivers and
 counts ignore it. Source: specification 2.2, 2.5.
@@ -19,25 +19,25 @@ from postdate.runtime import forks
 Connection = psycopg.Connection[Any]
 
 EXPIRED_IN_QUEUE: Final = "expired in its queue"
-"""Detail of the record of a message that was removed without being received."""
+"""Detail of the record of a message that expired before it was received."""
 
 REAPED_AT_ONCE: Final = 500
-"""Messages removed by one statement: some 10 ms, in which the listener thread hears no notification."""
+"""The messages that one statement removes: some 10 ms, in which the listener thread gets no notification."""
 
 _EVERY_SECONDS: Final = 2.0
 _PART_OF_THE_TIME: Final = 1 / 50
-"""Looks take at most this share of the time: an old snapshot keeps removed rows, and makes them slow."""
+"""The largest share of the time for such queries: while an old snapshot keeps removed rows, they are slow."""
 
 
 class Turns:
-    """Which of a process' listener threads looks next, and when: one per database and schema. Thread-safe."""
+    """The order in which a process's listener threads remove messages, per database and schema. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._next = dict[Hashable, float]()
 
     def acquire_turn(self, subject: Hashable, now_seconds: float) -> bool:
-        """Return whether it is time to look; if so, other threads wait for the next time."""
+        """Return whether it is time for a query; if so, the other threads wait for the next time."""
         with self._lock:
             if now_seconds < self._next.get(subject, now_seconds):
                 return False
@@ -45,7 +45,7 @@ class Turns:
             return True
 
     def release_turn(self, subject: Hashable, start_seconds: float, end_seconds: float, *, has_more: bool) -> None:
-        """Note the duration of a look and whether it left rows, for which the next look is at once."""
+        """Set the time of the next query, from the last one's duration; it is at once if the last one left rows."""
         pause = max(_EVERY_SECONDS, (end_seconds - start_seconds) / _PART_OF_THE_TIME)
         with self._lock:
             self._next[subject] = end_seconds if has_more else end_seconds + pause
@@ -65,7 +65,10 @@ class Reaper:
         self._statements = ExpiryStatements(names)
 
     def reap_in_turn(self, connection: Connection) -> bool:
-        """Remove a batch if it is this reaper's turn; return whether there may be more. Idle, it reads one index."""
+        """Remove a batch if it is this reaper's turn; return whether there may be more.
+
+        Without work it reads one index.
+        """
         start_seconds = steady_seconds()
         if not _TURNS.acquire_turn(self._identity, start_seconds):
             return False
@@ -78,7 +81,7 @@ class Reaper:
         return count == REAPED_AT_ONCE
 
     def discard(self, connection: Connection, queue_id: int, numbers: str, holder: int) -> None:
-        """Remove messages that were claimed by ``holder`` and had expired; ``numbers``: a PostgreSQL array as text."""
+        """Remove messages that ``holder`` claimed and that had expired; ``numbers``: a PostgreSQL array as text."""
         connection.execute(self._statements.discard, {"queue": queue_id, "numbers": numbers, "holder": holder})
 
 
@@ -96,10 +99,11 @@ class ExpiryStatements:
             dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone))),
             recorded AS ({insert_records})
             SELECT count(*)::integer FROM gone"""
-        # The next look repeats what a crash of the server undoes, so the commit waits for no disk.
+        # The next query repeats the changes that a crash of the server undoes, so the commit does not wait for the
+        # disk.
         asynchronous_commit = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         # ORDER BY forces the index. A row that was changed meanwhile is locked in its new version, which the removal
-        # does not see: it stays until the next look.
+        # does not see: it stays until the next query.
         self.reap = sql(f"""
             WITH ended AS MATERIALIZED (
                 SELECT ctid AS place FROM {queue_message}

@@ -1,4 +1,4 @@
-"""A store's table: its statements and its number; inserting into it, and notifying others in the same transaction."""
+"""The table of a store: its statements and its number; inserts, and notifications in the same transaction."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from postdate.messages import DelayedMessage
 from postdate.ports import StoreCapabilities, StoreReport
 
 PARAMETERS: Final[Mapping[str, str]] = {**COLUMNS, "now": "timestamptz", "store": "smallint", "notice": "text"}
-"""Of the statements that insert one message, with their types, in the order of :meth:`OnTable._values_of`."""
+"""The parameters of statements that insert one message, with types, in the order of :meth:`OnTable._values_of`."""
 
 _BULK_FROM: Final = 5
-"""From so many messages on, COPY is faster than parameters."""
+"""The number of messages from which on COPY is faster than parameters."""
 
 
 class OnTable:
-    """A store on a table, whose name may become known only after it was made, and its number with the first use."""
+    """A store on a table. The table's name may become known later, and the store's number is read at the first use."""
 
     database: Access
     _table: str | None
@@ -44,7 +44,7 @@ class OnTable:
         return self._statements
 
     def _store_id(self, connection: Connection) -> int:
-        """Return the number of the store, asked once. Raises `StoreNotSetUp`."""
+        """Return the number of the store, which is read once. Raise `StoreNotSetUp`."""
         sql = self._sql
         if sql.store_id is None:
             missing = f"{self.database.where} has no table {sql.table!r}; {setup_command(sql.table)}"
@@ -96,7 +96,7 @@ class OnTable:
         return connection.execute(self._sql.insert_one, self._values_of(row, now), prepare=True).rowcount == 1
 
     def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
-        """Insert; a known message that went to the error queue last comes back under its old number."""
+        """Insert; a known message whose last record is a failure comes back under its old number."""
         revived_ids = set[str]()
         duplicate_ids = self._insert(connection, rows, now).duplicate_ids
         for row in rows:
@@ -110,12 +110,14 @@ class OnTable:
         return connection.execute(self._sql.revive, self._values_of(row, now)).rowcount == 1
 
     def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
-        """Notify other processes at the commit, unless the message is far off."""
+        """Notify other processes at the commit, unless the due time is far off."""
         if (payload := notice(self._store_id(connection), due, now)) is not None:
             connection.execute(self._sql.notify_due, (payload,))
 
     def _values_of(self, row: Row, now: datetime, ahead: timedelta = PostgresNextDue.NOTICE) -> dict[str, Any]:
-        """Return the parameters of a message; ``now`` is recorded as the time of scheduling, ``ahead``: :func:`notice`.
+        """Return the parameters of a message; ``now`` is recorded as the time of scheduling.
+
+        For ``ahead`` see :func:`notice`.
 
         The number of the store must be known.
         """

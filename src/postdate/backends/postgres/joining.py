@@ -1,8 +1,8 @@
-"""Changes in a transaction that the application has open on a connection of its own.
+"""Changes in a transaction that the application has opened on its own connection.
 
-They are the same statements for every driver, in the driver's own style of parameters. Drivers are recognised by
-the names of their classes and not imported: the application has done that. Errors of the driver are not translated,
-because the transaction, and the decision to repeat it, are the application's. Source: ADR 31.
+They are the same statements for every driver, in the driver's own style of parameters. Drivers are recognised by the
+names of their classes and not imported, because the application has imported them. Errors of the driver are not
+translated, because the transaction, and the decision to repeat it, are the application's. Source: ADR 31.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 NOTICE: Final = timedelta(hours=1)
-"""Messages due within this are announced: longer than an application keeps a transaction open, so that one that falls
-due before the commit is delivered at the commit."""
+"""Messages due within this time are announced.
+
+It is longer than an application keeps a transaction open. So a message that becomes due before the commit is delivered
+at the commit.
+"""
 
 _TYPES: Final[Mapping[str, str]] = {
     **PARAMETERS,
@@ -38,7 +41,7 @@ _TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("among", "limit"), "integer"),
     "behind": "bigint",
 }
-"""Of the parameters of all steps."""
+"""The types of the parameters of all steps."""
 
 _TOKEN: Final = re.compile(r"%%|%\((\w+)\)s|[^%]+")
 
@@ -48,12 +51,12 @@ Rows = Sequence[Sequence[Any]]
 
 
 async def join(connection: object, steps: Steps[T]) -> T:
-    """Do ``steps`` in the transaction that ``connection`` is in, or begins with its first statement.
+    """Run ``steps`` in the transaction that ``connection`` is in, or begins with its first statement.
 
     Raises `ConfigurationError` if the driver is unknown here, or the connection is in no transaction.
     """
     driver = _driver_of(connection)
-    if driver.belongs_to_thread:  # what a proxy stands for is another thing in another thread
+    if driver.belongs_to_thread:  # In another thread the proxy is another connection.
         return join_blocking(connection, steps)
     if not driver.is_awaited:
         return await run_in_thread(join_blocking, connection, steps)
@@ -66,7 +69,7 @@ async def join(connection: object, steps: Steps[T]) -> T:
 
 
 def join_blocking(connection: object, steps: Steps[T]) -> T:
-    """:func:`join` for a connection that blocks."""
+    """Call :func:`join` for a connection that blocks."""
     driver = _driver_of(connection)
     if driver.is_awaited:
         raise ConfigurationError(
@@ -76,7 +79,7 @@ def join_blocking(connection: object, steps: Steps[T]) -> T:
 
 
 def run_steps(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
-    """Do ``steps`` by a function that runs one statement."""
+    """Run ``steps`` by a function that runs one statement."""
     rows = None
     try:
         while True:
@@ -88,8 +91,8 @@ def run_steps(run: Callable[[bytes, Values], Rows], steps: Steps[T]) -> T:
 def _render_statement(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
     """Return a statement in the style of a driver, each parameter cast to its type in :data:`_TYPES`.
 
-    ``statement`` is in psycopg's style: ``%(name)s``, a percent sign doubled. ``parameter`` renders a name, ``text``
-    the SQL between, percent signs still doubled.
+    ``statement`` is in psycopg's style: ``%(name)s``, a percent sign doubled. ``parameter`` renders a name. ``text``
+    renders the SQL between the parameters, in which percent signs are still doubled.
     """
     return "".join(
         text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {_TYPES[token[1]]})"
@@ -106,16 +109,16 @@ def _unescape(text: str) -> str:
     return text.replace("%%", "%")
 
 
-# --- which driver ------------------------------------------------------------------------------------------------
+# --- drivers -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """How statements run on one kind of connection.
+    """The way in which statements run on one kind of connection.
 
-    ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode; ``run`` returns the rows
-    of a statement. Both block, or both are awaited. A driver that ``belongs_to_thread`` blocks, and stands for another
-    connection in each thread.
+    ``prepare`` returns the object to run them on, and refuses a connection in autocommit mode. ``run`` returns the rows
+    of a statement. Both block, or both are awaited. A driver that ``belongs_to_thread`` blocks, and is a proxy for
+    another connection in each thread.
     """
 
     prepare: Callable[[Any], Any]
@@ -165,11 +168,12 @@ async def _prepare_psycopg_async(connection: Any) -> Any:
 
 
 def _run_psycopg(connection: Any, statement: bytes, values: Values) -> Rows:
-    # A plain cursor: the application's factory may give one with other parameters or rows. Nothing is prepared: the
-    # session has the planner's usual settings, and must not keep a plan that was made while the tables were small.
-    # Rows come in binary form, which does not depend on the datestyle of the session.
+    # A plain cursor: the application's factory may return one with other parameters or rows. Nothing is prepared: the
+    # session has the planner's usual settings, and must not keep a plan that was made while the tables were small. Rows
+    # are in binary form, which does not depend on the datestyle of the session.
     with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
-        cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)  # Django's may leave out the time zone
+        # Django's loader may omit the time zone.
+        cursor.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
         return cursor.execute(sql(_render_named(statement)), values, prepare=False, binary=True).fetchall()
 
 
@@ -248,7 +252,7 @@ def _render_for_sqlalchemy(statement: bytes) -> TextClause:
         "integer": Integer(),
         "bigint": BigInteger(),
     }
-    # SQLAlchemy would take colons in names of tables for parameters.
+    # SQLAlchemy would read colons in names of tables as parameters.
     statement_text = _render_statement(statement, ":{}".format, lambda part: _unescape(part).replace(":", "\\:"))
     return text(statement_text).bindparams(*(bindparam(name, type_=kinds[_TYPES[name]]) for name in _names(statement)))
 

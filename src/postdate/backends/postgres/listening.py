@@ -71,11 +71,11 @@ _LISTENERS: Final = WeakSet["Listener"]()
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """The signs by which other processes know that a process lives.
+    """The heartbeats by which other processes know that a process is alive.
 
     Args:
         mark: the end of the name of each session of the process.
-        holds_at_most: the process loses its claims if it gives no sign of life for this long; above 0, else
+        holds_at_most: the process loses its claims if it sends no heartbeat for this long; above 0, else
             `ConfigurationError`.
     """
 
@@ -182,7 +182,7 @@ class Listener:
         forks.prevent_destruction(self)
 
     def renew_holder(self) -> None:
-        """Take another number, which releases all claims under the current one.
+        """Get another number, which releases all claims under the current one.
 
         Called when an adapter is closed that may have left claims. The other adapters lose their claims, too, as after
         a loss of the connection, and claim those messages again.
@@ -235,7 +235,7 @@ class Listener:
         while not self._is_stopping:
             try:
                 with self._open_connection(is_retry=failures > 0) as connection:
-                    if self._is_stopping:  # `stop` may have returned already, so take no number any more
+                    if self._is_stopping:  # `stop` may have returned already, so get no number any more
                         return
                     self._register_holder(connection)
                     failures = 0
@@ -265,7 +265,7 @@ class Listener:
             os.read(self._wake_reader, 1024)
 
     def _register_holder(self, connection: Connection) -> None:
-        """Take a number, lock it, write the row of this process, and start to listen."""
+        """Get a number, lock it, write the row of this process, and start to listen."""
         names, self._is_renewing = self.names, False
         row = connection.execute(
             "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
@@ -377,7 +377,7 @@ class Listener:
         )
 
     def _terminate_frozen(self, connection: Connection) -> None:
-        """End the sessions of processes without a sign of life in the time that they promised. Then they count as dead.
+        """End the sessions of processes without a heartbeat in the time that they promised. Then they count as dead.
 
         The time is measured by this process's monotonic clock, so no process looks frozen if the server's clock is set.
         """
@@ -391,7 +391,7 @@ class Listener:
         silent = self._heartbeats.find_silent(
             heartbeats, steady_seconds(), self._life.interval_seconds + _OBSERVATION_GAP_SECONDS
         )
-        # If the process gives signs of life under another number, end only the session that has the silent number.
+        # If the process sends heartbeats under another number, end only the session that has the silent number.
         live_marks = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
         for holder, mark, _, seconds, pid, machine in rows:
             if holder not in silent:
@@ -459,7 +459,7 @@ class Listener:
 
 
 class ObservedHeartbeats:
-    """The last sign of life of each other process, and since when it is unchanged by this process's clock."""
+    """The last heartbeat of each other process, and since when it is unchanged by this process's clock."""
 
     def __init__(self) -> None:
         self._since = dict[int, tuple[object, float]]()
@@ -468,10 +468,10 @@ class ObservedHeartbeats:
     def find_silent(
         self, heartbeats: Mapping[int, tuple[object, float]], now: float, max_gap_seconds: float
     ) -> set[int]:
-        """Return the numbers whose sign has been unchanged for too long.
+        """Return the numbers whose heartbeat has been unchanged for too long.
 
         Args:
-            heartbeats: for each number the current sign, and how many seconds it may be unchanged.
+            heartbeats: for each number the current heartbeat, and how many seconds it may be unchanged.
             now: monotonic seconds.
             max_gap_seconds: seconds. If the last call was longer ago, the caller was frozen itself, and the observation
                 starts again.

@@ -1,6 +1,6 @@
-"""Names in PostgreSQL: any characters, quoted; refused where the server would silently cut them off.
+"""Names in PostgreSQL: any characters, quoted; a name that the server would silently cut is refused.
 
-With them the migrations of a schema, and SQL for administrators, which is harmless when it is run again.
+Also the migrations of a schema, and SQL for administrators, which is harmless when it is run again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def check_name(name: str, what: str) -> str:
 class SchemaNames:
     """The names of one schema in SQL.
 
-    ``name_of`` is for statements with parameters, in which ``%`` is doubled; ``qualified_name`` is for others.
+    ``name_of`` is for statements with parameters, in which ``%`` is doubled; ``qualified_name`` is for other
+    statements.
     """
 
     schema: str
@@ -71,7 +72,7 @@ class SchemaNames:
 
     @property
     def lock_class(self) -> int:
-        """The first key of the advisory locks that processes hold on their numbers."""
+        """The first key of the advisory locks that processes have on their numbers."""
         digest = hashlib.md5(b"postdate " + self.schema.encode(), usedforsecurity=False).digest()
         return int.from_bytes(digest[:4], "big", signed=True)
 
@@ -107,8 +108,8 @@ def steps(schema: str, table: str | None) -> tuple[Step, ...]:
 
 
 def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:
-    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
-    return tuple(  # with the comments, which are for administrators
+    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name identifies them."""
+    return tuple(  # With comments, which are for administrators.
         Step(
             table, each.version, each.name, (each.sql.replace("{schema}", quote_name(schema)).strip(),), each.is_initial
         )
@@ -134,22 +135,24 @@ def literal(text: str) -> str:
 
 
 def sql(text: str) -> bytes:
-    """Return a statement for the driver, which takes only bytes and literal strings; names in it are quoted already."""
+    """Return a statement for the driver, which accepts only bytes and literal strings.
+
+    Names in it are quoted already.
+    """
     return text.encode()
 
 
 def array(numbers: Iterable[int]) -> str:
-    """Return numbers in the text form of an array: far quicker than the driver's way with a list."""
+    """Return numbers in the text form of an array, which is far faster than the driver's conversion of a list."""
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def lookup_join(columns: str, table: str, condition: str, name: str) -> str:
-    """Return a join that reads one row of ``table`` by a unique index for each row of what stands before it.
+    """Return a join that reads one row of ``table`` by a unique index for each row on its left.
 
-    ``condition`` equates all columns of the index with values, or with columns of what stands before. OFFSET 0 keeps
-    the
-    planner from any other order: a table that it believes to be empty it would rather read from end to end, once, and
-    go on doing so with the same plan when the table has a million rows. Names in ``condition`` are those of the table.
+    ``condition`` equates all columns of the index with values, or with columns on its left. OFFSET 0 prevents any other
+    order of the planner. If the planner believes that a table is empty, it would read the whole table once, and would
+    keep that plan when the table has a million rows. Names in ``condition`` are those of the table.
     """
     return f"CROSS JOIN LATERAL (SELECT {columns} FROM {table} WHERE {condition} OFFSET 0) AS {name}"
 
@@ -157,15 +160,15 @@ def lookup_join(columns: str, table: str, condition: str, name: str) -> str:
 def ctids_of(keys: str, table: str, condition: str) -> str:
     """Return an array of the places (``ctid``) of the rows that :func:`lookup_join` finds for ``keys``.
 
-    UPDATE and DELETE ``WHERE ctid = ANY (…)`` touch these rows and no others, whatever the planner believes. A row that
-    another transaction changes meanwhile is found in its old place and checked in its new version, so a condition on
-    what others may change stands in the UPDATE or DELETE itself.
+    UPDATE and DELETE ``WHERE ctid = ANY (…)`` touch only these rows, whatever the planner believes. A row that another
+    transaction changes meanwhile is found in its old place and checked in its new version. Therefore a condition on
+    values that others may change stands in the UPDATE or DELETE itself.
     """
     return f"ARRAY(SELECT place FROM {keys} {lookup_join('ctid AS place', table, condition, 'target')})"
 
 
 def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
-    """Return the SQL for one table without numbered migrations; the first statement makes the table."""
+    """Return the SQL for one table without numbered migrations; the first statement creates the table."""
     name = f"{quote_name(schema)}.{quote_name(table)}"
     body = ";\n".join(statements)
     tag = _tag(body)
@@ -201,7 +204,7 @@ def _guarded_migration(step: Step, schema: str) -> str:
 
 
 def _refusal(schema: str, subject: str, oldest: int) -> str:
-    """Return a statement that fails in a schema which is too old."""
+    """Return a statement that fails in a schema that is too old."""
     text = f"schema {schema!r} is too old: {too_old_advice(oldest)}"
     body = f"RAISE EXCEPTION USING MESSAGE = {literal(text)};"
     return _if_block(f"{_newest_mark_query(schema, subject)} < {oldest}", body)

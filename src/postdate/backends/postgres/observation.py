@@ -1,7 +1,7 @@
-"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 48); nothing waiting is changed.
+"""An operator's questions to a PostgreSQL store and its queues, and its clock (ADR 48). They change no message.
 
-The row of a leased message names its holder. A row lock is seen by the number of the running transaction in the row's
-``xmax``, which leads to the session, whose name says which process it belongs to.
+The row of a leased message names its holder. A row lock is visible as the number of the running transaction in the
+row's ``xmax``. It leads to the session, whose name contains the process.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ T = TypeVar("T")
 
 _SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit", "transaction_read_only")
 _OLD: Final = timedelta(minutes=1)
-"""Younger snapshots are normal."""
+"""The age from which on a snapshot is old; younger snapshots are normal."""
 _FAR_BEHIND: Final = 100_000
-"""Transactions after which a replication slot counts as old: the server does not keep the time of its snapshot."""
+"""The number of transactions after which a replication slot counts as old.
+
+The server does not store its snapshot's time.
+"""
 _LATEST_PAGES: Final = 1_500
-"""Pages of the records, which are appended: some 100,000 records."""
+"""The number of last pages of the records, which are appended: some 100,000 records."""
 
 _FACTS: Final = """
     SELECT current_setting('server_version'), clock_timestamp(), pg_is_in_recovery(),
         (SELECT json_object_agg(name, setting) FROM pg_settings WHERE name = ANY(%s))"""
-# A snapshot in another database does no harm here; one in no database (replication) does.
+# A snapshot in another database does no harm here; a snapshot in no database (replication) does.
 _OLD_SESSIONS: Final = """
     SELECT pid, application_name, coalesce(usename, ''), coalesce(state, backend_type, ''),
         clock_timestamp() - coalesce(xact_start, backend_start), ''
@@ -119,7 +122,7 @@ class PostgresQueueObserver(Observer):
             if holder in own_numbers and pid == os.getpid():
                 continue
             process = Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
-            key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
+            key = (machine, pid, alive)  # A process has one holder for its store and another one for its queues.
             processes[key] = processes[key].merge(process) if key in processes else process
         return list(processes.values())
 
@@ -167,7 +170,7 @@ class PostgresQueueObserver(Observer):
 class PostgresObserver(PostgresQueueObserver):
     """Answers questions about one store and the queues of its schema.
 
-    ``table`` returns the name of the store's table, which may not be settled yet.
+    ``table`` returns the name of the store's table, which may not be known yet.
     """
 
     def __init__(self, database: Access, table: Callable[[], str]) -> None:
@@ -229,7 +232,7 @@ class PostgresObserver(PostgresQueueObserver):
         return dict(await self._rows(counts_query, {"messages": messages}))
 
     def _read_processes(self, connection: Connection) -> list[Process]:
-        """Add processes that hold messages by row locks alone: they have no number, and are known by their session."""
+        """Add processes that claim messages by row locks alone: they have no number, but a session with their name."""
         processes = super()._read_processes(connection)
         for session, started_at in connection.execute(
             "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
@@ -244,7 +247,7 @@ class PostgresObserver(PostgresQueueObserver):
         return processes
 
 
-# --- a server, its clock, and who keeps it from cleaning up ---------------------------------------------------------
+# --- a server, its clock, and the sessions that keep it from cleaning up --------------------------------------------
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
@@ -258,7 +261,10 @@ async def server_facts(database: Access, table: str | None) -> ServerFacts:
 
 
 def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
-    """Return the present and the newest version: of the schema, or of the store's table if only that lags behind."""
+    """Return the present and the newest version.
+
+    Of the schema, or of the store's table if only the table lags behind.
+    """
     current_versions = dict[str, int]()
     marks = database.names.name_of("migration")
     if connection.execute("SELECT to_regclass(%s)", (marks.replace("%%", "%"),)).fetchone() != (None,):
@@ -315,7 +321,7 @@ def reported_clocks(connection: Connection, names: SchemaNames) -> Mapping[str, 
 
 
 def _pid_of(session: str) -> int:
-    """Return the client's process id from a session's name, or the server's, if the name has none."""
+    """Return the client's process id from a session's name; the server's process id if the name has none."""
     match = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
     return int(session.partition(" ")[0]) if match is None else int(match[1])
 

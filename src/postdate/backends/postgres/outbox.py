@@ -1,8 +1,8 @@
 """Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
 
-A handler gets an asynchronous connection of psycopg with the settings of the application, as ours suit only our own
-statements. Reads and writes without a handler use our connections, several messages in one statement.
-Source: specification 7; ADR 0017, 0026.
+A handler gets an asynchronous connection of psycopg with the settings of the application, because ours suit only our
+own statements. Reads and writes without a handler use our connections, several messages in one statement. Source:
+specification 7; ADR 0017, 0026.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 @dataclass
 class _LentConnection:
-    """A connection lent to a handler.
+    """A connection that a handler uses.
 
     Args:
-        connection: in autocommit mode but for the block.
+        connection: in autocommit mode outside the block.
         block: psycopg's transaction block, in which the driver refuses to commit.
     """
 
@@ -49,23 +49,26 @@ class _LentConnection:
 class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
-    Handlers are given a ``psycopg.AsyncConnection``.
+    Handlers get a ``psycopg.AsyncConnection``.
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too: the database with the tables of the application.
+            :class:`postdate.Postgres` that other adapters use, too: the database with the tables of the application.
         schema: of the table; it may be that of a delayed message store and of queues.
-        connections: open at once, 1 or more, which limits how many messages that use the transaction are handled at
-            once.
-        answers_within: a connection is given up after so long a silence of the server; above 0. The statements of
-            handlers have no limit. ``None``: as the database says, or 20 seconds.
+        connections: the most that are open at once, 1 or more; it limits how many messages that use the transaction
+            are handled at once.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. The statements
+            of handlers have no limit. ``None``: the setting of the database, by default 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
     """
 
     longest_id = 450
-    """With the name of an endpoint, four bytes a character: an entry of an index has 2,704 bytes at most."""
+    """The name of an endpoint is in the same index entry, with four bytes a character.
+
+    An entry has 2,704 bytes at most.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
     def database(self) -> object:
         return self._database.identity
 
-    # --- on connections of our own ------------------------------------------------------------------------------------
+    # --- on our own connections ---------------------------------------------------------------------------------------
 
     @override
     def execute_step(self, session: BoundedConnection, step: OutboxStep, rows: Sequence[Values]) -> Sequence[Any]:
@@ -100,7 +103,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
             return [None] * len(rows)
         new = set(results)
         are_new = list[bool]()
-        for row in rows:  # one that stands here twice is new the first time
+        for row in rows:  # An id that occurs twice here is new the first time.
             key = (row["endpoint"], row["message_id"])
             are_new.append(key in new)
             new.discard(key)
@@ -118,7 +121,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
     def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
         return (
             self._database.run_blocking(work) if is_one else self.run_transaction_blocking(work)
-        )  # one statement needs no transaction
+        )  # One statement needs no transaction.
 
     @override
     def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
@@ -133,7 +136,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
 
     @override
     async def release(self, connection: _LentConnection) -> None:
-        """Give back a connection in the state in which it was lent, or close it."""
+        """Release a connection in the state in which it was acquired, or close it."""
         await self._database.release_for_application(connection.connection)
 
     @override
@@ -170,7 +173,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
                 (is_new,) = await run_in_thread(self.write_all, _borrow_connection(native), [(row, work)])
             else:
                 is_new = (await native.execute(self._insert, row)).rowcount == 1
-            block, connection.block = connection.block, None  # which is over, also where the commit is refused
+            block, connection.block = connection.block, None  # The block is over, also if the commit is refused.
             assert block is not None
             await block.__aexit__(*((None, None, None) if is_new else _rollback_arguments()))
         return is_new
@@ -182,7 +185,7 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
             self._database.set_answer_deadline(connection.connection)
             async with self._translate_errors():
                 await block.__aexit__(*_rollback_arguments())
-        if connection.connection.broken:  # whatever the handler has made of that
+        if connection.connection.broken:  # The handler may have caught the error.
             raise StoreUnreachable(f"{self.where}: the connection was lost")
 
     @asynccontextmanager
@@ -191,7 +194,8 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
             yield
         except psycopg.Error as error:
             translated = translate(error, self.where)
-            if is_conflict(error):  # of what its handler did with others: no outage, it is handled again at once
+            # A conflict of the handler's own statements is no outage: the message is handled again at once.
+            if is_conflict(error):
                 translated = StoreUnavailable(str(translated))
             raise translated from error
 
@@ -220,17 +224,17 @@ def _build_batch_statements(table: str) -> dict[OutboxStep, bytes]:
 
 
 class _BorrowedConnection(BoundedConnection):
-    """A blocking connection object over the socket of another one, which owns the socket."""
+    """A blocking connection object over the socket of another connection, which owns the socket."""
 
     def __del__(self, *_: object) -> None:
-        """Omit the base class' warning of an open connection: its owner closes it."""
+        """Suppress the base class's warning about an open connection: the owner closes it."""
 
 
 def _borrow_connection(connection: BoundedAsyncConnection) -> BoundedConnection:
-    """Return a blocking connection over the same socket; the caller has it to itself meanwhile."""
+    """Return a blocking connection over the same socket, which the caller must not use otherwise meanwhile."""
     blocking = _BorrowedConnection(connection.pgconn)
     blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
-    blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
+    blocking.prepare_threshold = None  # The other object counts the names of prepared statements.
     return blocking
 
 

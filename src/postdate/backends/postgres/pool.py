@@ -1,13 +1,13 @@
-"""The connections of this process to one database, shared by all adapters there; of two kinds.
+"""The connections of this process to one database, shared by all adapters there. There are two kinds.
 
-Ours block, have settings made for our own statements, and are used in threads: one round trip costs a thread hand-over
-of some 50 microseconds, and the same code serves the event loop, pipeline processes and Spark executors. Those of
-handlers are asynchronous, with the settings of the application.
+Our own connections block, have settings for our own statements, and are used in threads. One round trip costs a thread
+hand-over of some 50 microseconds, and the same code serves the event loop, pipeline processes and Spark executors. The
+connections of handlers are asynchronous, with the settings of the application.
 
-Once an endpoint has said how many messages it handles at once, the pool opens no more than that and two. Two are left
-for brief work, which holds nothing that others wait for; handlers' transactions share the others, and wait for them.
-Claims of rows never wait. Any wait ends after seconds: the limit saves connections, and must never stop messages.
-Source: ADR 0021, ADR 0055.
+Once an endpoint has said how many messages it handles at once, the pool opens only two connections more. Two are
+reserved for brief work, which holds nothing that other work waits for. The transactions of handlers share the remaining
+ones, and wait for them. Claims of rows never wait. Any wait ends after seconds: the limit saves connections, and must
+never stop messages. Source: ADR 0021, ADR 0055.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from postdate.runtime import forks
 from postdate.runtime.threads import run_in_thread
 
 _MOST_IDLE: Final = 16
-"""Idle connections of each kind without an endpoint's limit."""
+"""The most idle connections of each kind without an endpoint's limit."""
 
 FOR_BRIEF_WORK: Final = 2
 _MAX_WAIT_SECONDS: Final = 5.0
 _FAIL_FAST_SECONDS: Final = 5.0
-"""After a closing adapter has waited in vain for a connection, others do not wait for so long, unless one succeeds."""
+"""After a closing adapter has waited in vain for a connection, closing adapters fail at once for so long."""
 
 
 class PostgresPool:
-    """See the module. Thread-safe. Raises `ConfigurationError` for an invalid ``url``."""
+    """A pool of connections; see the module. Thread-safe. Raises `ConfigurationError` for an invalid ``url``."""
 
     def __init__(self, url: str) -> None:
         self._url, self.address = url, address_of(url)
@@ -67,7 +67,7 @@ class PostgresPool:
             self._keeps_idle = True
 
     def close(self) -> None:
-        """Close idle connections now, and lent ones when they come back."""
+        """Close idle connections now, and acquired ones when they are released."""
         with self._changed:
             self._keeps_idle = False
             idle, self._idle = self._idle, []
@@ -78,10 +78,10 @@ class PostgresPool:
         for each in (*idle, *of_applications):
             each.pgconn.finish()
 
-    # --- connections of the caller's own --------------------------------------------------------------------------
+    # --- unpooled connections -------------------------------------------------------------------------------------
 
     def connect(self, answers: Answers, *options: str) -> BoundedConnection:
-        """Return a connection that belongs to the caller, in autocommit mode.
+        """Open an unpooled connection in autocommit mode, which the caller closes.
 
         ``options`` are more settings of the session, as ``name=value``; they override the address. A closing adapter
         fails at once if another one has just waited in vain.
@@ -112,12 +112,12 @@ class PostgresPool:
             raise
         return connection
 
-    # --- ours -----------------------------------------------------------------------------------------------------
+    # --- our own connections --------------------------------------------------------------------------------------
 
     def acquire(self, answers: Answers, *, brief: bool) -> BoundedConnection:
-        """Return a live connection; give it back with :meth:`release`, or close it with :meth:`close_connection`.
+        """Acquire a live connection; put it back with :meth:`release`, or close it with :meth:`close_connection`.
 
-        ``answers`` limit its silence while it is lent; ``brief``: for one piece of work that waits for nobody.
+        ``answers`` limit its silence while it is acquired; ``brief``: for one piece of work that waits for no other.
         """
         while True:
             connection = self._acquire_idle(brief=brief)
@@ -182,7 +182,7 @@ class PostgresPool:
         self._changed.notify_all()
 
     def close_connection(self, connection: BoundedConnection) -> None:
-        """Close a lent connection; the server rolls its transaction back when it notices."""
+        """Close an acquired connection; the server rolls its transaction back when it notices."""
         with self._changed:
             self._count_returned(connection, stays_open=False)
         connection.close()
@@ -194,19 +194,22 @@ class PostgresPool:
             self._changed.notify_all()
 
     def _is_usable(self, connection: Bounded) -> bool:
-        """Return whether an idle connection is usable; one opened before another fell silent is given up."""
+        """Return whether an idle connection is usable.
+
+        It is abandoned if another one fell silent after it was opened.
+        """
         if self.abandoned.is_distrusted(connection):
             self.abandoned.add(connection, silent=False)
             return False
         return _is_quiet(connection)
 
-    # --- those of applications ------------------------------------------------------------------------------------
+    # --- connections of applications ------------------------------------------------------------------------------
 
     async def acquire_for_application(self, answers: Answers) -> BoundedAsyncConnection:
-        """Return a connection with the application's settings, in autocommit mode; see :meth:`acquire`."""
+        """Acquire a connection with the application's settings, in autocommit mode; see :meth:`acquire`."""
         while True:
             has_place, connection = self._reserve_for_application(0)
-            if not has_place:  # until some brief work is over
+            if not has_place:  # Wait until brief work has ended.
                 _, connection = await run_in_thread(self._reserve_for_application, _MAX_WAIT_SECONDS)
             try:
                 if connection is None:
@@ -222,9 +225,9 @@ class PostgresPool:
             return connection
 
     def _reserve_for_application(self, seconds: float) -> tuple[bool, BoundedAsyncConnection | None]:
-        """Return whether there is a place, and an idle connection if there is one.
+        """Reserve a connection; return whether there is capacity, and an idle connection if there is one.
 
-        Waits up to ``seconds`` for a place; after a wait there is one in any case.
+        It waits up to ``seconds`` for capacity; after the wait a connection is reserved in any case.
         """
         with self._changed:
             has_room = self._has_room_for_application()
@@ -258,9 +261,10 @@ class PostgresPool:
         return connection
 
     async def release_for_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
-        """Take a connection back from a handler; it is closed unless idle. ``answers``: its limit on silence now.
+        """Take a connection back from a handler; close it unless it is idle. ``answers`` limit its silence now.
 
-        What a handler has left in the session, such as settings, locks and temporary tables, must not reach another.
+        The session state that a handler has left, such as settings, locks and temporary tables, must not reach another
+        handler.
         """
         reset_handler_settings(connection)
         connection.answers = answers
@@ -290,11 +294,11 @@ class PostgresPool:
             self._changed.notify_all()
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork: forget all connections, which the parent goes on using."""
+        """Forget all connections in the child of a fork, because the parent uses them."""
         forks.prevent_destruction(
             [*self._idle, *self._idle_application_connections]
-        )  # one that is garbage-collected open warns
-        # The sessions of the child have its own mark.
+        )  # A connection that is garbage-collected while open warns.
+        # The sessions of the child have their own mark.
         self.address, self.abandoned = address_of(self._url), AbandonedSessions()
         self._changed = threading.Condition()
         self._idle, self._idle_application_connections = [], []
@@ -302,17 +306,20 @@ class PostgresPool:
 
 
 def reset_handler_settings(connection: BoundedAsyncConnection) -> None:
-    """Undo settings of a handler about rows and statements: our own statements read tuples.
+    """Undo settings of a handler for rows and statements, because our own statements read tuples.
 
-    Nothing is prepared, not even what asks for it: the session has the planner's usual settings, and must not keep a
-    plan that was made while the tables were small (ADR 37).
+    No statement is prepared, even if a call asks for it. The session has the planner's usual settings, and must not
+    keep a plan that was made while the tables were small (ADR 37).
     """
     connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
     connection.prepare_threshold = None
 
 
 def _is_quiet(connection: Bounded) -> bool:
-    """Return whether an idle connection is open and has nothing to read: an idle server only sends when it closes."""
+    """Return whether an idle connection is open and has no input.
+
+    To an idle client a server sends only that it closes.
+    """
     if connection.closed:
         return False
     try:

@@ -139,7 +139,7 @@ _SHORT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '50ms'"
 _DEFAULT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout TO DEFAULT"
 
 Row = tuple[Any, ...]
-"""A message for the INSERT."""
+"""The values of a message for the INSERT."""
 Insert = Callable[[Connection, Sequence[Row | MessageTooLarge]], Sequence[PostdateError | None]]
 
 

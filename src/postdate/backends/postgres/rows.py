@@ -24,10 +24,10 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 _DECODING_ERRORS: Final = (psycopg.DataError, MessageError, ValueError, OverflowError)
-"""Errors of the driver for values that Python does not have (a time outside the calendar), and ours for messages."""
+"""Errors of the driver for values that Python cannot represent (a time outside the calendar), and ours for messages."""
 
 _LONGEST_LIFETIME: Final = timedelta(days=1_000 * 365)
-"""Longer means never; the database's calendar ends, too."""
+"""A longer time to be received means never; the database's calendar ends, too."""
 
 EARLIEST_TIME: Final = "'0001-01-01 00:00:00+00'::timestamptz"
 LATEST_TIME: Final = "'9999-12-31 23:59:59.999999+00'::timestamptz"
@@ -41,14 +41,16 @@ def clamped_time(time: str) -> str:
 
 
 def time_in_calendar(time: str) -> str:
-    """Return SQL for a time; null where it lies outside the calendar."""
+    """Return SQL for a time; null if it is outside the calendar."""
     return f"CASE WHEN {time} BETWEEN {EARLIEST_TIME} AND {LATEST_TIME} THEN {time} END"
 
 
 def microseconds(time: str) -> str:
-    """Return SQL for a time as whole microseconds since 1970 UTC; null for null, the greatest number outside it.
+    """Return SQL for a time as whole microseconds since 1970 UTC.
 
-    So it does not matter how a session writes times (``datestyle``), nor what a driver makes of them.
+    Null for null, the greatest number outside the calendar.
+
+    So neither the session's format of times (``datestyle``) nor the driver's conversion matters.
     """
     exact = (
         f"extract(epoch FROM date_trunc('second', {time}))::bigint * 1000000 "
@@ -59,7 +61,7 @@ def microseconds(time: str) -> str:
 
 
 OUTSIDE_CALENDAR: Final = 2**63 - 1
-"""What :func:`microseconds` says of a time outside Python's calendar."""
+"""The value of :func:`microseconds` for a time outside Python's calendar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +122,16 @@ COLUMNS: Final[Mapping[str, str]] = {
     "headers": "text",
     "body": "bytea",
 }
-"""What is stored of a message, in the order of :func:`row_of`, with the types."""
+"""The stored columns of a message, in the order of :func:`row_of`, with their types."""
 
 PENDING_COLUMNS: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
-"""Columns of a waiting message and its content ``c``, for :func:`message_of`."""
+"""Columns of a pending message and its content ``c``, for :func:`message_of`."""
 
 LISTED_COLUMNS: Final = (
     f"p.number, p.message_id, {microseconds('p.due')}, p.destination, {microseconds('p.expires_at')}, p.failures, "
     f"c.headers, c.body"
 )
-"""Columns of a waiting message and its content ``c``, for :func:`page_of_rows`: the same for every session."""
+"""Columns of a pending message and its content ``c``, for :func:`page_of_rows`: the same text for every session."""
 
 QUEUED_COLUMNS: Final = "m.message_id, m.due, m.expires_at, m.failures, m.unanswered, c.headers, c.body"
 """Columns of a message in a queue and its content ``c``, for :func:`envelope_of`."""
@@ -149,7 +151,9 @@ def row_of(message: DelayedMessage, largest_message_bytes: int) -> Row:
 
 
 def queued_row(envelope: Envelope, headers: str, now: datetime) -> Row:
-    """Return the row of a message to a queue; last its expiry, and the time left, counted from the arrival.
+    """Return the row of a message to a queue.
+
+    Its last values are its expiry, and the time left, counted from the arrival.
 
     A copy in the error queue never expires (specification 2.5).
     """
@@ -168,7 +172,7 @@ def message_of(  # noqa: PLR0913 - the columns
 
 
 def page_of_rows(rows: Sequence[Sequence[Any]], limit: int | None) -> PendingPage:
-    """Return the page of the rows of :data:`LISTED_COLUMNS`; those that are damaged are left out."""
+    """Return the page of the rows of :data:`LISTED_COLUMNS`, without damaged rows."""
     messages = list[tuple[int, DelayedMessage]]()
     for number, message_id, due, destination, expires_at, failures, headers, body in rows:
         with suppress(MessageError):
@@ -194,7 +198,7 @@ def envelope_of(  # noqa: PLR0913 - the columns
     headers: str | None,
     body: bytes,
 ) -> tuple[Envelope, int, int]:
-    """Return the envelope of a message in a queue, its failures, and how many processes died with it."""
+    """Return the envelope of a message in a queue, its number of failures, and how many processes died with it."""
     decoded_headers = decode_headers(check_present(headers))
     return (
         Envelope.from_queue(queue, message_id, decoded_headers, body, utc(expires_at), utc(due)),

@@ -23,11 +23,11 @@ class PostgresSagaStore(SchemaPart, SqlSagaStore):
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too.
-        schema: of the table; a store and queues in the same schema share their transactions with it. ``None``: that of
-            the database, which is ``postdate``.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
-            database says, or 20 seconds.
+            :class:`postdate.Postgres` that other adapters use, too.
+        schema: of the table; a store and queues in the same schema share their transactions with it. ``None``: the
+            schema of the database, by default ``postdate``.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: the
+            setting of the database, by default 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema or the duration is invalid.
@@ -65,8 +65,9 @@ def _build_batch_statements(table: str) -> dict[str | SagaChangeKind, bytes]:
     def first_instance_query(columns: str, *key: str) -> str:
         """Return the query for the first instance from a key on, in the order of the key's index.
 
-        Both indexes begin with the type. With conditions of equality alone the planner takes either where it believes
-        that there is one instance, and reads all of a type to find one; the order leaves it one.
+        Both indexes begin with the type. With conditions of equality alone, the planner uses either one if it believes
+        that there is one instance. Then it may read all instances of a type to find one. The order leaves it only one
+        index.
         """
         *equal, last = key
         conditions = [*(f"{each} = k.{each}" for each in equal), f"{last} >= k.{last}"]

@@ -19,8 +19,8 @@ _CONNECTS_WITHIN_SECONDS: Final = 5
 
 @contextmanager
 def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]:
-    """Yield a schema of the run, in which store and queues have their tables; it is dropped afterwards."""
-    del queues  # rows of tables in the schema
+    """Yield a schema of the run, in which store and queues have their tables; drop it afterwards."""
+    del queues  # Queues need no preparation: they are rows of tables in the schema.
     schema = f"postdate_bench_{run}"
     _execute(address, f"CREATE SCHEMA {schema}")
     try:
@@ -32,10 +32,10 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
 def _execute(address: str, statement: str) -> None:
     where = address_of(address).shown
     try:
-        # A connection for each statement: the one that made the schema may have ended during the run.
+        # A new connection for each statement, because the one that created the schema may have ended during the run.
         with psycopg.connect(address, autocommit=True, connect_timeout=_CONNECTS_WITHIN_SECONDS) as connection:
             connection.execute(sql(statement))
     except psycopg.OperationalError as error:
         raise translate(error, where) from error
-    except psycopg.Error as error:  # mostly: the user may not make schemas
+    except psycopg.Error as error:  # Mostly the user has no right to create schemas.
         raise ConfigurationError(f"{where} refuses {statement}: {error}") from error

@@ -1,7 +1,7 @@
 """Names and settings of this process's sessions. Each name ends with the mark of the process.
 
-All adapters of a process have the same mark, so one sign of life is valid for all. If the sessions of a silent process
-are ended, sessions without own signs of life (of an outbox, of timeouts) are ended, too. Source: ADR 0054.
+All adapters of a process have the same mark, so one heartbeat is valid for all. If the sessions of a silent process are
+ended, sessions without own heartbeats (of an outbox, of timeouts) are ended, too. Source: ADR 0054.
 """
 
 from __future__ import annotations

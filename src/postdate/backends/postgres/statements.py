@@ -23,7 +23,7 @@ _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
 
 class Statements:
-    """Every statement of one store, whose waiting messages are in ``table``."""
+    """Every statement of one store, whose pending messages are in ``table``."""
 
     def __init__(self, names: SchemaNames, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
         self.table = table
@@ -37,19 +37,19 @@ class Statements:
         queue_message, self.limits_table = names.name_of("queue_message"), names.name_of("destination_limit")
         is_own = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
-        # A value and no join: the planner cannot begin with the waiting messages.
+        # A value and no join, so that the planner cannot begin with the pending messages.
         number_of_id = f"(SELECT r.number FROM {record} AS r WHERE {scheduled})"
         of_retries = "" if recording is Recording.ALL else " WHERE false"
 
         def insert_records(of: str, kind: str, detail: str) -> str:
-            """Records of messages that leave the store, or stay."""
+            """Return the insert of records of messages that leave the store, or stay."""
             return (
                 f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
                 f"destination, {detail} FROM {of}"
             )
 
         def delete_content(of: str) -> str:
-            """The removal of the content of messages that leave the store."""
+            """Return the removal of the content of messages that leave the store."""
             return f"dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT number FROM {of})))"
 
         content_of = (
@@ -114,14 +114,14 @@ class Statements:
             recorded AS ({insert_records("stored", "8", "'came back from the error queue'")})
             {select_and_notify("stored")}""")
 
-        # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0057).
+        # --- claims. The lower bound spares reading entries of delivered rows that an old snapshot keeps (ADR 0057).
         since = "coalesce(%(from)s::timestamptz, '-infinity')"
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""
             WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
             SELECT p.number, {PENDING_COLUMNS} FROM batch AS p {content_of} ORDER BY p.attempt_at, p.number""")
-        # Nothing here names the holder so that the index of held messages matches: the planner would rather read all
-        # of these, while there were none when the plan was made.
+        # Nothing here names the holder in a way that the index of claimed messages matches. The planner would prefer to
+        # read that index, because it was empty when the plan was made.
         is_claimed = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
             WITH gone AS (DELETE FROM {pending} WHERE {is_claimed} RETURNING number, message_id, due, destination),
@@ -133,7 +133,7 @@ class Statements:
         )
         self.still_claimed = sql(f"""
             SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND coalesce(holder, 0) <> 0""")
-        # Sleeping pollers are notified: a freed message may be due before all they know.
+        # Sleeping pollers are notified: a released message may be due before all messages that they know.
         self.release_leases = sql(f"""
             WITH freed AS (
                 UPDATE {pending} SET holder = NULL, attempt_at = due
@@ -153,7 +153,8 @@ class Statements:
                 RETURNING number, message_id, due, destination),
             recorded AS ({insert_records("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
-        # One look-up a message, however many queues and limits there are; none where nothing was ever limited.
+        # One search of an index for each message, however many queues and limits there are; none if nothing was ever
+        # limited.
         limits = f"SELECT l.limits FROM {self.limits_table} AS l WHERE l.store = %(store)s"
         has_no_limits = f"""(NOT EXISTS (SELECT 1 FROM {self.limits_table})
             OR coalesce(({limits} AND l.destination = p.destination), '') = '')"""
@@ -170,7 +171,7 @@ class Statements:
         first_due = f"SELECT {clamped_time('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.next_due = sql(first_due)
 
-        # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+        # From each lane with messages to the next one: one search of an index for each, however many lanes are empty.
         width = f"interval '{LANE_WIDTH.total_seconds():.0f} seconds'"
 
         def next_lane(lane: str) -> str:
@@ -189,8 +190,8 @@ class Statements:
             FROM held AS h JOIN {self.limits_table} AS l ON l.lane = h.lane WHERE l.store = %(store)s""")
 
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
-        # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
-        # then the statement fails (division by zero, see errors.is_conflict) and is run again.
+        # A row that was changed while the statement ran is locked in its new version, which the removal cannot see.
+        # Then the statement fails (division by zero, see errors.is_conflict) and is run again.
         listed_columns = ", ".join(
             f"array_agg({column}) FILTER (WHERE %(listing)s)"
             for column in ("message_id", clamped_time("due"), "destination", "expired")
@@ -220,8 +221,8 @@ class Statements:
                     1 / (CASE WHEN count(*) = (SELECT count(*) FROM gone) THEN 1 ELSE 0 END),
                     {listed_columns}
                 FROM batch) AS done"""
-        # Where few are due at a time, the same statement says what comes next; a full batch is followed by another
-        # look anyhow, and would be walked over a second time for that.
+        # If few messages are due at a time, the same statement returns the next attempt. A full batch is followed by
+        # another query anyhow, so it would read the same rows twice.
         nothing_next = "CROSS JOIN (SELECT NULL::timestamptz, NULL::boolean) AS next"
         next_one = f"""
             LEFT JOIN (
@@ -267,7 +268,7 @@ class Statements:
         before, after = deliver_at_header("(SELECT due FROM target)"), deliver_at_header("%(due)s")
 
         # The header of a wall time, with one of the commas beside it. In an encoded text each quotation mark has a
-        # backslash before it, so nothing but the header itself is like this.
+        # backslash before it, so only the header itself matches.
         wall = f'"{Headers.WALL_TIME}":"[^"]*"'.replace(".", "[.]")
         wall = f"(?<=[{{,]){wall},|,{wall}(?=[}}]$)|(?<=^[{{]){wall}(?=[}}]$)"
 
@@ -322,7 +323,7 @@ class Statements:
             FROM {pending} AS p {lookup_join("headers, body", content, "number = p.number", "c")}
             WHERE p.number = {number_of_id} AND p.unreadable IS NULL""")
 
-        # --- what an operator asks
+        # --- questions of operators -----------------------------------------------------
 
         def first_rows_by(time: str, condition: str) -> str:
             return f"""
@@ -334,8 +335,8 @@ class Statements:
                 WHERE %(destination)s::text IS NULL OR destination = %(destination)s
                 ORDER BY {time}, number LIMIT %(limit)s)"""
 
-        # Due times of most are those of their attempts, and both these and the others have an index; what is claimed is
-        # in none by its due time, and is little. Content is joined to the first ones alone.
+        # The due times of most messages are those of their attempts, and both have an index. Claimed messages are in no
+        # index by their due time, but they are few. Content is joined to the first rows only.
         self.list_pending = sql(f"""
             SELECT {LISTED_COLUMNS} FROM (
                 {first_rows_by("attempt_at", "attempt_at = due")}
@@ -354,7 +355,7 @@ class Statements:
             FROM (SELECT * FROM known UNION ALL SELECT * FROM delivered) AS every ORDER BY number""")
         self.record_counts = sql(f"""
             SELECT kind, count(*) FROM {record} AS r WHERE {is_own} GROUP BY kind ORDER BY kind""")
-        # A row lock is the number of the running transaction in the row's xmax: seen without touching anything.
+        # A row lock is the number of the running transaction in the row's xmax, which is visible without any write.
         is_locked = (
             "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"
         )
@@ -380,7 +381,7 @@ class Statements:
 
 
 def columns_of(rows: Sequence[Values]) -> dict[str, list[Any]]:
-    """Return the values of a statement for many rows: an array a column."""
+    """Return the values of a statement for many rows, as an array for each column."""
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -403,7 +404,7 @@ class PostgresSqlDialect(SqlDialect):
 
     @override
     def delete_statement(self, table: str, condition: str, order: str, index: str) -> bytes:
-        """Skips rows that others are deleting, so that two clean-ups do not wait for each other.
+        """Return a DELETE that skips rows in deletion by others, so that two prune runs do not wait for each other.
 
         Our sessions do not sort, so the order leaves no choice of the index.
         """

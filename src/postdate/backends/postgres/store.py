@@ -89,11 +89,11 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             :class:`postdate.Postgres` that other adapters use, too.
         schema: of the tables; any characters. ``None``: the schema of the database, by default ``postdate``.
         table: of the pending messages; any characters. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits; ``None``: the setting of the database, by default everything.
+        recording: how much is recorded for audits; ``None``: the setting of the database, by default everything.
         largest_message_bytes: of headers and body together.
         answers_within: a connection is abandoned if the server does not answer for this long; above 0. Statements on
             whole tables may take ten minutes. ``None``: the setting of the database, by default 20 seconds.
-        holds_at_most: if a process gives no sign of life for this long, other processes that use the schema end its
+        holds_at_most: if a process sends no heartbeat for this long, other processes that use the schema end its
             sessions, which releases its claims; above 0. They need the same role, or a role that is a member of it.
             ``None``: the setting of the database, by default a minute.
 
@@ -192,7 +192,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return await run_in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """:meth:`store_many` in the calling thread, for pipeline processes."""
+        """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         if not (rows := [self._row(message) for message in messages]):
             return StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
@@ -266,7 +266,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                     if not rows or unreadable:
                         connection.execute("COMMIT")
                     else:
-                        self.database.listener()  # its sign of life shows other processes that the claims are in force
+                        self.database.listener()  # its heartbeat shows other processes that the claims are in force
             except BaseException:  # closing the connection ends the transaction and so the claims
                 self.database.close_connection(connection)
                 raise
@@ -274,7 +274,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
                 break
             self.database.release(connection)
             if not unreadable:
-                return []  # else poll again: the unreadable rows are marked now, and the other rows are unlocked
+                return []  # otherwise poll again: the unreadable rows are marked now, and the other rows are unlocked
         tokens = self._claims.remember_batch(connection, [(number, message.due) for number, message in rows])
         return [Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
 
@@ -454,9 +454,9 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
 
     @override
     async def yield_to_writers(self) -> None:
-        """No pause: writers of PostgreSQL do not wait for each other."""
+        """Do nothing: writers of PostgreSQL do not wait for each other."""
 
-    # --- what cannot be read ------------------------------------------------------------------------------------
+    # --- unreadable messages ------------------------------------------------------------------------------------
 
     @property
     @override

@@ -30,14 +30,17 @@ _TABLE_DESCRIPTION: Final = "the table of timeouts (table_prefix=...)"
 _LIMIT_IDLE_TRANSACTION: Final = (
     f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
 )
-"""The server frees claims of a frozen process: ADR 54."""
+"""The server ends the claims of a frozen process: ADR 54."""
 
 UPSTREAM_SCHEMA: Final = "public"
-"""Where .NET endpoints make their tables by default."""
+"""The schema in which .NET endpoints create their tables by default."""
 
 
 class _InAnySchema:
-    """A database's identity without its schema: our statements name their schema, so transactions span all of them."""
+    """The identity of a database without its schema.
+
+    Our statements name their schema, so transactions span all schemas.
+    """
 
     def __init__(self, identity: tuple[str, ...]) -> None:
         self._database = identity[:-1]
@@ -56,13 +59,13 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     Args:
         database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
-            :class:`postdate.Postgres` that others use, too.
+            :class:`postdate.Postgres` that other adapters use, too.
         schema: of the table; any characters, whatever the schema of the database. Upstream has its tables in
-            ``public`` unless told otherwise. Queues in any schema of the same database share their transactions.
-        table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
+            ``public`` by default. Queues in any schema of the same database share their transactions.
+        table_prefix: of the table's name; any characters. ``None``: the prefix of the endpoint, see
             :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: as the
-            database says, or 20 seconds.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: the
+            setting of the database, by default 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema, the table or the duration is invalid.
@@ -86,7 +89,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @property
     def resource(self) -> Resource:
-        """Its database."""
+        """The resource of the database."""
         return self._connections.resource
 
     @property
@@ -106,7 +109,7 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         def create(connection: Connection) -> None:
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (SchemaNames(self._schema).lock_class,))
             schema, table = connection.execute(sql(layout.exists_query)).fetchone() or (None, None)
-            if table is None:  # so that later starts need no right to create
+            if table is None:  # Only if it is missing, so that later starts need no right to create tables.
                 for statement in layout.setup if schema is None else layout.setup[1:]:
                     connection.execute(sql(statement))
 
@@ -114,7 +117,10 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """Claim by a row lock; the server ends its transaction, and the claim, after a minute without statements."""
+        """Claim a timeout by a row lock.
+
+        The server ends its transaction, and the claim, after a minute without statements.
+        """
         normal = normal_id(timeout_id)
         return None if normal is None else await run_in_thread(self._claim, self._checked_table, normal)
 
@@ -123,8 +129,8 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
         timeout = None
         try:
             with self._connections.translate_errors():
-                # One round trip by one text, not a pipeline: the driver sends a Flush after the Sync of a pipeline, and
-                # that stops the server's timer of a transaction at rest (PostgreSQL 15 and 18, ADR 54).
+                # One round trip by one text, not a pipeline. The driver sends a Flush after the Sync of a pipeline, and
+                # that stops the server's timer for an idle transaction (PostgreSQL 15 and 18, ADR 54).
                 cursor = connection.execute(table.claim(timeout_id))
                 while cursor.nextset():
                     pass
@@ -165,7 +171,7 @@ class _ConnectionClaim:
                     connection.execute("COMMIT")
                 return removed.rowcount > 0
         finally:
-            self._connections.release(connection)  # which closes it unless the transaction has ended
+            self._connections.release(connection)  # It closes the connection unless the transaction has ended.
 
     async def release(self) -> None:
         connection, self._connection = self._connection, None
@@ -178,7 +184,7 @@ def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
 
 
 def _roll_back(connections: Access, connection: BoundedConnection) -> None:
-    """Roll back and give the connection back, which closes it if that has failed. Never raises."""
+    """Roll back and release the connection, which closes it if the rollback failed. Never raise."""
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK")
     connections.release(connection)
@@ -208,14 +214,14 @@ class _PostgresTable(TimeoutTable):
             f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
         )
         name = self._qualified_name.replace("%", "%%")
-        # Python has no later years, and no 'infinity', as which .NET writes its latest time: psycopg would raise.
+        # Python has no later years, and no 'infinity', which is how .NET writes its latest time: psycopg would raise.
         later = f"""{LATER} AND "Time" < '10000-01-01'"""
         first = f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1'
         super().__init__(standard_statements(name, '"Headers"::text', first))
         self._claim = f'SELECT {CONTENT}, "Headers"::text FROM {self._qualified_name} WHERE "Id" = '
 
     def claim(self, timeout_id: str) -> bytes:
-        """Return a text without parameters that begins a transaction and locks the row, if it is free."""
+        """Return a text without parameters that begins a transaction and locks the row, if it is not locked."""
         return sql(f"BEGIN; {_LIMIT_IDLE_TRANSACTION}; {self._claim}{literal(timeout_id)} FOR UPDATE SKIP LOCKED")
 
     @override
@@ -228,7 +234,7 @@ class _PostgresTable(TimeoutTable):
         return self.dialect.change(session, self.sql.insert, {**row, TIME: self.instant(time)}) > 0
 
     def _time_digits(self, connection: Connection) -> int:
-        """Return how many digits of a second the table keeps: the server would round to the nearest, perhaps down."""
+        """Return how many digits of a second the table stores: the server would round to the nearest, perhaps down."""
         if self._digits is None:
             row = connection.execute(self._precision).fetchone()
             if row is None or row[0] is None:

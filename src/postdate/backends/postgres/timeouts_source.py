@@ -1,4 +1,4 @@
-"""Timeouts in PostgreSQL."""
+"""Tables of timeouts in PostgreSQL as a source of a migration."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from postdate.backends.sql.timeouts_migration.dialect import NUMBER, TURN_SECOND
 from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
 
 DEFAULT_SCHEMA: Final = "public"
-"""Where upstream's tables are unless it is told otherwise."""
+"""The schema of upstream's tables by default."""
 
 _TURN_KEY: Final = -1
-"""Second key of the lock of :meth:`PostgresDialect.acquire_turn`; those above 0 are numbers of processes that live."""
+"""Second key of the lock of :meth:`PostgresDialect.acquire_turn`; keys above 0 are numbers of live processes."""
 
 _LATEST_TIME: Final = "'9999-12-31 23:59:59.999999'"
 
@@ -32,7 +32,7 @@ class PostgresSession:
     def __init__(self, database: Access) -> None:
         self._database = database
         self._connection = database.connect()
-        # The session's planner settings suit a store's statements; these read whole tables, each once.
+        # The session's planner settings suit the statements of a store; these statements read whole tables, each once.
         self.change("SET enable_sort = on", {})
         self._connection.prepare_threshold = None
 
@@ -45,7 +45,7 @@ class PostgresSession:
             return max(self._connection.execute(bytes_of(sql), values).rowcount, 0)
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Uses a cursor of the server."""
+        """Yield pages of rows, with a cursor of the server."""
         with self._translate_errors(), self._connection.transaction():
             self._connection.execute("SET LOCAL enable_seqscan = on")
             with self._connection.cursor(name="postdate_migration") as cursor:
@@ -69,9 +69,11 @@ class PostgresSession:
                 yield
         except StoreError as error:
             if self._connection.closed and not isinstance(error, StoreUnreachable):
-                raise StoreUnreachable(str(error)) from error  # the server has ended it: a limit of ours, for one
+                # The server has ended the connection, for example because of one of our limits.
+                raise StoreUnreachable(str(error)) from error
             if not self._connection.closed and isinstance(error, StoreUnreachable):
-                raise StoreUnavailable(str(error)) from error  # a lock that was not waited for longer; it is connected
+                # The wait for a lock was too long; the connection is open.
+                raise StoreUnavailable(str(error)) from error
             raise
 
     def close(self) -> None:
@@ -84,7 +86,7 @@ class PostgresDialect(Dialect):
 
     Args:
         url: of the database.
-        schema: ``None``: ``public``.
+        schema: of upstream's tables; ``None``: ``public``.
     """
 
     lock_clause, skip_locked_clause = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
@@ -109,7 +111,7 @@ class PostgresDialect(Dialect):
 
     @override
     def has_store(self, session: Session) -> bool:
-        """Also looks in the default schema of stores."""
+        """Return whether there is a store; the default schema of stores is searched, too."""
         if super().has_store(session):
             return True
         default = f"{quote_name(STORE_SCHEMA)}.{quote_name('store')}"
@@ -126,7 +128,7 @@ class PostgresDialect(Dialect):
 
     @override
     def limit_waits(self, session: Session, margin: timedelta) -> None:
-        """The server also ends a transaction whose client is suspended."""
+        """Limit waits for locks; the server also ends a transaction whose client is suspended."""
         for setting, share in (
             ("statement_timeout", 4),
             ("lock_timeout", 8),
@@ -141,7 +143,7 @@ class PostgresDialect(Dialect):
 
     @override
     def acquire_turn(self, session: Session) -> None:
-        """The lock is held until the end of the transaction."""
+        """Acquire a lock, which is held until the end of the transaction."""
         session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
         session.rows(
             "SELECT pg_advisory_xact_lock(%(key)s, %(turn)s)",
@@ -150,7 +152,7 @@ class PostgresDialect(Dialect):
 
     @override
     def readable_column(self, column: str) -> str:
-        """Return NULL for times that Python has no value for: infinity, and years beyond 1 to 9999."""
+        """Return SQL that is NULL for times that Python cannot represent: infinity, and years beyond 1 to 9999."""
         name = self.quote_name(column)
         if column == TIME:
             return f"CASE WHEN {name} BETWEEN '0001-01-01' AND {_LATEST_TIME} THEN {name} END"
@@ -172,7 +174,7 @@ class PostgresDialect(Dialect):
 
     @override
     def hide(self, session: Session, request: HideRequest, floor: datetime) -> int:
-        """See :class:`Dialect`; in one statement, which reads and writes each row once."""
+        """Hide rows, see :class:`Dialect`, in one statement, which reads and writes each row once."""
         return session.change(self._move_statement(request), {"floor": self.floor_of(floor)})
 
     def _move_statement(self, request: HideRequest) -> str:

@@ -97,14 +97,14 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
             :class:`postdate.Postgres` that other adapters use, too.
         schema: of the tables; a :class:`postdate.PostgresStore` in the same schema shares its transactions. ``None``:
             the schema of the database, by default ``postdate``.
-        recording: how much of delayed messages is kept here for audits; ``None``: the setting of the database, by
+        recording: how much of delayed messages is recorded here for audits; ``None``: the setting of the database, by
             default everything.
         largest_message_bytes: of headers and body together.
         answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: the
             setting of the database, by default 20 seconds.
-        holds_at_most: if a process gives no sign of life for this long, other processes that use the schema end its
-            sessions, which releases the messages it has received; above 0. A slow handler does not stop the signs of
-            life. The others need the same role, or a role that is a member of it. ``None``: the setting of the
+        holds_at_most: if a process sends no heartbeat for this long, other processes that use the schema end its
+            sessions, which releases the messages it has received; above 0. A slow handler does not stop the
+            heartbeats. The others need the same role, or a role that is a member of it. ``None``: the setting of the
             database, by default a minute.
 
     Raises:
@@ -282,7 +282,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Messages in progress are counted."""
+        """Return the number of messages in each queue, including received ones."""
         lengths = await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall(), patiently=True)
         return dict(lengths)
 
@@ -584,14 +584,17 @@ class LowWater:
             return self._value
 
     def remember_claimed(self, numbers: Sequence[int]) -> None:
-        """Note the claimed numbers, which were the lowest free ones. If there are none, the next search begins at 0."""
+        """Remember the claimed numbers, which were the lowest free ones.
+
+        If there are none, the next search begins at 0.
+        """
         with self._lock:
             lowest, freed = min(numbers, default=0), self._freed_during_query
             # A message that became free during the search may not be in its result.
             self._value = lowest if freed is None else min(lowest, freed)
 
     def remember_free(self, number: int) -> None:
-        """Note that a message is free."""
+        """Remember that a message is free."""
         with self._lock:
             self._value = min(self._value, number)
             freed = self._freed_during_query

@@ -31,16 +31,16 @@ _REASON: Final = "(%(reasons)s::text[])[array_position(%(numbers)s::bigint[], nu
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """How unreadable rows of one table are marked and shown; expressions read a row ``t``.
+    """The way in which unreadable rows of one table are marked and shown. Expressions read a row ``t``.
 
     Args:
         name: quoted.
         fields: its columns with the parts of a message.
-        release_clause: what an UPDATE sets so that no claim finds the row any more; it is not held any longer.
-        is_claimed: condition on the rows that are marked.
+        release: the SET clause of an UPDATE after which no claim finds the row; it is not claimed any more.
+        claimed: condition on the rows that are marked.
         content: expression for the number of its content.
         queue: expression for the queue of a row; empty for a store.
-        destination: expression for what is recorded.
+        destination: expression for the destination in the record.
         store: expression for the number of the store; NULL: nothing is recorded.
         now: expression for the time of marking.
     """
@@ -57,7 +57,7 @@ class _Table:
 
 
 class UnreadableStatements:
-    """The statements of one table. Those that mark give how many rows they have marked."""
+    """The statements of one table. Statements that mark rows return how many rows they have marked."""
 
     def __init__(self, names: SchemaNames, table: _Table) -> None:
         contents, name, store = names.name_of("content"), table.name, table.store
@@ -93,7 +93,10 @@ class UnreadableStatements:
 
 
 def statements_of_store(names: SchemaNames, table: str) -> UnreadableStatements:
-    """Return the statements of a store. The one that marks takes ``holder``; ``None``: held by row locks."""
+    """Return the statements of a store.
+
+    The one that marks has the parameter ``holder``; ``None``: claimed by row locks.
+    """
     pending_table = _Table(
         name=names.name_of(table),
         fields=(*_FIELDS, "destination"),
@@ -132,7 +135,7 @@ def statements_of_queues(names: SchemaNames) -> UnreadableStatements:
 def mark_unreadable(
     connection: Connection, statements: UnreadableStatements, values: dict[str, Any], rows: Sequence[Unreadable]
 ) -> None:
-    """Mark rows that are held, and log that with the reason of the first."""
+    """Mark rows that are claimed, and log that with the reason of the first."""
     connection.execute(statements.mark, {**values, **reasons(rows)})
     text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
     log.error(text, len(rows), rows[0].reason)
@@ -151,10 +154,10 @@ class UnreadableInSchema(UnreadableRows):
     @property
     @abstractmethod
     def _unreadable(self) -> UnreadableStatements:
-        """The statements of its table."""
+        """The statements of the table."""
 
     def _values_of_unreadable(self, connection: Connection) -> dict[str, Any]:
-        """Return what the statements take beside numbers and times."""
+        """Return the parameters of the statements besides numbers and times."""
         return {}
 
     def _translate_errors(self) -> AbstractContextManager[None]:
