@@ -1,14 +1,14 @@
-"""Queues of RabbitMQ over AMQP 0-9-1, and the exchange to which others publish with ``x-delay``. Source: ADR 0006.
+"""Queues of RabbitMQ over AMQP 0-9-1, and the exchange to which other programs publish with ``x-delay``.
 
-What differs from the other backends:
+Differences from the other backends:
 
-- There is no store: delayed messages wait in a database, and travel there through the queue ``{endpoint}.timeouts``.
+- There is no store: delayed messages are in a database, and get there through the queue ``{endpoint}.timeouts``.
 - The broker pushes messages, counts how often one came back, and drops it at the delivery limit of its queue.
-- Sends are confirmed one by one, while many are on their way.
+- Sends are confirmed one by one, while many are in flight.
 - The client is ours (``wire``, ``stream``, ``connection``): pika costs four times the processor time and changes
-  headers that it does not know (ADR 0006). A thread sends heartbeats while the event loop stands (ADR 0029).
+  headers that it does not know (ADR 0006). A thread sends heartbeats while a handler blocks the event loop (ADR 0029).
 
-Read first: ``transport``; then ``publishing`` and ``consuming``; ``delays`` for ``x-delay``.
+Read first: ``transport``; then ``publishing`` and ``consuming``; ``delays`` for ``x-delay``. Source: ADR 0006.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,15 @@
 """Destinations: a queue, or an exchange and a routing key; below, the URL of a server.
 
-``orders`` is the queue ``orders``. ``exchange:NAME/KEY`` is the exchange ``NAME`` with the routing key ``KEY``; the
-key may be missing. In the name, ``%`` and ``/`` are written ``%25`` and ``%2F``; in the key, ``%`` is; any other
-character may be written as the percent-escapes of its UTF-8 bytes, or as it is. ``exchange-or-queue:NAME/KEY`` is the
-same, but a message that the exchange routes to no queue goes to the queue ``KEY``. ``event:NAME`` is the fanout
-exchange of the event ``NAME``; without a bound queue, or without the exchange, nobody subscribes to it and the message
-is dropped. A queue whose own name begins with one of these words is reached through the default exchange, whose name
-is empty: ``exchange:/exchange:odd``.
+``orders`` is the queue ``orders``. ``exchange:NAME/KEY`` is the exchange ``NAME`` with the routing key ``KEY``; the key
+may be missing. In the name, ``%`` and ``/`` are written ``%25`` and ``%2F``; in the key, only ``%`` is. Any other
+character may be written as the percent-escapes of its UTF-8 bytes, or unescaped.
+
+``exchange-or-queue:NAME/KEY`` is the same, but a message that the exchange routes to no queue goes to the queue
+``KEY``. ``event:NAME`` is the fanout exchange of the event ``NAME``. Without a bound queue, or without the exchange,
+the event has no subscribers and the message is dropped.
+
+A queue whose own name begins with one of these words is reached through the default exchange, whose name is empty:
+``exchange:/exchange:odd``.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class PublishAddress(NamedTuple):
-    """Where a message is published; the default exchange has an empty name and routes to the queue that the key names.
+    """The place to publish to. The default exchange has an empty name and routes to the queue that the key names.
 
     ``or_queue``: if the exchange routes to no queue, publish to the queue that the key names.
     """
@@ -42,7 +45,7 @@ class PublishAddress(NamedTuple):
 
 
 def parse_address(destination: str) -> PublishAddress:
-    """Return the address that a destination means; raises `QueueNotFound` for a malformed escape or too long a name."""
+    """Return the address that a destination means; raise `QueueNotFound` for a malformed escape or too long a name."""
     if destination.startswith(EVENT_PREFIX):
         address = PublishAddress(EVENT_EXCHANGE_PREFIX + destination.removeprefix(EVENT_PREFIX), "")
     elif destination.startswith(PREFIXES):
@@ -92,8 +95,8 @@ HEARTBEAT_SECONDS = 20
 class Login:
     """Server, virtual host and account.
 
-    A server that is silent for two ``heartbeat_seconds`` is considered dead; 0: never. ``management_port`` is that of
-    the interface that tells the limits of queues; 0: it is not asked.
+    A server that is silent for two ``heartbeat_seconds`` is considered dead; 0: never. ``management_port`` is the port
+    of the interface that reports the limits of queues; 0: it is not used.
     """
 
     host: str
@@ -107,21 +110,21 @@ class Login:
 
     @property
     def description(self) -> str:
-        """For messages, without secrets."""
+        """The server for texts, without secrets."""
         return f"RabbitMQ at {self.host}:{self.port} (virtual host {self.virtual_host!r}, user {self.user!r})"
 
 
 def parse_url(url: str) -> Login:
     """Return the parts of ``amqp://user:password@host:port/virtual%20host?heartbeat=20``.
 
-    ``amqps`` is AMQP over TLS; ``cacertfile``, ``certfile`` and ``keyfile`` are then paths of PEM files.
-    ``management`` is the port of the management interface; by default the usual one if AMQP's port is the usual one.
-    The text of a `ConfigurationError` shows no password.
+    ``amqps`` is AMQP over TLS; ``cacertfile``, ``certfile`` and ``keyfile`` are then paths of PEM files. ``management``
+    is the port of the management interface; by default the usual one if AMQP's port is the usual one. The text of a
+    `ConfigurationError` shows no password.
     """
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text may have a piece of a password that is not escaped
+    except ValueError:  # The text of the error may contain a part of a password that is not escaped.
         raise ConfigurationError(
             "the URL of RabbitMQ cannot be read; write amqp://user:password@host:5672/vhost, with / in a password as "
             "%2F, @ as %40, # as %23"

@@ -20,11 +20,11 @@ from postdate.runtime import forks
 from postdate.runtime.resource import Resource
 
 ANSWERS_WITHIN_SECONDS = 15.0
-"""A quorum queue that elects a leader takes a while."""
+"""The limit on an answer. It is long because a quorum queue that elects a leader takes a while."""
 
 CLOSES_WITHIN_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Between attempts to connect, and so the delay after a server is back."""
+"""The longest pause between attempts to connect, and so the delay after a server is back."""
 
 CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
@@ -45,7 +45,7 @@ log = logging.getLogger("postdate.rabbitmq")
 
 
 class ChannelClosed(TransportUnreachable):
-    """The server closed a channel because of one request on it; it says nothing about the channel's other requests."""
+    """The server closed a channel because of one request on it. The channel's other requests may be valid."""
 
     def __init__(self, reply_code: int, text: str) -> None:
         super().__init__(f"RabbitMQ closed the channel: {reply_code} {text}")
@@ -85,7 +85,7 @@ class AmqpConnection(Stream):
     async def open_channel(
         self, create_channel: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> C:
-        """Open a channel; raises `TransportUnavailable` when the connection has ended, or has no channel left."""
+        """Open a channel; raise `TransportUnavailable` when the connection has ended, or has no channel left."""
         if self.end_error is not None:
             raise self.end_error
         number = next((n for n in range(1, self._channel_limit + 1) if n not in self._channels), None)
@@ -102,7 +102,7 @@ class AmqpConnection(Stream):
     async def request(
         self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
-        """Call a method on a channel of its own, which is all that the server closes when it refuses."""
+        """Call a method on a separate channel, because the server closes the channel when it refuses the method."""
         channel = await self.open_channel(Channel, within_seconds)
         try:
             return await channel.call(method, arguments, answer_method, within_seconds)
@@ -140,7 +140,8 @@ class AmqpConnection(Stream):
     def on_end(self, error: PostdateError) -> None:
         if not self.open_future.done():
             self.open_future.set_exception(error)
-            self.open_future.exception()  # retrieved: a caller that gave up does not
+            # The error is retrieved here, because a caller that has given up does not retrieve it.
+            self.open_future.exception()
         for channel in list(self._channels.values()):
             channel.detach(error)
 
@@ -208,7 +209,7 @@ class Channel:
     async def call(
         self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
     ) -> Arguments:
-        """Send a method and return its answer; a cancelled caller waits for it, so that answers match calls."""
+        """Send a method and return its answer. A cancelled caller waits for the answer, so that answers match calls."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self.end_error is not None:
@@ -234,7 +235,7 @@ class Channel:
         raise AssertionError("unreachable: the scope is never cancelled")
 
     def close(self, error: PostdateError) -> None:
-        """Close the channel without waiting; its number stays taken until the server has agreed."""
+        """Close the channel without waiting; its number stays in use until the server has agreed."""
         if self.end_error is None:
             self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS))
             self._set_end_error(error)
@@ -291,23 +292,23 @@ class Channel:
     # --- for subclasses
 
     def on_method(self, method: Method, payload: bytes) -> None:
-        """A method that no call waits for."""
+        """Handle a method that no call waits for."""
 
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
-        """A message."""
+        """Handle a message."""
 
     def on_block(self) -> None:
-        """The server blocks this connection's publishers, or unblocks them: see ``link.blocked``."""
+        """Handle that the server blocks this connection's publishers, or unblocks them: see ``link.blocked``."""
 
     def on_end(self, error: PostdateError) -> None:
-        """The channel has ended; called once."""
+        """Handle the end of the channel; called once."""
 
 
 C = TypeVar("C", bound=Channel)
 
 
 def node_away_error(error: ChannelClosed, queue: str) -> DestinationUnavailable | None:
-    """Return an error when the 404 means that the node of an existing queue is away."""
+    """Return an error if a 404 means that the node of an existing queue is down; otherwise ``None``."""
     if error.reply_code != NOT_FOUND or "inaccessible" not in error.text:
         return None
     return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
@@ -322,7 +323,7 @@ def _decode_text(content: bytes) -> str:
 
 
 class PersistentConnection:
-    """One connection to a server at a time: made when needed, made again when it was lost."""
+    """One connection to a server at a time, opened when needed, and opened again after it was lost."""
 
     def __init__(self, login: Login, connects_within_seconds: float, resource: Resource, purpose: str = "work") -> None:
         self.login = login
@@ -334,14 +335,14 @@ class PersistentConnection:
         self._not_before = 0.0
         self._is_closed = False
         self.frame_limit = LARGEST_FRAME
-        """Bytes in a frame, by the latest connection; the usual limit before there was one."""
+        """The most bytes in a frame of the latest connection; the usual limit before the first one."""
         self._call_health = resource.calls(f"no connection for {purpose}", log)
 
     async def get_link(self) -> AmqpConnection:
-        """Return an open connection; after a failure it raises for a while without connecting again."""
+        """Return an open connection; for a while after a failure it raises without connecting again."""
         forks.check_process()
         loop = asyncio.get_running_loop()
-        if self._loop is not loop or self._lock is None:  # a link lives and dies with its event loop
+        if self._loop is not loop or self._lock is None:  # a link ends with its event loop
             if self._link is not None:
                 self._link.abandon_threadsafe()
             self._loop, self._lock, self._link = loop, asyncio.Lock(), None

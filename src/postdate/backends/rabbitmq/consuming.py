@@ -60,7 +60,7 @@ class ConsumingChannel(Channel):
         self._queue, self._prefetch = queue, prefetch
         self.on_unwanted: Callable[[Delivery], None] = lambda delivery: self.requeue(delivery.tag)
         self.time_to_live: Callable[[], float] = lambda: math.inf
-        """Returns the seconds after which the queue drops each message, if they are known; else infinity."""
+        """Returns the seconds after which the queue drops each message, if they are known; otherwise infinity."""
 
         self._consumers: dict[str, int] = {}
         self._consumer_count = 0
@@ -88,7 +88,7 @@ class ConsumingChannel(Channel):
                     await self._change_event.wait()
                 self._check_open()
         except asyncio.CancelledError:
-            if self._waiting_count == 1:  # no other receiver waits for messages on their way
+            if self._waiting_count == 1:  # No other receiver waits for the messages in flight.
                 self.stop_pushing()
             raise
         finally:

@@ -3,9 +3,9 @@
 A message of another program that is only delayed leaves as it came, byte for byte, by two headers:
 
 ``amqp.as_it_came``
-    All properties, base64. The other headers are then for people to read only.
+    All properties, base64. The other headers are then only for people to read.
 ``amqp.as_it_came.to``
-    The destination for which that is so. Anywhere else, as in the error queue, the message is encoded as ours.
+    The destination for which that holds. For any other one, such as the error queue, the message is encoded as ours.
 
 Source: ADR 0009.
 """
@@ -40,11 +40,11 @@ BITS: Final = {
     "app_id": 0x0008,
     "cluster_id": 0x0004,
 }
-"""In the order of encoding."""
+"""The flag of each property, in the order of encoding."""
 
 
 def parts_of(properties: bytes) -> dict[str, bytes]:
-    """Return the properties of a message by name, each still encoded; raises `MalformedFrame`."""
+    """Return the properties of a message by name, each still encoded; raise `MalformedFrame`."""
     arguments = Arguments(properties, 0)
     flags = arguments.unsigned(2)
     parts: dict[str, bytes] = {}
@@ -62,7 +62,7 @@ def parts_of(properties: bytes) -> dict[str, bytes]:
 
 
 def join_parts(parts: Mapping[str, bytes]) -> bytes:
-    """Reverse :func:`parts_of`."""
+    """Return encoded properties from their parts, the reverse of :func:`parts_of`."""
     names = [name for name in BITS if name in parts]
     return sum(BITS[name] for name in names).to_bytes(2, "big") + b"".join(parts[name] for name in names)
 
@@ -84,7 +84,7 @@ def encode_original_properties(properties: bytes) -> dict[str, str]:
 
 
 def decode_original_properties(headers: Mapping[str, str]) -> bytes | None:
-    """Return the kept properties; ``None`` when none were kept. Raises `ValueError` when they are damaged."""
+    """Return the stored properties; ``None`` when none were stored. Raise `ValueError` when they are damaged."""
     encoded = headers.get(ORIGINAL_PROPERTIES)
     return None if encoded is None else base64.b64decode(encoded, validate=True)
 
@@ -92,7 +92,7 @@ def decode_original_properties(headers: Mapping[str, str]) -> bytes | None:
 def unchanged_properties(envelope: Envelope, user: str) -> bytes | None:
     """Return the properties of a message that leaves as it came; ``None`` for any other.
 
-    ``user`` is the connection's: RabbitMQ closes the channel over a message in another user's name.
+    ``user`` is the user of the connection: RabbitMQ closes the channel because of a message with another user's name.
     """
     headers = envelope.headers
     if ORIGINAL_PROPERTIES not in headers or headers.get(ONLY_TO) != envelope.destination:

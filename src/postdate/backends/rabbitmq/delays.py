@@ -8,8 +8,8 @@
 ``x-delay-id``
     The id of the delayed message, for ``postdate messages``; a known id is not stored again.
 
-Without a destination a message goes to the exchange ``{name}.due`` with its own routing key; if that routes to no
-queue, to the queue that the key names. Pure: bytes in, values out. Source: ADR 0009.
+A message without a destination goes to the exchange ``{name}.due`` with its own routing key. If that exchange routes to
+no queue, the message goes to the queue that the key names. Pure: bytes in, values out. Source: ADR 0009.
 """
 
 from __future__ import annotations
@@ -64,27 +64,28 @@ _LARGEST_MILLISECONDS: Final = 10**15
 
 
 def intake_queue(exchange: str) -> str:
-    """Return the queue in which messages wait for the service."""
+    """Return the name of the queue in which messages wait for the service."""
     return f"{exchange}.intake"
 
 
 def expired_queue(exchange: str) -> str:
-    """Return the queue, and the exchange before it, for messages that expired in the intake queue."""
+    """Return the name of the queue, and of its exchange, for messages that expired in the intake queue."""
     return f"{exchange}.intake.expired"
 
 
 def due_exchange(exchange: str) -> str:
-    """Return the exchange for due messages that name no other."""
+    """Return the name of the exchange for due messages that name no other."""
     return f"{exchange}.due"
 
 
-# --- as they come -----------------------------------------------------------------------------------------------------
+# --- messages as they arrive ------------------------------------------------------------------------------------------
 
 
 def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> DecodedMessage:
     """Return a message of the intake queue of exchange ``intake``, with everything needed to send it on unchanged.
 
-    It gets a new id at every arrival, since its publisher's need not be unique; one from the error queue keeps its id.
+    It gets a new id at every arrival, because its publisher's id need not be unique. A message from the error queue
+    keeps its id.
     """
     route = Arguments(delivery.route, 0)
     exchange, key = route.short_bytes(), route.short_bytes()
@@ -95,7 +96,7 @@ def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> Decode
                 return returned_message
     properties, counts = delivery.properties, dict[bytes, int]()
     headers: dict[str, str] = {}
-    with suppress(MalformedFrame):  # refused when it is decoded, and then in the error queue
+    with suppress(MalformedFrame):  # Decoding it refuses it later, and then it goes to the error queue.
         if delivery.redelivered:
             properties, counts = _split_counts(properties)
         if exchange == expired_queue(intake).encode():
@@ -111,7 +112,7 @@ def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> Decode
 
 
 def _split_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
-    """Return properties without the counters that a quorum queue adds to a returned message, and the counters."""
+    """Return the properties without a quorum queue's counters of returned messages, and the counters."""
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
     counts = {each.name: each.value for each in fields if each.name in COUNTS and isinstance(each.value, int)}
@@ -127,7 +128,7 @@ def _split_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
 def _restore_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:
     """Return an expired message's properties without the broker's changes, and the exchange it was published to.
 
-    The broker removes the time to live and puts it into ``x-death``, before the entries of other queues.
+    The broker moves the time to live into ``x-death``, before the entries of other queues.
     """
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
@@ -154,7 +155,7 @@ def _split_deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes
     """Return the ``x-death`` entries of other queues, still encoded, and the text fields of this queue's."""
     other_deaths, own_death = b"", dict[str, bytes]()
     for element, death in elements_of(content):
-        entry = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write anything there
+        entry = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # publishers may write any value there
         if (entry.get("queue"), entry.get("reason")) == (queue.encode(), b"expired"):
             own_death = {name: value for name, value in entry.items() if isinstance(value, bytes)}
         else:
@@ -162,7 +163,7 @@ def _split_deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes
     return other_deaths, own_death
 
 
-# --- as they wait -----------------------------------------------------------------------------------------------------
+# --- messages as they are stored --------------------------------------------------------------------------------------
 
 
 def create_delayed_message(exchange: str, envelope: Envelope, now: datetime) -> DelayedMessage:
@@ -224,7 +225,7 @@ def _milliseconds(value: Any) -> int:
     return math.ceil(min(number, _LARGEST_MILLISECONDS))
 
 
-# --- where they go ----------------------------------------------------------------------------------------------------
+# --- destinations -----------------------------------------------------------------------------------------------------
 
 
 def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -> str:

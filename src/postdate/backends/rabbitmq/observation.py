@@ -1,6 +1,6 @@
-"""Facts that a broker tells: product, whether it blocks publishers, lengths and limits of given queues.
+"""Facts that a broker reports: product, whether it blocks publishers, lengths and limits of given queues.
 
-AMQP has no list of queues, no clock, and no query for a queue's type that might not create the queue.
+AMQP has no list of queues and no clock. Any query for a queue's type might create the queue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NOWHERE: Final = "postdate.doctor.nowhere"
 """A routing key without a queue: messages to it are dropped."""
 
 
-# --- what the server is -----------------------------------------------------------------------------------------------
+# --- the server -------------------------------------------------------------------------------------------------------
 
 
 async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
-    """Ask over a connection of its own."""
+    """Return facts about the server, over a separate connection."""
     link = await AmqpConnection.open(login, within_seconds)
     try:
         block_reason = await _probe_block_reason(link)
@@ -45,14 +45,14 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
     finally:
         if link.blocked is None:
             await link.close()
-        else:  # it reads nothing any more, so it would not answer
+        else:  # A server that blocks publishers reads nothing more, so it would not answer.
             await link.abort()
 
 
 async def _probe_block_reason(link: AmqpConnection) -> str | None:
     """Return why the broker blocks publishers; empty when it does not, ``None`` when it gives no answer.
 
-    It tells only connections that publish. So an empty message is published that is routed to no queue.
+    It says so only to connections that publish. So an empty message is published that is routed to no queue.
     """
     probe = await link.open_channel(_Probe)
     publish_arguments, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
@@ -61,7 +61,7 @@ async def _probe_block_reason(link: AmqpConnection) -> str | None:
     link.write(method_frame(probe.number, wire.BASIC_PUBLISH, publish_arguments) + header + no_properties + wire.END)
     try:
         await probe.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK)
-    except ChannelClosed:  # it refuses to say
+    except ChannelClosed:  # The broker refuses the probe.
         return None
     except _PublishersBlocked as refusal:
         return str(refusal)
@@ -73,7 +73,7 @@ class _PublishersBlocked(TransportUnreachable):
 
 
 class _Probe(Channel):
-    """Stops waiting for an answer once the broker says that it blocks publishers: it reads nothing more then."""
+    """A channel that waits for no answer once the broker says that it blocks publishers: it reads nothing more then."""
 
     @override
     def on_block(self) -> None:
@@ -81,7 +81,7 @@ class _Probe(Channel):
             self.detach(_PublishersBlocked(self.link.blocked or "it does not say why"))
 
 
-# --- how long queues are ----------------------------------------------------------------------------------------------
+# --- the lengths of queues --------------------------------------------------------------------------------------------
 
 
 async def lengths_of(link: AmqpConnection, destinations: Sequence[str]) -> Mapping[str, int]:
@@ -110,7 +110,8 @@ async def _queue_length(link: AmqpConnection, queue: str) -> int:
     try:
         return await queue_length(link, queue)
     except ChannelClosed as error:
-        if error.reply_code == _RESOURCE_LOCKED:  # another connection's exclusive queue: it exists, without a length
+        # another connection's exclusive queue: it exists, but its length is unknown
+        if error.reply_code == _RESOURCE_LOCKED:
             return 0
         raise _refusal(f"queue {queue!r}", error) from error
 
@@ -121,7 +122,7 @@ def _refusal(target: str, error: ChannelClosed) -> PostdateError:
     return TransportError(f"{target} cannot be looked at: {error.reply_code} {error.text}")
 
 
-# --- limits at which a queue drops messages, from arguments and policies; AMQP tells neither (ADR 0028) ---------------
+# --- limits at which a queue drops messages, from arguments and policies; AMQP reports neither (ADR 0028) -------------
 
 
 DELIVERY_LIMIT: Final = "delivery-limit"
@@ -131,11 +132,11 @@ _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
 def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, dict[str, int] | None]:
-    """Ask the management interface for the limits at which queues drop messages; blocks.
+    """Read the limits at which queues drop messages from the management interface; blocks.
 
     Returns them by queue and RabbitMQ's name for the limit, in its units (numbers, bytes, milliseconds); ``None``: not
-    known yet. Queues that do not exist are left out. ``version`` of the broker: it decides the default. Raises
-    `TransportError` when there is no such interface or the user may not ask, `TransportUnreachable` when it does not
+    known yet. Queues that do not exist are left out. The ``version`` of the broker decides the default. Raises
+    `TransportError` when there is no such interface or the user may not use it, `TransportUnreachable` when it does not
     answer.
     """
     limits: dict[str, dict[str, int] | None] = {}
@@ -148,7 +149,7 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
 
 
 def read_bindings(login: Login, exchange: str) -> list[Binding]:
-    """Ask the management interface what is bound to an exchange, which may be missing; blocks.
+    """Read the bindings of an exchange, which may be missing, from the management interface; blocks.
 
     Raises as :func:`read_limits`. Source: ADR 9, decision 8.
     """
@@ -171,7 +172,7 @@ class Binding(msgspec.Struct, frozen=True):
 
 @contextmanager
 def _open_management(login: Login, topic: str) -> Generator[Callable[[str], Any]]:
-    """Open the management interface. The callable returns the JSON value at a path; ``None``: there is nothing."""
+    """Open the management interface. The callable returns the JSON value at a path; ``None`` without one."""
     port, description = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
         raise TransportError(
@@ -186,7 +187,7 @@ def _open_management(login: Login, topic: str) -> Generator[Callable[[str], Any]
         content = response.read()
         if response.status == HTTPStatus.OK:
             return msgspec.json.decode(content)
-        # A missing queue is told in JSON, a missing interface by a page of another server.
+        # A missing queue is reported in JSON, a missing interface by a page of another server.
         if response.status == HTTPStatus.NOT_FOUND and response.headers.get_content_type() == "application/json":
             return None
         raise _management_refusal(response, description, login.user)
@@ -202,22 +203,23 @@ def _management_refusal(answer: HTTPResponse, description: str, user: str) -> Tr
     text = f"{description} answers {answer.status} {answer.reason}"
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return TransportError(f"{text}: user {user!r} needs the tag 'management'")
-    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # as while it starts
+    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # for example while the server starts
         return TransportUnreachable(f"{text}: ask again in a while; the log of the broker says more")
     return TransportError(f"{text}: it is none; add ?management=PORT to the address, the port of rabbitmq_management")
 
 
 def delivery_limit(limits: Sequence[int], version: str) -> int | None:
-    """Return how often a message may return to a quorum queue; ``limits``: limits of its argument and policies."""
+    """Return how often a message may return to a quorum queue; ``limits`` are those of its argument and policies."""
     digits = re.match(r"\d+", version)
-    if digits is None or int(digits[0]) < 4:  # no limit by default, and one below 0 is 0
+    # before version 4 there is no limit by default, and a limit below 0 counts as 0
+    if digits is None or int(digits[0]) < 4:
         return max(0, min(limits)) if limits else None
     limit = max(limits) if limits and min(limits) < 0 else min(limits, default=20)
     return limit if limit >= 0 else None
 
 
 def _limits_of(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
-    if "effective_policy_definition" not in queue:  # unknown for a queue's first seconds
+    if "effective_policy_definition" not in queue:  # The policy is unknown for a queue's first seconds.
         return None
     arguments: Mapping[str, Any] = queue.get("arguments") or {}
     policy: Mapping[str, Any] = queue["effective_policy_definition"] or {}
@@ -226,7 +228,8 @@ def _limits_of(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
         return [table[key] for table, key in ((arguments, f"x-{name}"), (policy, name)) if key in table]
 
     limits = {name: int(min(values_of(name))) for name in _LIMITS if values_of(name)}
-    if any(str(each).startswith("reject-publish") for each in values_of("overflow")):  # which senders notice
+    # a sender notices a rejected message
+    if any(str(each).startswith("reject-publish") for each in values_of("overflow")):
         limits = {name: limit for name, limit in limits.items() if not name.startswith("max")}
     limit = delivery_limit(values_of(DELIVERY_LIMIT), version) if queue.get("type") == "quorum" else None
     return limits if limit is None else {DELIVERY_LIMIT: limit, **limits}

@@ -1,6 +1,6 @@
 """An envelope as the properties of an AMQP message, and back.
 
-Our headers are a table of long strings. Everything else in another program's message becomes headers too, so that it
+Our headers are a table of long strings. Everything else in another program's message becomes headers too. So it
 survives a store, and is put back in its place when the message is sent on:
 
 ``amqp.content_type``, ``amqp.correlation_id``, ``amqp.priority`` …
@@ -12,7 +12,8 @@ survives a store, and is put back in its place when the message is sent on:
 ``amqp.unreadable``
     All properties, base64, of a message whose properties cannot be decoded.
 ``amqp.bare``
-    Set by a sender: nothing of ours is added to the table. Due time, expiry and what AMQP cannot hold are lost.
+    Set by a sender: nothing of ours is added to the table. Due time, expiry and values that AMQP cannot represent
+    are lost.
 ``amqp.expiration.before``
     The time to live that another program's message had before it went to an error queue; it no longer expires.
 ``amqp.as_it_came``
@@ -74,10 +75,10 @@ _HEADERS: Final = b"x-postdate-headers"
 DELIVERY_COUNT: Final = b"x-delivery-count"
 COUNTS: Final = frozenset({DELIVERY_COUNT, b"x-acquired-count"})
 _READ_BY_THE_BROKER: Final = frozenset({"CC", "BCC"})
-"""Names to which RabbitMQ routes copies; it closes the channel when they hold text."""
+"""Names of headers to which RabbitMQ routes copies; it closes the channel when they contain text."""
 
 _LONGEST_TIME_TO_LIVE: Final = timedelta(days=9 * 365)
-"""RabbitMQ refuses more than ten years."""
+"""The longest time to live; RabbitMQ refuses more than ten years."""
 
 _NOTHING: Final = timedelta()
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -110,10 +111,10 @@ _NO_FIELD: Final = b""
 
 
 def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
-    """Return the encoded properties of a message; raises `InvalidHeaders` for headers that are not text.
+    """Return the encoded properties of a message; raise `InvalidHeaders` for headers that are not text.
 
-    ``now`` is for the time to live, which AMQP counts from the arrival in the queue. ``user`` is the connection's:
-    RabbitMQ refuses messages in another user's name.
+    ``now`` is for the time to live, which AMQP counts from the arrival in the queue. ``user`` is the user of the
+    connection: RabbitMQ refuses messages in another user's name.
     """
     parts: list[bytes] = []
     try:
@@ -143,13 +144,16 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
 
 
 def _microseconds(instant: datetime) -> int:
-    """As :func:`postdate.clock.to_microseconds`, without its division, which costs as much as a header."""
+    """Return an instant in microseconds, as :func:`postdate.clock.to_microseconds` does.
+
+    That function has a division, which costs as much as a header.
+    """
     since = instant - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _encoded_name(name: str) -> bytes:
-    """Return a plain header's encoded name and type; empty for a header that is no plain field."""
+    """Return a header's encoded name and type; empty for a header that is no plain field."""
     if name in _names:
         return _names[name]
     check_headers({name: ""})
@@ -175,7 +179,8 @@ def _expiry_fields(envelope: Envelope) -> list[bytes]:
 def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
     """Return the milliseconds until the earlier of expiry and time to be received, rounded up.
 
-    ``None`` for more than RabbitMQ takes, which is left to the receiver, and in the error queue, where nothing expires.
+    ``None`` for more than RabbitMQ accepts, which is left to the receiver, and in the error queue, where no message
+    expires.
     """
     lifetime = envelope.time_left(now)
     if lifetime is None or lifetime > _LONGEST_TIME_TO_LIVE or Headers.FAILED_QUEUE in envelope.headers:
@@ -199,7 +204,7 @@ def _special_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     expiry_fields = _expiry_fields(envelope)
     own_fields += expiry_fields
     if (time_to_live := _time_to_live(envelope, now)) is not None:
-        expiration = values.get("expiration")  # encoded already
+        expiration = values.get("expiration")  # It is encoded already.
         earliest = time_to_live if expiration is None else min(expiration[1:], time_to_live, key=int)
         values["expiration"] = short_bytes(earliest)
     has_table = values.get("table", b"") is not None
@@ -223,7 +228,10 @@ def _truncate_text(text: bytes, count: int) -> bytes:
 
 
 def _split_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
-    """Split headers: table fields, headers named like a property that are none, and properties (``None``: without)."""
+    """Split headers into table fields, other headers with a property's name, and properties (``None``.
+
+    To be omitted).
+    """
     table_headers: dict[str, str] = {}
     overflow: dict[str, str] = {}
     values: dict[str, bytes | None] = {}
@@ -231,8 +239,8 @@ def _split_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[
         if name == BARE:
             continue
         if name == _EXPIRATION and Headers.FAILED_QUEUE in envelope.headers:
-            # In the error queue, and once returned from it, the message must not expire before anybody sees it.
-            # A message that leaves as it came has not reached its destination, where its time to live begins.
+            # In the error queue, and after the return from it, the message must not expire before anybody sees it. A
+            # message that leaves as it came has not reached its destination, where its time to live begins.
             overflow[name if ORIGINAL_PROPERTIES in envelope.headers else _EXPIRATION_BEFORE] = text
         elif name.startswith(PREFIX):
             try:
@@ -247,7 +255,7 @@ def _split_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[
 def _encode_property(
     name: str, text: str, message_id: str, user: str, properties: Mapping[str, bytes | None]
 ) -> dict[str, bytes | None]:
-    """Return a header's encoded property; raises `ValueError` when it is none or would not come back the same."""
+    """Return a header's encoded property; raise `ValueError` when it is none or would not come back the same."""
     if name in {"table", "delivery_mode", "message_id"} and text == _NONE:
         return {name: None}
     if name == "table":
@@ -290,7 +298,7 @@ def _encode_number(text: str, count: int, forbidden_number: int) -> bytes:
 def _merge_fields(table_headers: dict[str, str], content: bytes | None) -> list[bytes]:
     """Return a table's original fields, updated from ``table_headers``.
 
-    Removes from ``table_headers`` the headers that became fields; those that cannot be fields remain in it.
+    Headers that became fields are removed from ``table_headers``; headers that cannot be fields remain in it.
     """
     fields: list[bytes] = []
     for field, name, text in _fields_as_text(fields_of(content or b"")):
@@ -310,10 +318,10 @@ def _merge_fields(table_headers: dict[str, str], content: bytes | None) -> list[
 
 
 class DecodedMessage(NamedTuple):
-    """A received message, decoded; one without an id of its own gets a new one at every arrival.
+    """A received message, decoded. A message without an id of its own gets a new one at every arrival.
 
-    ``returns``: how often it returned to a quorum queue; ``None``: the queue does not say. ``counted_returns``: those
-    that count for the queue's delivery limit: from RabbitMQ 4.3 on only returns without an answer.
+    ``returns``: how often it returned to a quorum queue; ``None``: the queue does not report it. ``counted_returns``:
+    the returns that count for the queue's delivery limit. From RabbitMQ 4.3 on only returns without an answer count.
     """
 
     envelope: Envelope
@@ -323,7 +331,7 @@ class DecodedMessage(NamedTuple):
 
 
 def decode_message(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> DecodedMessage:
-    """Return the message of any sender; one that cannot be decoded has its properties in a header."""
+    """Return the message of any sender; a message that cannot be decoded has its properties in a header."""
     if (message := _decode_plain(queue, properties, body)) is not None:
         return message
     try:
@@ -376,7 +384,7 @@ def _decode_plain(  # noqa: PLR0911 - each return is one way of being special
             position += 1 + properties[position]
         message_id = properties[position + 1 :].decode()
         envelope = Envelope(queue, message_id, headers, body, times.get(_EXPIRES_AT), times.get(_DUE))
-    except (ValueError, OverflowError, IndexError, StructError):  # not UTF-8, no id or name of ours, not even a table
+    except (ValueError, OverflowError, IndexError, StructError):  # not UTF-8, no id or name of ours, or no table at all
         return None
     return DecodedMessage(envelope, None, has_id=True)
 
@@ -407,7 +415,7 @@ def _decode_special(queue: str, properties: bytes, body: bytes, *, redelivered: 
 
 
 def _split_fields(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
-    """Split a table's fields: ours, those of others, and a quorum queue's counters."""
+    """Split a table's fields: ours, those of other programs, and a quorum queue's counters."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
     own: dict[bytes, Any] = {}
     foreign: list[Field] = []
@@ -458,7 +466,7 @@ def _property_header(name: str, value: Any) -> tuple[str, str]:
 
 
 def header_of(name: str, content: bytes) -> tuple[str, str]:
-    """Return a header with a text; in base64, and named so, where it is not UTF-8."""
+    """Return a header with a text; bytes that are not UTF-8 become base64, and the name says so."""
     try:
         return name, content.decode()
     except UnicodeDecodeError:
@@ -482,7 +490,7 @@ def readable_headers(properties: bytes) -> dict[str, str]:
 
 
 def _foreign_headers(fields: list[Field]) -> dict[str, str]:
-    """Return the fields of others as headers, with the encoded table unless text says all of it."""
+    """Return the fields of other programs as headers, with the encoded table unless the texts are complete."""
     headers: dict[str, str] = {}
     is_text_only = True
     for field, name, text in _fields_as_text(fields):
@@ -496,7 +504,7 @@ def _foreign_headers(fields: list[Field]) -> dict[str, str]:
 
 
 def _fields_as_text(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
-    """Yield each field with name and value as text; ``None`` for a name that cannot be a header's."""
+    """Yield each field with name and value as text; ``None`` for a name that cannot be a header's name."""
     names: set[str] = set()
     for field in fields:
         name = field.name.decode(errors="replace")

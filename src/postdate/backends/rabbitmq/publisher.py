@@ -1,4 +1,4 @@
-"""Publishes for a transport: one connection and one channel for all senders, opened again after they were lost."""
+"""Publishing for a transport: one connection and one channel for all senders, opened again after they were lost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Publisher:
         try:
             await self._publish_and_isolate(batch)
         except BaseException:
-            for index in _unrouted_indexes(batch):  # unrouted messages: sending to the queue itself was not tried yet
+            for index in _unrouted_indexes(batch):  # unrouted messages, for which the queue itself was not tried yet
                 batch.answers[index] = self._timeout_error(batch)
             raise
         if unrouted := _unrouted_indexes(batch):
@@ -160,7 +160,8 @@ class Publisher:
                     assert isinstance(answer, ChannelClosed)
                     destination = batch.envelopes[suspect_indexes[0]].destination
                     error = batch.answers[suspect_indexes[0]] = _refusal(answer, destination)
-                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # caused by the address, so valid for others
+                    # caused by the address, so it holds for other messages to it
+                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:
                         error_by_destination[destination] = error
 
         while parts:  # one round; halves that are added meanwhile are sent in the next one
@@ -169,7 +170,7 @@ class Publisher:
                     tasks.start_soon(send_parts)
 
     async def _send_part(self, batch: SendBatch, indexes: Sequence[int]) -> None:
-        """Send some of the messages on a channel of their own; keep their answers even when that fails."""
+        """Send some of the messages on a separate channel; keep their answers even when that fails."""
         part = SendBatch([batch.envelopes[index] for index in indexes], batch.now, batch.limit)
         try:
             await self._publish(part, is_separate=True)
@@ -181,7 +182,7 @@ class Publisher:
         """Return the shared channel; a new one when it was closed."""
         if not self._has_channel_of(link):
             channel = await self._new_channel(link)
-            if self._has_channel_of(link):  # another task was faster
+            if self._has_channel_of(link):  # Another task has opened it meanwhile.
                 channel.close(TransportUnreachable("this channel is not needed"))
             else:
                 self._channel = channel
@@ -205,8 +206,8 @@ class Publisher:
     def _timeout_error(self, batch: SendBatch) -> TransportUnavailable:
         """Return why there are no confirms: the server is blocked, or silent, or one queue does not confirm.
 
-        A silent server's connection is abandoned: it would read what is written to it now when it wakes, long after it
-        was sent again.
+        A silent server's connection is abandoned. Otherwise the server would read the written messages when it
+        continues, long after they were sent again.
         """
         timeout_text = f"{self.connection.login.description} did not confirm within {self._confirm_seconds:g} s"
         link = None if self._channel is None else self._channel.link
@@ -252,7 +253,7 @@ def _unrouted_indexes(batch: SendBatch) -> list[int]:
 
 
 def _remaining_seconds() -> float:
-    """Return the limit for a call that cannot be interrupted: no longer than the send it is part of."""
+    """Return the limit for a call that cannot be interrupted: no longer than the send that it is part of."""
     return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
 
 

@@ -81,7 +81,7 @@ class SendBatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether any message has no answer yet."""
+        """Return whether any message has no answer yet."""
         return self.in_flight > 0 or self.position < len(self.envelopes)
 
     def set_error(self, destination: str, error: PostdateError) -> None:
@@ -128,16 +128,16 @@ class Flight:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no caller waits for its answers any more."""
+        """Return whether no caller waits for its answers any more."""
         return self.batch is _NO_OWNER
 
     @property
     def in_flight(self) -> int:
-        """Number of unconfirmed messages."""
+        """The number of unconfirmed messages."""
         return self.last - self.confirmed_up_to - len(self._confirmed_tags)
 
     def confirm(self, tag: int, *, multiple: bool) -> None:
-        """Note that a tag is confirmed; with ``multiple`` all tags up to it are."""
+        """Remember that a tag is confirmed; with ``multiple`` all tags up to it are confirmed."""
         if multiple:
             self.confirmed_up_to = max(self.confirmed_up_to, min(tag, self.last))
             self._confirmed_tags = {each for each in self._confirmed_tags if each > self.confirmed_up_to}
@@ -318,14 +318,15 @@ class PublishingChannel(Channel):
     def on_method(self, method: Method, payload: bytes) -> None:
         if method not in {wire.BASIC_ACK, wire.BASIC_NACK}:
             return
-        tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1  # behind class and method
+        # The arguments are after class and method.
+        tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
         if method == wire.BASIC_NACK:
             error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
             for flight in self._flights:
                 for each in flight.unconfirmed_tags():
                     if each == tag or (multiple and each < tag):
                         flight.set_error(each, error)
-        self._confirm(tag, multiple=multiple)  # after fail: a settled message takes no error
+        self._confirm(tag, multiple=multiple)  # After setting an error: a confirmed message gets no error.
 
     def _confirm(self, tag: int, *, multiple: bool) -> None:
         confirmed_flights: list[Flight] = []
@@ -365,7 +366,7 @@ class PublishingChannel(Channel):
             if match is not None:
                 match[0].set_error(match[1], error)
                 return
-        if any(flight.is_abandoned for flight in self._flights):  # of a forgotten flight
+        if any(flight.is_abandoned for flight in self._flights):  # The message may be of a forgotten flight.
             return
         log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
         self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))

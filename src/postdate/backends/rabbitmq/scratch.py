@@ -20,8 +20,8 @@ _CONNECTS_WITHIN_SECONDS: Final = 10.0
 
 @contextmanager
 def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]:
-    """Yield the virtual host of the address; the queues of the run are deleted afterwards."""
-    del run  # their names begin with it
+    """Yield the virtual host of the address; delete the queues of the run afterwards."""
+    del run  # The names of the queues begin with it.
     try:
         yield Scratch(address)
     finally:
@@ -29,7 +29,7 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
 
 
 async def delete_queues(address: str, queues: Sequence[str]) -> None:
-    """Delete queues with all that is in them; queues that do not exist are passed over."""
+    """Delete queues with all messages in them; ignore queues that do not exist."""
     link = await AmqpConnection.open(parse_url(address), _CONNECTS_WITHIN_SECONDS)
     for queue in queues:
         await link.request(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)

@@ -1,7 +1,7 @@
-"""The bytes of a connection, with or without TLS, and the heartbeats by which both ends know that the other lives.
+"""The bytes of a connection, with or without TLS, and the heartbeats by which each end knows that the other is alive.
 
-A thread sends heartbeats, and only these: while a handler blocks the event loop, the server must hear from us, and what
-it sends waits in the socket. So TLS has no socket: any thread may encrypt, one at a time. Source: ADR 0029.
+A thread sends heartbeats, and nothing else: while a handler blocks the event loop, the server must get heartbeats, and
+its own bytes wait in the socket. So TLS has no socket: any thread may encrypt, one at a time. Source: ADR 0029.
 """
 
 from __future__ import annotations
@@ -66,16 +66,19 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Never end here: the end of its transport would change what the parent's event loop waits for."""
+        """Never end the connection here.
+
+        The end of its transport would change what the parent's event loop waits for.
+        """
         forks.prevent_destruction(self)
 
     # --- for subclasses
 
     def on_bytes(self, content: bytes) -> None:
-        """Bytes from the server."""
+        """Handle bytes from the server."""
 
     def on_end(self, error: PostdateError) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
 
     # --- events of the loop
 
@@ -96,21 +99,21 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         )
         if self._silence_check is not None:
             self._silence_check.cancel()
-        with self._write_lock:  # the thread must not write to the socket, which is closed next
+        with self._write_lock:  # The thread must not write to the socket, which is closed next.
             if self._beats is not None:
                 self._beats.stop()
         if not self._lost_future.done():
             self._lost_future.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The same buffer each time: a new one of that size costs more than a copy."""
+        """Return the same buffer each time: a new one of that size costs more than a copy."""
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._read_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Hand on decrypted bytes, even the last ones before TLS fails."""
+        """Pass on decrypted bytes, even the last ones before TLS fails."""
         self.last_read_at = self.loop.time()
         self.on_bytes(data if self._tls is None else self._decrypt(self._tls, data))
         if self._tls_error is not None:
@@ -128,7 +131,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
                     plain += chunk
             except ssl.SSLWantReadError:
                 pass
-            except ssl.SSLError as error:  # it cannot prove who it is, refuses us, or breaks the protocol
+            except ssl.SSLError as error:  # The server cannot prove its identity, refuses us, or breaks the protocol.
                 self._tls_error = error
             self._send(self._tls_output.read())
         return plain
@@ -139,10 +142,10 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     def resume_writing(self) -> None:
         self._can_write.set()
 
-    # --- what is said
+    # --- writing ------------------------------------------------------------------------
 
     def write(self, content: bytes) -> None:
-        """Send bytes; does nothing on an ended connection."""
+        """Send bytes; do nothing on an ended connection."""
         if self.end_error is None:
             with self._write_lock:
                 self._has_written = True
@@ -156,12 +159,12 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         if self._tls is None:
             return content
         remaining = memoryview(content if self._tls_error is None else b"")
-        while remaining:  # a record at a time
+        while remaining:  # one record at a time
             remaining = remaining[self._tls.write(remaining) :]
         return self._tls_output.read()
 
     async def wait_until_writable(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket accepts more bytes."""
         await self._can_write.wait()
         if self.end_error is not None:
             raise self.end_error
@@ -176,7 +179,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
             await asyncio.shield(self._lost_future)
 
     def abandon(self, error: PostdateError) -> None:
-        """End the connection at once, without waiting: callers open another one."""
+        """End the connection at once, without waiting, so that callers open another one."""
         self._set_end_error(error)
         self._transport.abort()
 
@@ -184,7 +187,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         """End the connection from outside its event loop, which may be blocked or closed: no heartbeat follows."""
         if self._beats is not None:
             self._beats.stop()
-        with suppress(RuntimeError):  # its loop is closed
+        with suppress(RuntimeError):  # The loop is closed.
             error = TransportUnreachable(f"{self.login.description} is spoken to from another event loop now")
             self.loop.call_soon_threadsafe(self.abandon, error)
 
@@ -198,11 +201,11 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came for longer than the server's heartbeat allows."""
+        """Return whether nothing arrived for longer than the server's heartbeat allows."""
         return self.loop.time() - self.last_read_at > self._silence_seconds
 
     def _start_heartbeats(self, seconds: float) -> None:
-        """Send and expect something at least every ``seconds``."""
+        """Send heartbeats, and expect some bytes, at least every ``seconds``."""
         self._silence_seconds = seconds + _LATE_SECONDS
         self._check_silence(seconds)
         self._beats = Housekeeping(
@@ -223,7 +226,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         return False
 
     def _check_silence(self, seconds: float, last_read_at: float | None = None) -> None:
-        """Check that the server lives; bytes that came while the event loop was blocked are read first."""
+        """Check that the server is alive; read bytes that arrived while the event loop was blocked first."""
         if self.loop.time() - self.last_read_at < 4 * seconds:
             self._silence_check = self.loop.call_later(seconds, self._check_silence, seconds)
         elif last_read_at != self.last_read_at:
@@ -235,12 +238,12 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
 
 
 def _write_to_socket(transport: asyncio.Transport, content: bytes) -> int:
-    """Write to the socket of a transport with an empty buffer; return the number of bytes taken."""
+    """Write to the socket of a transport with an empty buffer; return the number of bytes written."""
     socket_copy = socket.socket(fileno=transport.get_extra_info("socket").fileno())
     socket_copy.settimeout(0)  # whatever the default of the process is
     try:
         return socket_copy.send(content)
-    except BlockingIOError:  # the server reads nothing now
+    except BlockingIOError:  # The server reads nothing now.
         return 0
     finally:
         socket_copy.detach()

@@ -26,10 +26,10 @@ _COMMAND_INVALID: Final = 503
 
 
 async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_type: str) -> None:
-    """Create an intake's queues and exchanges; existing ones stay. Raises as :func:`declare_exchange`.
+    """Create an intake's queues and exchanges; existing ones stay. Raise as :func:`declare_exchange`.
 
-    A message that expires before it was stored goes to a queue beside the intake queue, and is delayed all the same:
-    its time to live begins at its destination.
+    A message that expires before it was stored goes to a queue beside the intake queue, and is delayed nevertheless,
+    because its time to live begins at its destination.
     """
     queue, expired = intake_queue(exchange.name), expired_queue(exchange.name)
     await declare_exchange(link, exchange.name, "fanout")
@@ -48,8 +48,8 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
     """Create a durable exchange.
 
     Raises:
-        ConfigurationError: one with other properties exists, or there is no such type.
-        ChannelClosed: we may not.
+        ConfigurationError: an exchange with other properties exists, or there is no such type.
+        ChannelClosed: the user has no permission.
     """
     try:
         await _declare_exchange(link, exchange, kind)
@@ -72,7 +72,7 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
                 f"exchange {exchange!r} exists and is not of the type {kind!r} that intake.due_exchange_type asks for: "
                 f"{error.text}; set it to the type that it has, or delete the exchange, with its bindings, first"
             ) from error
-        with suppress(ChannelClosed):  # another type, or no permission: it suffices that it exists
+        with suppress(ChannelClosed):  # another type, or no permission: it is sufficient that it exists
             await declare_exchange_passively(link, exchange)
             return
         raise
@@ -85,7 +85,7 @@ def _has_other_type(text: str) -> bool:
 
 
 async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
-    """Bind a queue to a fanout exchange; raises `ChannelClosed` when either is missing, or we may not."""
+    """Bind a queue to a fanout exchange; raise `ChannelClosed` when either is missing, or without permission."""
     names = wire.short_text(queue) + wire.short_text(exchange) + wire.short_text("")
     await link.request(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
 
@@ -104,7 +104,7 @@ async def _declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> N
 
 
 async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **extra_arguments: str) -> None:
-    """Create a durable queue; an existing one stays as it is, with a warning if it is of another type.
+    """Create a durable queue; an existing one is not changed, with a warning if it is of another type.
 
     An existing one needs no permission to configure it. Raises `ChannelClosed` when a new one is refused.
     ``extra_arguments``: arguments of the declaration, with underscores for hyphens.
@@ -118,7 +118,7 @@ async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **ext
     except ChannelClosed as error:  # an existing queue stays with its messages
         if exists and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
             log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
-        elif not exists and not await _has_queue(link, queue):  # nor did it come meanwhile
+        elif not exists and not await _has_queue(link, queue):  # It was not created meanwhile either.
             raise
 
 
@@ -130,7 +130,7 @@ async def _has_queue(link: AmqpConnection, queue: str) -> bool:
 
 
 async def queue_length(link: AmqpConnection, queue: str) -> int:
-    """Return the number of waiting messages; raises `ChannelClosed` (404) when there is no such queue."""
+    """Return the number of ready messages; raise `ChannelClosed` (404) when there is no such queue."""
     arguments = b"\0\0" + wire.short_text(queue) + _PASSIVE + bytes(4)
     answer = await link.request(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
     answer.short_text()

@@ -478,5 +478,5 @@ class RabbitMq(DatabaseObject):
 
     @cached_property
     def queues(self) -> RabbitMqTransport:
-        """The transport."""
+        """The transport for the queues."""
         return self.register_adapter(RabbitMqTransport(self._url, queue_type=self._queue_type))

@@ -1,7 +1,7 @@
 """AMQP 0-9-1 on the wire: frames, methods and the types in them. Pure: bytes in, values out, no I/O.
 
-Only what a publisher and a consumer need. Source: AMQP 0-9-1, sections 2.3 and 4.2, with RabbitMQ's errata for the
-types of table fields; ADR 0006 (why the frames are ours).
+It has only the parts that a publisher and a consumer need. Source: AMQP 0-9-1, sections 2.3 and 4.2, with RabbitMQ's
+errata for the types of table fields; ADR 0006 (why the frames are ours).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ END: Final = b"\xce"
 FRAME_OVERHEAD: Final = 8
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 SHORT_TEXT_LIMIT: Final = 255
-"""Bytes in a short string: names of queues and exchanges, routing keys, names of headers, most properties."""
+"""The most bytes in a short string: names of queues and exchanges, routing keys, names of headers, most properties."""
 
 FRAME: Final = Struct(">BHI")
 METHOD_FRAME: Final = Struct(">BHIHH")
@@ -68,14 +68,14 @@ CONFIRM_SELECT_OK: Final = (85, 11)
 
 
 class MalformedFrame(TransportUnreachable):
-    """The peer sent something that is not AMQP 0-9-1: the connection is unusable."""
+    """The peer sent bytes that are not AMQP 0-9-1: the connection is unusable."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def short_text(text: str) -> bytes:
-    """Return a short string; raises `ValueError` over 255 bytes."""
+    """Return a short string; raise `ValueError` over 255 bytes."""
     return short_bytes(text.encode())
 
 
@@ -91,7 +91,7 @@ def long_bytes(content: bytes) -> bytes:
 
 
 def uint16(number: int) -> bytes:
-    """Big-endian, as all numbers of AMQP."""
+    """Return a number as two bytes, big-endian, as all numbers of AMQP."""
     return number.to_bytes(2, "big")
 
 
@@ -100,7 +100,7 @@ def uint32(number: int) -> bytes:
 
 
 def table(fields: Mapping[str, str | bool | int | Mapping[str, bool]]) -> bytes:
-    """Return a table of the types that our arguments need: text, truth, whole numbers, tables of truth."""
+    """Return a table of the types that our arguments need: text, boolean, integer, table of booleans."""
     return long_bytes(b"".join(short_text(name) + _field(value) for name, value in fields.items()))
 
 
@@ -121,7 +121,7 @@ def method_frame(channel: int, method: Method, arguments: bytes = b"") -> bytes:
 
 
 def ack_frame(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
-    """Return the frame that acknowledges one delivery, or all up to it."""
+    """Return the frame that acknowledges one delivery, or all deliveries up to it."""
     return _ACK.pack(METHOD, channel, 13, *BASIC_ACK, delivery_tag, multiple, FRAME_END)
 
 
@@ -134,7 +134,7 @@ def requeue_frame(channel: int, delivery_tag: int) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames; one over ``largest`` bytes is an error, before it fills the memory."""
+    """Splits a stream of bytes into frames. A frame over ``largest`` bytes is an error, before it fills the memory."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
@@ -170,7 +170,7 @@ class Arguments:
         self.content, self.position = content, position
 
     def read(self, count: int) -> bytes:
-        """Return the next bytes; raises `MalformedFrame` when there are fewer."""
+        """Return the next bytes; raise `MalformedFrame` when there are fewer."""
         start, self.position = self.position, self.position + count
         if self.position > len(self.content):
             raise MalformedFrame(f"the server sent a frame that ends too early: {self.content[:60]!r}")
@@ -196,7 +196,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a table: ``kind`` is the letter of its type, ``raw`` letter and value as they were sent."""
+    """One field of a table: ``kind`` is the letter of its type, ``raw`` its letter and value as they were sent."""
 
     name: bytes
     kind: bytes
@@ -205,7 +205,7 @@ class Field:
 
 
 def fields_of(content: bytes) -> list[Field]:
-    """Return the fields of a table, given without its length, in order; raises `MalformedFrame`."""
+    """Return the fields of a table, given without its length, in order; raise `MalformedFrame`."""
     arguments, fields = Arguments(content, 0), list[Field]()
     while arguments.position < len(content):
         name = arguments.short_bytes()
