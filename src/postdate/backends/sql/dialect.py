@@ -1,4 +1,4 @@
-"""How the common statements are run, and how each database takes them. Source: ADR 0058.
+"""The way in which common statements are run, and the differences between databases. Source: ADR 0058.
 
 Statements are templates: ``%(name)s`` stands for a value, and any other percent sign is doubled.
 """
@@ -24,7 +24,7 @@ class Closable(Protocol):
 
 @contextmanager
 def closing_on_error(connection: Closable) -> Generator[None]:
-    """Close a connection that cannot be used after all: when the block raises, or is cancelled."""
+    """Close a new connection that the caller does not get, because the block raises or is cancelled."""
     try:
         yield
     except BaseException:
@@ -33,19 +33,19 @@ def closing_on_error(connection: Closable) -> Generator[None]:
 
 
 class Sessions(Protocol):
-    """Runs an adapter's statements on a database that others may use, too."""
+    """Runs the statements of an adapter on a database that other adapters may use, too."""
 
     @property
     def where(self) -> str:
-        """The database in words, without secrets."""
+        """The description of the database, without secrets."""
         ...
 
     def query_blocking(self, work: Callable[[Any], T], /) -> T:
-        """Run ``work``, which reads, in the calling thread."""
+        """Run ``work``, which only reads, in the calling thread."""
         ...
 
     def query(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
-        """Run ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
+        """Run ``work``, which only reads; ``patiently``: it reads whole tables, which may take minutes."""
         ...
 
     def run(self, work: Callable[[Any], T], /) -> Awaitable[T]:
@@ -61,14 +61,14 @@ class SqlDialect(ABC):
     """The differences between databases in statements that all of them have."""
 
     can_batch: ClassVar[bool] = False
-    """Whether what several messages read or write at a time is one statement, or costs no round trip."""
+    """Whether the reads or writes of several messages are one statement, or cost no more round trips."""
 
     @abstractmethod
     def statement_of(self, template: str) -> Any:
         """Return a template as a statement of this database."""
 
     def rows(self, session: Any, statement: Any, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement; ``values`` may have more than it names."""
+        """Return the rows of a statement; ``values`` may have more values than the statement names."""
         return session.execute(statement, values).fetchall()
 
     def row(self, session: Any, statement: Any, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
@@ -94,19 +94,19 @@ class SqlDialect(ABC):
         )
 
     def insert_new(self, session: Any, statement: Any, values: Mapping[str, Any]) -> bool:
-        """Write one row; ``False``: its key is there, or was until just now."""
+        """Insert one row; return ``False`` if its key exists, or existed until a moment ago."""
         return self.change(session, statement, values) == 1
 
     @abstractmethod
     def delete_statement(self, table: str, condition: str, order: str, index: str) -> Any:
         """Return the statement of :meth:`delete_first`.
 
-        ``index`` has the rows in that order. It is named wherever the server would look for another one: with
-        statistics from when there were few rows it would read and sort all that ``condition`` matches.
+        ``index`` has the rows in that order. It is named wherever the server would choose another one: with statistics
+        from a time of few rows, the server would read and sort all rows that match ``condition``.
         """
 
     def delete_first(self, session: Any, statement: Any, values: Mapping[str, Any]) -> int:
-        """Delete up to ``limit`` rows, the first by their order; return how many."""
+        """Delete up to ``limit`` rows, the first by their order; return how many were deleted."""
         return self.change(session, statement, values)
 
     def first_rows(self, query: str) -> str:
@@ -118,11 +118,14 @@ class SqlDialect(ABC):
         return to_microseconds(instant)
 
     def time_at(self, microseconds: int) -> Any:
-        """Return an instant, so long after 1970-01-01 UTC, as a column's value; it may lie outside the calendar."""
+        """Return an instant, in microseconds since 1970-01-01 UTC, as a column's value.
+
+        It may be outside the calendar.
+        """
         return microseconds
 
     def instant(self, value: Any) -> datetime | None:
-        """Return the time of a column, clamped to the calendar; ``None``: it has none."""
+        """Return the time of a column, clamped to the calendar; ``None`` for no time."""
         return nearest_instant(value) if type(value) is int else None
 
     def content(self, content: bytes | None) -> Any:

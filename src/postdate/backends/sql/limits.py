@@ -19,13 +19,13 @@ _COLUMNS: Final = (*_KEY, "limits", "free_at")
 _READ: Final = "l.destination, l.lane, l.limits, l.free_at"
 
 _NAMES_AT_ONCE: Final = 50
-"""Names of one question. It always has so many, some of them twice, so that it is prepared once."""
+"""The number of names in one query. A query always has this number, some of them twice, so it is prepared once."""
 
 
 class SqlLimits(SqlQuestions, LimitingStore, ABC):
-    """A store's limits, whose table has the columns lane, store, destination, limits, free_at.
+    """The limits of a store, whose table has the columns lane, store, destination, limits, free_at.
 
-    ``limits_of_held``, a statement of each database, gives the rows whose lanes have messages. It goes from one lane
+    ``limits_of_held``, a statement of each database, returns the rows whose lanes have messages. It goes from one lane
     with messages to the next by the index of attempt times.
     """
 
@@ -49,7 +49,8 @@ class SqlLimits(SqlQuestions, LimitingStore, ABC):
                 limits += self._select_limits(
                     session, f"l.destination IN ({', '.join(f'%({each})s' for each in values)})", values
                 )
-            return [each for each in limits if each.destination in names]  # SQL Server ignores spaces at the end
+            # SQL Server ignores spaces at the end of names
+            return [each for each in limits if each.destination in names]
 
         return await self._sessions.query(read_limits)
 

@@ -1,8 +1,8 @@
-"""Numbered SQL: each part of a database has one initial migration, and those that follow it.
+"""Numbered SQL: each part of a database has one initial migration, and the migrations after it.
 
 A database without marks runs the initial migration, which has the number of the last migration that it replaced. A
-database of an earlier version runs the migrations in the folder ``older`` instead. These folders go after 0.2.0; only
-:func:`migrations` reads them. Source: ADR 46.
+database of an earlier version runs the migrations in the folder ``older`` instead. These folders are removed after
+0.2.0; only :func:`migrations` reads them. Source: ADR 46.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ log = logging.getLogger("postdate.stores")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered file; its name is in that of the file.
+    """One numbered file; its name is part of the file's name.
 
-    ``is_initial``: it makes everything, where there is nothing. Any other one changes what the version before it made.
+    ``is_initial``: it creates all tables in an empty database. Any other migration changes the tables of the version
+    before.
     """
 
     version: int
@@ -39,8 +40,9 @@ class Migration:
 class Step:
     """One migration of a database's shared tables, or of a part with its own tables.
 
-    ``subject`` is empty for the shared tables, else the name of a store's table, ``sagas``, ``outbox``. ``statements``
-    are single ones, or several in one text where the driver takes that. ``is_initial``: see :class:`Migration`.
+    ``subject`` is empty for the shared tables; otherwise it is the name of a store's table, ``sagas`` or ``outbox``.
+    ``statements`` are single ones, or several in one text if the driver accepts that. ``is_initial``: see
+    :class:`Migration`.
     """
 
     subject: str
@@ -51,7 +53,7 @@ class Step:
 
 
 def setup_command(table: str) -> str:
-    """Return the command that creates the table of a store, with the endpoint's name if the table's shows it."""
+    """Return the command that creates the table of a store, with the endpoint's name if the table's name has it."""
     if (endpoint := table.removesuffix(".timeouts")) in {table, "postdate"}:
         return "run `postdate setup`"
     return f"run `POSTDATE_ENDPOINT__NAME={shlex.quote(endpoint)} postdate setup`, or name it with endpoint.name"
@@ -61,8 +63,8 @@ def setup_command(table: str) -> str:
 def migrations(package: str, part: str = "database") -> tuple[Migration, ...]:
     """Return the migrations of a part of a backend, in order: those of older databases, the initial one, later ones.
 
-    ``package`` is the backend's package, ``part`` a folder of its ``migrations``: ``database`` for the tables that all
-    stores and queues share, ``store``, ``sagas``, ``outbox``.
+    ``package`` is the backend's package. ``part`` is a folder of its ``migrations``: ``database`` for the tables that
+    all stores and queues share, ``store``, ``sagas``, ``outbox``.
     """
     folder = resources.files(package) / "migrations" / part
     initial, *later = _files(folder)
@@ -84,19 +86,19 @@ def strip_comments(sql: str) -> str:
 
 
 def fill_placeholders(sql: str, replacements: Mapping[str, str]) -> str:
-    """Return SQL with values for ``{schema}``, ``{table}`` and the like.
+    """Return SQL with values for placeholders such as ``{schema}`` and ``{table}``.
 
-    SQL must be split into statements before: a name may contain anything, even a semicolon or dashes.
+    SQL must be split into statements before, because a name may contain anything, even a semicolon or dashes.
     """
     return re.sub(r"\{\w+\}", lambda match: replacements[match[0]], sql)
 
 
 def find_missing_steps(required: Iterable[Step], marks: Iterable[Sequence[object]], where: str) -> list[Step]:
-    """Return the ``required`` steps that are not ``marks`` (subject and version of the existing marks).
+    """Return the ``required`` steps that are not in ``marks`` (subject and version of the existing marks).
 
     Raises:
         StoreFromNewerVersion: there are marks that this Postdate does not know.
-        StoreNotSetUp: a version that this Postdate does not take over has made the tables.
+        StoreNotSetUp: the tables were created by a version that this Postdate cannot migrate.
     """
     steps, versions = list(required), _versions(marks)
     newest = {step.subject: step.version for step in steps}
@@ -123,7 +125,7 @@ def _versions(marks: Iterable[Sequence[object]]) -> dict[str, int]:
 
 
 def oldest_versions(required: Iterable[Step]) -> dict[str, int]:
-    """Return the oldest version that is taken over, of each subject that has older ones."""
+    """Return the oldest version that can be migrated, for each subject that has older versions."""
     oldest = dict[str, int]()
     for step in required:
         oldest.setdefault(step.subject, step.version if step.is_initial else step.version - 1)
@@ -134,7 +136,7 @@ _LAST_WITH_ALL_MIGRATIONS: Final = "505b2f32"
 
 
 def too_old_advice(oldest: int) -> str:
-    """Return what to do about tables that are older than the ``oldest`` version that is taken over."""
+    """Return advice about tables that are older than ``oldest``, the oldest version that can be migrated."""
     return (
         f"this Postdate takes over version {oldest} and later: run `postdate setup` of its commit "
         f"{_LAST_WITH_ALL_MIGRATIONS} there first, then that of this one. Nothing was changed."
@@ -158,7 +160,7 @@ def run_migrations(
     """Apply the missing steps, each with its mark; the caller locks out other processes.
 
     ``mark_statement`` returns the statement that records a step. The errors of :func:`find_missing_steps` come before
-    any change. Tables of an earlier version that were brought up to date are logged.
+    any change. Migrated tables of an earlier version are logged.
     """
     marks = list(applied_marks)
     steps = find_missing_steps(required, marks, where)

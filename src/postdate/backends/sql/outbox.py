@@ -1,9 +1,9 @@
-"""Outboxes in a table of an SQL database, in which handlers have a transaction: everything but its connections.
+"""Outboxes in a table of an SQL database, in which handlers have a transaction: all except the connections.
 
-Records of messages that are received together are read in one call, and written in one, so that a database may use one
-statement, or one transaction, for them. What handlers sent is kept in bytes between the commit and the dispatch; every
-instant in it is absolute, so that a late or repeated dispatch does not delay a message any longer. Source:
-specification 7; ADR 0017, 0058, 0059.
+Records of messages that are received together are read in one call, and written in one. So a database may use one
+statement, or one transaction, for them. The messages that handlers sent are stored as bytes between the commit and the
+dispatch. Every instant in them is absolute, so that a late or repeated dispatch does not delay a message any longer.
+Source: specification 7; ADR 0017, 0058, 0059.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 _RecordWork = tuple[Values, Sequence[Work]]
-"""A record, and what is done if it is new."""
+"""A record, and the works that are run if the record is new."""
 
 
 class _StoredOperation(msgspec.Struct, omit_defaults=True):
@@ -63,7 +63,7 @@ def encode_operations(operations: Sequence[Operation]) -> bytes:
 
 
 def decode_operations(encoded: bytes) -> tuple[Operation, ...]:
-    """Return the operations of :func:`encode_operations`. Raises `StoreError` if damaged, or of a later version."""
+    """Return the operations of :func:`encode_operations`. Raise `StoreError` if damaged, or of a later version."""
     try:
         stored = msgspec.msgpack.decode(encoded, type=_StoredOperations)
     except msgspec.MsgspecError as error:
@@ -124,24 +124,24 @@ def _record(dispatched_at: object, operations: bytes | None) -> OutboxRecord:
 
 
 def connection_semaphore(connections: int) -> anyio.Semaphore:
-    """Return a semaphore that limits handlers' connections. Raises `ConfigurationError` below 1."""
+    """Return a semaphore that limits handlers' connections. Raise `ConfigurationError` below 1."""
     if connections < 1:
         raise ConfigurationError(f"connections must be 1 or more, not {connections}")
     return anyio.Semaphore(connections)
 
 
 class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
-    """Keeps outboxes in a table of an SQL database. ``C`` is its handle of a connection lent to a handler.
+    """Keeps outboxes in a table of an SQL database. ``C`` is the type of a handler's connection.
 
     Args:
         dialect: of the database.
         table: its name in statements.
-        where: the database in words, without secrets.
-        connection_limit: limits the connections lent to handlers at once.
+        where: the description of the database, without secrets.
+        free: limits the connections that handlers use at once.
     """
 
     longest_id: ClassVar[int | None] = None
-    """Characters of a message's id that the table takes; a longer id is cut, and ends with a digest."""
+    """The most characters of a message's id in the table; a longer id is cut, and ends with a digest."""
 
     def __init__(self, dialect: SqlDialect, table: str, where: str, connection_limit: anyio.Semaphore) -> None:
         self._dialect, self.where, self.connection_limit = dialect, where, connection_limit
@@ -163,7 +163,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Nobody has a connection here: those that are lent are the parent's."""
+        """Reset the limit: the connections that handlers use belong to the parent."""
         self.connection_limit = connection_semaphore(self._max_connections)
 
     @property
@@ -208,7 +208,8 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         return await self.run_transaction(lambda session: self._dialect.delete_first(session, self._remove, values))
 
     def _key(self, endpoint: str, message_id: str) -> Values:
-        stored_id = message_id.replace("\0", "\\x00")  # a foreign id may have such, and no database takes them
+        # an id of another program may contain NUL, which no database accepts
+        stored_id = message_id.replace("\0", "\\x00")
         if self.longest_id is not None and len(stored_id) > self.longest_id:
             digest = hashlib.sha256(stored_id.encode("utf-8", "surrogatepass")).hexdigest()
             stored_id = f"{stored_id[: self.longest_id - len(digest)]}{digest}"
@@ -220,15 +221,15 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         return {**key, **times, "operations": self._dialect.content(content)}
 
     async def add(self, row: Values, work: Sequence[Work]) -> bool:
-        """Write a record and do ``work`` in a transaction of our own; ``False``: the record is there."""
+        """Write a record and run ``work`` in our own transaction; return ``False`` if the record exists."""
         if work and not self._dialect.can_batch:
             return (await self.run_transaction(lambda session: self.write_all(session, [(row, work)])))[0]
         return await self.run_step(OutboxStep.INSERT, row, work)
 
-    # --- what comes at the same time is done together -----------------------------------------------------------------
+    # --- steps of several messages, which run together ----------------------------------------------------------------
 
     async def run_step(self, step: OutboxStep, values: Values, work: Sequence[Work] = ()) -> Any:
-        """Run a step together with that of other messages, and return its result."""
+        """Run a step together with the same step of other messages, and return its result."""
         run_together = self._step_runners[step]
         return await run_in_group(run_together, run_together, (values, work))
 
@@ -241,7 +242,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         )
 
     def write_all(self, session: Any, jobs: Sequence[_RecordWork]) -> Sequence[bool]:
-        """Write records, and do what belongs to each that was not there; return which these are."""
+        """Write records, and run the works of each new record; return for each whether it was new."""
         are_new = self.execute_step(session, OutboxStep.INSERT, [row for row, _ in jobs])
         self.run_works(session, [work for is_new, (_, work) in zip(are_new, jobs, strict=True) if is_new and work])
         return are_new
@@ -259,31 +260,31 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
             return [dialect.insert_new(session, self._insert, row) for row in rows]
         return [dialect.change(session, self._mark, row) for row in rows]
 
-    # --- what a database gives ----------------------------------------------------------------------------------------
+    # --- methods of a database ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def query_blocking(self, work: Callable[[Any], T]) -> T:
-        """Run ``work``, which reads, on a connection of our own. Blocks."""
+        """Run ``work``, which only reads, on our own connection. Blocks."""
 
     @abstractmethod
     def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in a transaction of our own. Blocks."""
+        """Run ``work`` in our own transaction. Blocks."""
 
     def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
-        """Run ``work`` for several messages in a transaction of our own; ``is_one``: a :meth:`execute_step`. Blocks."""
+        """Run ``work`` for several messages in our own transaction; ``is_one``: a :meth:`execute_step`. Blocks."""
         return self.run_transaction_blocking(work)
 
     async def run_transaction(self, work: Callable[[Any], T]) -> T:
-        """:meth:`run_transaction_blocking` in a thread."""
+        """Run :meth:`run_transaction_blocking` in a thread."""
         return await run_in_thread(self.run_transaction_blocking, work)
 
     @abstractmethod
     async def acquire(self) -> C:
-        """Return a connection as the application would open it, in no transaction."""
+        """Acquire a connection as the application would open it, in no transaction."""
 
     @abstractmethod
     async def release(self, connection: C) -> None:
-        """Take a connection back; an open transaction on it is rolled back."""
+        """Release a connection; roll back an open transaction on it."""
 
     @abstractmethod
     async def begin(self, connection: C) -> None:
@@ -294,14 +295,14 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
 
     @abstractmethod
     async def commit(self, connection: C, row: Values, work: Sequence[Work]) -> bool:
-        """Run :meth:`write_all` in a handler's transaction and commit; ``False``: it was rolled back.
+        """Run :meth:`write_all` in a handler's transaction and commit; return ``False`` if it was rolled back.
 
         Raises `StoreError` if nothing was committed: the transaction is still open, or a handler has ended it.
         """
 
     @abstractmethod
     async def roll_back(self, connection: C) -> None:
-        """Roll the transaction back, if there is one. Raises `StoreUnreachable` if the connection was lost."""
+        """Roll the transaction back, if there is one. Raise `StoreUnreachable` if the connection was lost."""
 
 
 class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
@@ -310,7 +311,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         self._connection: C | None = None
         self._begin_lock = anyio.Lock()
         self._outage: PostdateError | None = None
-        """That the transaction met, whatever its handler has made of it."""
+        """The outage that the transaction met, even if its handler caught the error."""
         self._has_begun = self._is_over = False
 
     @property
@@ -332,8 +333,8 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
                 except Exception:
                     await self._release_own_connection()
                     raise
-                self._has_begun, self._outage = True, None  # it may have been asked for a second time
-                self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
+                self._has_begun, self._outage = True, None  # The handler may call this a second time, after an outage.
+                self._check_not_over()  # otherwise the roll-back, which waits for this, ends the transaction
             return self._outbox.native(self._connection)
 
     async def _acquire(self) -> C:
@@ -344,19 +345,19 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
         except BaseException:
             self._outbox.connection_limit.release()
             raise
-        if self._is_over:  # rolled back while this waited: nobody else would give the connection back
+        if self._is_over:  # Rolled back during the wait: no other code would release the connection.
             await self._release(connection)
             self._check_not_over()
         return connection
 
     def _check_not_over(self) -> None:
-        """Refuse late calls, as from a task that the handler has not waited for."""
+        """Refuse late calls, for example from a task for which the handler has not waited."""
         if self._is_over:
             raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
 
     @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        async with self._begin_lock:  # a task that the handler has not waited for may begin just now
+        async with self._begin_lock:  # A task for which the handler has not waited may begin now.
             self._check_not_over()
             self._is_over = True
         row = self._outbox.row(self._key, operations, now)
@@ -364,7 +365,7 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
             if self._has_begun and self._connection is not None:
                 is_new = await self._outbox.commit(self._connection, row, work)
             else:
-                if self._connection is not None:  # its begin was cancelled: the record needs the place
+                if self._connection is not None:  # Its begin was cancelled: the record needs a connection.
                     await self._roll_back()
                 is_new = await self._outbox.add(row, work)
         await self._release_own_connection()
@@ -373,8 +374,8 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
     @override
     async def roll_back(self) -> None:
         self._is_over = True
-        if self._connection is not None:  # who waits for one gives it back
-            async with self._begin_lock:  # who begins just now knows whether it has begun
+        if self._connection is not None:  # A task that still waits for a connection releases it itself.
+            async with self._begin_lock:  # After the lock it is known whether the transaction has begun.
                 await self._roll_back()
         if self._outage is not None:
             raise self._outage
@@ -385,8 +386,8 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
                 with self._remember_outage():
                     await self._outbox.roll_back(self._connection)
             elif self._connection is not None:
-                # Its begin was cancelled. In SQLite that goes on in a thread, and the roll-back waits for it; psycopg
-                # has closed the connection, on which nothing was done: that is no outage.
+                # Its begin was cancelled. In SQLite the begin continues in a thread, and the roll-back waits for it.
+                # psycopg has closed the connection, on which nothing was changed: that is no outage.
                 with suppress(StoreUnreachable):
                     await self._outbox.roll_back(self._connection)
         finally:

@@ -29,15 +29,15 @@ from postdate.ports.scanning import PRUNED_ID, PrunedCounts, pruned_details
 
 
 def header_text(message_id: str) -> str:
-    """Return a message id as it stands in the text of encoded headers, which is compact JSON."""
+    """Return a message id as it appears in the text of encoded headers, which is compact JSON."""
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
 def page_values(message_filter: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
-    """Return what a statement takes that reads a page of the list of pending messages. Raises `InvalidMessage`.
+    """Return the values of a statement that reads a page of the list of pending messages. Raise `InvalidMessage`.
 
-    They are the rows whose due time and number, compared as a pair, are above ``due_from`` and ``behind``. So a page
-    begins in the midst of those that are due at one instant, at the cost of any other.
+    The page has the rows whose due time and number, compared as a pair, are above ``due_from`` and ``behind``. So a
+    page may begin between messages that are due at one instant, and costs as much as any other page.
     """
     start = (
         _BEFORE_ALL_TIMES if message_filter.due_from is None else to_microseconds(message_filter.due_from),
@@ -56,7 +56,7 @@ def page_values(message_filter: MessageFilter, limit: int, dialect: SqlDialect) 
 
 
 _BEFORE_ALL_TIMES: Final = -(2**63) + 1
-"""Before the calendar, too: what others wrote there is to be met, and marked as unreadable."""
+"""Before the calendar, too: values of other programs there must be read, and marked as unreadable."""
 
 _BEFORE_ALL_NUMBERS: Final = -1
 
@@ -66,7 +66,8 @@ def page_of(
 ) -> PendingPage:
     """Return the page of the readable ``messages``, by number, and of the ``places`` of all rows, in order.
 
-    ``places``: due time in microseconds since 1970 UTC, and number. ``limit``: of rows; ``None``: there are no others.
+    ``places``: due time in microseconds since 1970 UTC, and number. ``limit``: the most rows; ``None``: there are no
+    more.
     """
     due_of = {number: due for due, number in places}
     page_messages = [message.set_cursor(cursor_text(due_of[number], number)) for number, message in messages]
@@ -74,27 +75,26 @@ def page_of(
 
 
 class SqlQuestions(AdministrableStore, ABC):
-    """A store's answers, by statements that have the same name in each database."""
+    """The answers of a store, from statements that have the same name in each database."""
 
     _dialect: SqlDialect
     _sessions: Sessions
     _sql: Any
-    """The statements, with the values that they take.
+    """The statements, with the values that they need.
 
-    ``statistics`` (``at``) gives pending, overdue, claimed, failing, the first due time, and unreadable;
-    ``due_count`` (``first end``): how many are due, by an index; ``moved_dues`` (likewise): due times, to the second,
-    and how many more, or fewer, are due then than that index says; ``None``: it knows all of them;
-    ``next_due``; ``record_counts``; ``list_pending`` (see :func:`page_values`) and ``get`` (``id``) give messages, with
-    their numbers; ``history`` (``id``): kind, id, at, due, destination and detail of
-    records.
+    ``statistics`` (``at``) returns pending, overdue, claimed, failing, the first due time, and unreadable.
+    ``due_count`` (``first end``) returns how many are due, by an index. ``moved_dues`` (likewise) returns due times, to
+    the second, and how many more, or fewer, are due then than that index says; ``None``: the index knows all of them.
+    ``next_due``, ``record_counts``. ``list_pending`` (see :func:`page_values`) and ``get`` (``id``) return messages,
+    with their numbers. ``history`` (``id``) returns kind, id, at, due, destination and detail of records.
     ``limits_table`` is no statement: see :class:`postdate.backends.sql.limits.SqlLimits`.
     """
 
     @abstractmethod
     async def _page(self, statement: Any, values: Values) -> PendingPage:
-        """Return the readable messages that a statement finds, in order; the store deals with unreadable ones.
+        """Return the readable messages that a statement finds, in order; the store marks unreadable ones.
 
-        The next page begins behind the last row that the statement finds, readable or not; see :func:`page_of`.
+        The next page begins after the last row that the statement finds, readable or not; see :func:`page_of`.
         """
 
     def _store_values(self, session: Any) -> Values:
@@ -131,7 +131,7 @@ class SqlQuestions(AdministrableStore, ABC):
         return counts
 
     async def next_due(self) -> datetime | None:
-        """Reads every message, claimed ones too."""
+        """Return the earliest due time. It reads every message, including claimed ones."""
         rows = await self._sessions.query(lambda session: self._query_rows(session, self._sql.next_due, {}))
         return self._dialect.instant(rows[0][0]) if rows else None
 

@@ -1,4 +1,4 @@
-"""Which records are too old to be kept, in each SQL database alike. Source: ADR 32."""
+"""The records that are older than the retention, for all SQL databases. Source: ADR 32."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from postdate.ports.migrating import MOVED_AWAY
 from postdate.ports.scanning import ARCHIVED
 
 _AFTER_OUTCOME: Final = "kind BETWEEN 8 AND 11"
-"""Rescheduled (or came back), discarded, returned, pruned. Letter for letter the condition of an index of SQLite."""
+"""Rescheduled (or returned), discarded, returned, pruned. An index of SQLite has exactly this condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgeCondition:
-    """What a database calls things in the question which records ``r`` are too old.
+    """The names of a database in the query for records ``r`` that are too old.
 
     Args:
         record: table of the records.
-        pending: table of the waiting messages.
-        number: their common column: a waiting message has that of its *scheduled* record.
+        pending: table of the pending messages.
+        number: their common column: a pending message has the number of its *scheduled* record.
         before: the instant, as SQL.
-        is_keyed: whether the id of ``r`` is one of those that wait under a key one after the other (ADR 31).
-        last_of_key: the last id that there can be under that key.
+        is_keyed: whether the id of ``r`` is one of those under a key, of which only the last may be pending (ADR 31).
+        last_of_key: the last possible id under that key.
         same_store: condition on ``{0}``, another record, joined with ``AND``.
-        limit: ends subqueries that are to be answered row by row.
+        limit: the end of subqueries that must be evaluated row by row.
     """
 
     record: str

@@ -1,4 +1,4 @@
-"""Saga instances in a table of an SQL database: everything but how its tables are made. Source: ADR 0016, 0058."""
+"""Saga instances in a table of an SQL database: all except the creation of tables. Source: ADR 0016, 0058."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SqlSagaStore(SagaStore, ABC):
             "find": dialect.statement_of(f"{read} {dialect.equality('saga_type', 'property', 'value')}"),
             "load": dialect.statement_of(f"{read} {same}"),
         }
-        # One condition for both would read what comes before in the type.
+        # One condition for both would read the earlier rows of the type.
         next_ids = f"{dialect.equality('saga_type')} AND saga_id > {dialect.placeholder('saga_id')} ORDER BY saga_id"
         next_types = f"saga_type > {dialect.placeholder('saga_type')} ORDER BY saga_type, saga_id"
         self._pages = [dialect.statement_of(dialect.first_rows(f"{read} {each}")) for each in (next_ids, next_types)]
@@ -106,7 +106,7 @@ class SqlSagaStore(SagaStore, ABC):
         return self._sessions.query_blocking(lambda session: self.rows_of(session, statement_name, keys))
 
     def rows_of(self, session: Any, statement_name: str, keys: Sequence[Values]) -> Sequence[tuple[Any, ...] | None]:
-        """Return the row of each place, in order."""
+        """Return the row for each of the keys, in order."""
         return [self._dialect.row(session, self._select_statements[statement_name], place) for place in keys]
 
     @override
@@ -118,7 +118,10 @@ class SqlSagaStore(SagaStore, ABC):
         return BatchedWork(self._apply, changes)
 
     def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
-        """Apply the changes of messages; first what is completed or set aside, as another may take its correlation."""
+        """Apply the changes of messages.
+
+        Completions and removals first, because another saga may take the correlation.
+        """
         changes = [change for work in works for change in work]
         changes.sort(key=lambda change: change.record.saga_id)  # processes wait for each other's rows in one order
         for fate in (
@@ -133,7 +136,7 @@ class SqlSagaStore(SagaStore, ABC):
                 raise SagaConflict(f"{instances} was created, changed or completed meanwhile")
 
     def change(self, transaction: Any, fate: SagaChangeKind, rows: Sequence[Values]) -> int:
-        """Write instances, each of which was not changed meanwhile; return how many."""
+        """Write instances that were not changed meanwhile; return how many."""
         change = self._dialect.insert_new if fate is SagaChangeKind.CREATED else self._dialect.change
         return sum(change(transaction, self._statements[fate], row) for row in rows)
 

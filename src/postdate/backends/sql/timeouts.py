@@ -1,4 +1,4 @@
-"""Timeouts in a table of an SQL database: everything but the SQL, the sessions and the claims.
+"""Timeouts in a table of an SQL database: all except the SQL, the sessions and the claims.
 
 Source: specification 4.6, 4.7, row 95; ADR 0014.
 """
@@ -34,23 +34,26 @@ from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersis
 log = logging.getLogger("postdate.timeouts")
 
 _MOST_REPORTED: Final = 10_000
-"""Errors remembered, so that each is logged once."""
+"""The number of remembered errors, so that each is logged once."""
 
 CONTENT: Final = '"Id", "Destination", "SagaId", "State", "Time"'
 LATER: Final = '"Time" > %(after)s'
 
 Due = Callable[[datetime, datetime, int | None], Sequence[tuple[Any, ...]]]
-"""``Id`` and ``Time`` of rows after the first instant and until the second, by ``Time``; at most so many, or all."""
+"""Returns ``Id`` and ``Time`` of rows after the first instant and until the second, by ``Time``.
+
+The integer limits the number of rows; ``None``: all.
+"""
 
 First = Callable[[datetime], object]
-"""The earliest ``Time`` after an instant, or ``None``."""
+"""Returns the earliest ``Time`` after an instant, or ``None``."""
 
 
 class TimeoutStatements(NamedTuple):
-    """Every statement of one table of timeouts; a named parameter is an id in the form of :meth:`TimeoutTable.key`."""
+    """Every statement of one table of timeouts. A named parameter is an id in the form of :meth:`TimeoutTable.key`."""
 
     insert: Any
-    """Writes a row, unless its id is there."""
+    """Writes a row, unless its id exists."""
     peek: Any
     delete: Any
     delete_saga: Any
@@ -89,26 +92,26 @@ class TimeoutTable(ABC):
 
     @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """Write a row of :func:`postdate.backends.sql.timeouts_layout.encode`; ``False``: its id is there already."""
+        """Insert a row of :func:`postdate.backends.sql.timeouts_layout.encode`; return ``False`` if its id exists."""
 
     @abstractmethod
     def instant(self, instant: datetime) -> object:
-        """Return a bound for ``Time``: no time that the column can hold lies between it and ``instant``."""
+        """Return a bound for ``Time``: no time that the column can store lies between it and ``instant``."""
 
     def key(self, normal: str) -> Mapping[str, Any]:
         """Return the parameters that find an id, of a timeout or of a saga."""
         return {"id": normal}
 
     def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
-        """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for no lock."""
+        """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; it waits for no lock."""
         return self.dialect.row(session, self.sql.peek, self.key(timeout_id))
 
     def delete(self, session: Any, timeout_id: str) -> int:
-        """Delete a row; return how many there were."""
+        """Delete a row; return how many were deleted."""
         return self.dialect.change(session, self.sql.delete, self.key(timeout_id))
 
     def delete_saga(self, session: Any, saga_id: str) -> int:
-        """Delete the rows of a saga; return how many there were."""
+        """Delete the rows of a saga; return how many were deleted."""
         return self.dialect.change(session, self.sql.delete_saga, self.key(saga_id))
 
     def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
@@ -129,7 +132,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     Args:
         sessions: run its statements.
-        build_table: makes the SQL of a table from its name, which it checks.
+        make_table: creates the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
@@ -222,9 +225,9 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
 
 def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: First) -> DueChunk:
-    """Return a chunk as :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk` promises it.
+    """Return a chunk as described at :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`.
 
-    Unreadable rows are logged and skipped, as they must not hold up others.
+    Unreadable rows are logged and skipped, because they must not delay others.
     """
     size = max(limit, 1)
     while True:
@@ -234,10 +237,10 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
             return DueChunk(sort_by_due(timeouts), _next_query(now, first(now), None))
         if timeouts:
             break
-        size *= 2  # so many unreadable ones that the limit hides what is behind them
+        size *= 2  # there are so many unreadable rows that the limit hides the rows after them
     last = timeouts[-1].due
     earlier = [each for each in timeouts if each.due < last]
-    # More may be due at the last one's time than the limit allows, and the next chunk starts after that time.
+    # More rows may be due at the time of the last one than the limit allows, and the next chunk starts after that time.
     due_with_last = _decode_readable(due(earlier[-1].due if earlier else start, last, None))
     return DueChunk(sort_by_due([*earlier, *due_with_last]), _next_query(now, first(last), now))
 
@@ -263,10 +266,10 @@ def _next_query(now: datetime, next_time: object, if_unreadable: datetime | None
     Args:
         now: end of the chunk's query.
         next_time: the time as stored; ``None``: there is none.
-        if_unreadable: returned if it cannot be read: ``now`` behind a full chunk, after which more may be due.
+        if_unreadable: returned if it cannot be read: ``now`` after a full chunk, after which more may be due.
     """
     try:
         return None if next_time is None else max(read_time(next_time), now)
-    except MessageError as error:  # what is due must not wait for whoever mends it
+    except MessageError as error:  # due timeouts must not wait until somebody repairs the row
         _log_once(str(error))
         return if_unreadable

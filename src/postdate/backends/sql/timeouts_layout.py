@@ -1,6 +1,6 @@
 """The tables of timeouts in the layout of upstream's SQL persistence: names, ids, headers, times.
 
-Pure values, the same for every database; timeout storage and migration use them. Source: specification 4.6; ADR 0014.
+Pure values, the same for every database. Timeout storage and migration use them. Source: specification 4.6; ADR 0014.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check
 from postdate.ports.timeouts import DueTimeout, Timeout
 
 SUFFIX: Final = "TimeoutData"
-"""End of every table's name."""
+"""The end of every table's name."""
 
 ID: Final = "Id"
 DESTINATION: Final = "Destination"
@@ -30,13 +30,13 @@ TIME: Final = "Time"
 HEADERS: Final = "Headers"
 PERSISTENCE_VERSION: Final = "PersistenceVersion"
 COLUMNS: Final = (ID, DESTINATION, SAGA_ID, STATE, TIME, HEADERS, PERSISTENCE_VERSION)
-"""In the order of the table. Names of tables and columns are quoted, since some databases distinguish case."""
+"""The columns in the order of the table. Names are quoted, because some databases distinguish case."""
 
 NO_SAGA: Final = "00000000-0000-0000-0000-000000000000"
-"""``SagaId`` of a timeout without a saga."""
+"""The ``SagaId`` of a timeout without a saga."""
 
 WRITTEN_VERSION: Final = "1.0.0.0"
-"""Our value of ``PersistenceVersion``, which nobody reads: four numbers, as in a .NET version."""
+"""Our value of ``PersistenceVersion``, which no program reads: four numbers, as in a .NET version."""
 
 _TEXT_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -48,7 +48,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
     """Return the name of the table of timeouts, not quoted; ``endpoint`` matters only without a ``prefix``.
 
-    By default the prefix is the endpoint, in which points become underscores.
+    By default the prefix is the endpoint's name with underscores for points.
     """
     return (f"{endpoint.replace('.', '_')}_" if prefix is None else prefix) + SUFFIX
 
@@ -57,7 +57,7 @@ def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
 
 
 def normal_id(text: object) -> str | None:
-    """Return a UUID in 36 characters, lower case, with hyphens; ``None``: the text is no UUID in any notation."""
+    """Return a UUID in 36 characters, lower case, with hyphens; ``None`` if the text is no UUID in any notation."""
     try:
         return str(uuid.UUID(str(text).strip()))
     except ValueError:
@@ -65,13 +65,13 @@ def normal_id(text: object) -> str | None:
 
 
 def normal_saga(text: object) -> str | None:
-    """Return the id of a saga as :func:`normal_id` does; ``None`` for the empty one, too."""
+    """Return the id of a saga as :func:`normal_id` does; ``None`` for the empty id, too."""
     saga_id = None if text is None else normal_id(text)
     return None if saga_id == NO_SAGA else saga_id
 
 
 def spellings(timeout_id: str) -> tuple[str, str, str, str]:
-    """Return the notations of a normal id in a text column: in either case, with braces or without."""
+    """Return the notations of a normal id in a text column: in upper and lower case, with and without braces."""
     upper = timeout_id.upper()
     return timeout_id, upper, f"{{{timeout_id}}}", f"{{{upper}}}"
 
@@ -80,7 +80,7 @@ def spellings(timeout_id: str) -> tuple[str, str, str, str]:
 
 
 def round_up(due: datetime, digits: int) -> datetime:
-    """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early."""
+    """Return ``due`` with so many digits of a second, never earlier, because a timeout must not be early."""
     step = 10 ** (6 - digits)
     if not (excess := due.microsecond % step):
         return due
@@ -93,7 +93,7 @@ def round_up(due: datetime, digits: int) -> datetime:
 
 
 def text_time(instant: datetime) -> str:
-    """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC, which sorts as text in the order of time."""
+    """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC. Its order as text is the order of time."""
     return instant.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
@@ -101,7 +101,7 @@ def read_time(value: object) -> datetime:
     """Return the instant of a column: a date-time, in UTC if it has no zone, or a text, rounded up to microseconds.
 
     Raises:
-        InvalidTimestamp: neither of these.
+        InvalidTimestamp: the value is neither.
     """
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -138,9 +138,10 @@ def normalize_timeout(timeout: Timeout) -> Timeout:
 
 
 def encode(timeout: Timeout) -> dict[str, Any]:
-    """Return the values of a row, by column, of a :func:`normalize_timeout` timeout.
+    """Return the values of a row, by column, for a timeout of :func:`normalize_timeout`.
 
-    Texts; ``State`` is bytes, and ``Time`` an aware date-time, to be rounded up to the column's precision.
+    They are texts, except that ``State`` is bytes. ``Time`` is an aware date-time, to be rounded up to the column's
+    precision.
     """
     return {
         ID: timeout.timeout_id,
@@ -154,17 +155,17 @@ def encode(timeout: Timeout) -> dict[str, Any]:
 
 
 def encode_headers(headers: Mapping[str, str]) -> str:
-    """Return the headers as a JSON object of ASCII: a .NET endpoint's column may be in any character set."""
+    """Return the headers as a JSON object of ASCII, because a .NET endpoint's column may be in any character set."""
     return json.dumps(dict(headers), separators=(",", ":"))
 
 
 def decode(  # noqa: PLR0913 - the columns
     timeout_id: object, destination: str, saga_id: object, state: object, time: object, headers: object, owner: str
 ) -> Timeout:
-    """Return the timeout of a row, as Postdate or a .NET endpoint has written it.
+    """Return the timeout of a row that Postdate or a .NET endpoint has written.
 
-    Ids are UUIDs or their texts; the empty one and ``None`` mean no saga. Blank ``headers`` and a ``state`` of ``None``
-    are empty. ``owner`` is the endpoint of the table: no column has it.
+    Ids are UUIDs or their texts; the empty id and ``None`` mean no saga. Blank ``headers`` and a ``state`` of ``None``
+    are empty. ``owner`` is the endpoint of the table, because no column has it.
 
     Raises:
         InvalidMessage: the id is no UUID.
@@ -183,7 +184,7 @@ def decode_due(timeout_id: object, time: object) -> DueTimeout:
 
 
 def row_id(value: object) -> str:
-    """Return a row's normal id; raises `InvalidMessage` when it is no UUID."""
+    """Return a row's normal id; raise `InvalidMessage` when it is no UUID."""
     if (normal := normal_id(value)) is None:
         raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
     return normal
@@ -211,7 +212,7 @@ def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
 
 
 def _decode_with_nulls(text: str | bytes) -> Mapping[str, str] | None:
-    """Return headers with nulls as empty texts: .NET endpoints write null for headers without text."""
+    """Return headers, with empty texts for nulls: .NET endpoints write null for headers without text."""
     try:
         headers = msgspec.json.decode(text, type=dict[str, str | None])
     except (msgspec.MsgspecError, ValueError):
@@ -220,5 +221,5 @@ def _decode_with_nulls(text: str | bytes) -> Mapping[str, str] | None:
 
 
 def sort_by_due(due: Iterable[DueTimeout]) -> list[DueTimeout]:
-    """Return them by due time, among equal ones by id."""
+    """Return timeouts by due time, and by id if that is equal."""
     return sorted(due, key=lambda each: (each.due, each.timeout_id))

@@ -15,7 +15,7 @@ from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.runtime import forks
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
-"""A vanished server is noticed within 15 s or so."""
+"""The keep-alive options of a socket: a vanished server is noticed after about 15 s."""
 CONNECT_WITHIN_SECONDS: Final = 5.0
 LOG_IN_WITHIN_SECONDS: Final = 10.0
 _ANSWER_WITHIN_SECONDS: Final = 30.0
@@ -29,14 +29,14 @@ def connect_socket(address: tuple[str, int], seconds: float) -> socket.socket:
     tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE.items():
-        with suppress(AttributeError, OSError):  # not every system has all of them
+        with suppress(AttributeError, OSError):  # not every system has all options
             tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return forks.register_connection(tcp_socket)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The parts of a URL; an empty ``database`` means that it names none."""
+    """The parts of a URL; an empty ``database`` means that the URL names none."""
 
     product: str
     host: str
@@ -51,13 +51,13 @@ def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> S
     """Return the parts of a URL; ``port`` is the server's usual one.
 
     Raises:
-        ConfigurationError: unreadable, or another scheme; its text never has the password.
+        ConfigurationError: the URL is invalid, or has another scheme; the text never has the password.
     """
     example = f"{schemes[0]}://user:password@host:port/database"
     try:
         parts = urlsplit(url)
         host, actual_port = parts.hostname or "localhost", parts.port or port
-    except ValueError:  # its text may have a piece of a password that is not escaped
+    except ValueError:  # The text of the error may contain a part of a password that is not escaped.
         raise ConfigurationError(f"the address of the {product} database cannot be read; write {example}") from None
     if parts.scheme not in schemes:
         raise ConfigurationError(f"the address of a {product} database is {example}")
@@ -78,24 +78,24 @@ def check_options(address: ServerAddress, allowed: frozenset[str]) -> None:
 class ServerSession(ABC):
     """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
 
-    Besides :class:`postdate.backends.sql.row_locks.parts.PooledSession`, dialects call ``rows(sql, values)``, which
-    returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found unchanged,
-    and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
-    sign is doubled in statements with ``values``.
+    It has more methods than :class:`postdate.backends.sql.row_locks.parts.PooledSession`. ``rows(sql, values)`` returns
+    the rows of a statement. ``change(sql, values)`` returns how many rows it changed or found unchanged. ``pages(sql,
+    values, page)`` yields rows as the server sends them, while no other statement may run. A percent sign is doubled in
+    statements with ``values``.
     """
 
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """The limit on waiting for an answer."""
+        """The deadline of an answer in seconds."""
 
     @abstractmethod
     def set_answer_limit(self, seconds: float) -> None:
-        """Set the limit on waiting for an answer."""
+        """Set the deadline of an answer."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Ask the server for any answer. Raises `StoreUnavailable`."""
+        """Wait for any answer of the server. Raise `StoreUnavailable`."""
 
     @property
     @abstractmethod
@@ -110,7 +110,7 @@ class ServerSession(ABC):
         """Return whether the transaction with this mark is open and may be committed."""
 
     def patient(self) -> AbstractContextManager[None]:
-        """Raise the limit within the block, for statements on whole tables."""
+        """Raise the deadline within the block, for statements on whole tables."""
         return self._answer_limit(_PATIENCE_SECONDS)
 
     @contextmanager
@@ -123,7 +123,7 @@ class ServerSession(ABC):
             self.set_answer_limit(previous_seconds)
 
     def is_alive(self, at_most: float | None = None) -> bool:
-        """``None``: two seconds, whatever the session's limit is."""
+        """Return whether the server answers; ``None``: within two seconds, whatever the session's deadline is."""
         try:
             with self._answer_limit(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
                 self.ping()
@@ -136,10 +136,10 @@ S = TypeVar("S", bound=ServerSession)
 
 
 class DatabaseServer(ABC, Generic[S]):
-    """The address of a server, which connects to it.
+    """The address of a server, and how to connect to it.
 
-    ``answers_within``: a connection is given up after so long a silence of the server; ``None``: 30 s. Raises
-    `ConfigurationError` if that is not above 0, or ``url`` unreadable.
+    ``answers_within``: a connection is abandoned if the server does not answer for this long; ``None``: 30 s. Raises
+    `ConfigurationError` if it is not above 0, or if ``url`` is invalid.
     """
 
     product: ClassVar[str]
@@ -162,17 +162,17 @@ class DatabaseServer(ABC, Generic[S]):
 
     @abstractmethod
     def connect(self) -> S:
-        """Return a new connection. Raises `StoreUnavailable`.
+        """Open a new connection. Raise `StoreUnavailable`.
 
-        A server that is another product, too old, or not to be trusted raises `ConfigurationError`.
+        Raises `ConfigurationError` for a server that is another product, too old, or not trusted.
         """
 
     @abstractmethod
     def connect_as_application(self) -> S:
-        """Return a new connection as the application would open it, without limits; raises as :meth:`connect`."""
+        """Open a new connection as the application would open it, without deadlines; raise as :meth:`connect`."""
 
     def connect_patiently(self) -> S:
-        """Return a connection for long statements, such as a migration's; raises as :meth:`connect`."""
+        """Open a connection for long statements, such as those of a migration; raise as :meth:`connect`."""
         session = self.connect()
         session.set_answer_limit(_PATIENCE_SECONDS)
         return session

@@ -1,4 +1,4 @@
-"""One schema of a database server, the connections that all adapters on it share, and the sagas in it."""
+"""One schema of a database server, the connections that all its adapters share, and the sagas in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDS_AT_MOST: Final = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class TableCreation:
-    """How tables are made on a server: ``migrate`` applies missing migrations, ``script`` returns them as SQL."""
+    """The creation of tables on a server: ``migrate`` applies missing migrations, ``script`` returns them as SQL."""
 
     migrate: Callable[[Any, RowLockNames, Sequence[Step]], None]
     script: Callable[[RowLockNames, Sequence[Step]], str]
@@ -35,13 +35,13 @@ class TableCreation:
 class RowLockSchema(DatabaseObject, ABC):
     """A schema on a server. Its adapters share its connections, which are closed with the last adapter.
 
-    All claims of stores depend on one connection and one number of this process; those of timeouts are row locks alone.
+    All claims of stores depend on one connection and one number of this process; claims of timeouts are only row locks.
 
     Args:
         url: of the database.
         schema: of the tables; ``None``: the server's default.
-        holds_at_most: a process that shows no life for so long loses its claims; ``None``: 60 s.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+        holds_at_most: a process that sends no heartbeat for this long loses its claims; ``None``: 60 s.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: 30 s.
             Statements on whole tables may take 10 minutes.
 
     Raises:
@@ -72,11 +72,11 @@ class RowLockSchema(DatabaseObject, ABC):
 
     @abstractmethod
     def _check_schema(self, schema: str | None) -> str:
-        """Return the schema's name, or the default; raise `ConfigurationError` if the server cannot have it."""
+        """Return the schema's name, or the default; raise `ConfigurationError` if the name is not possible."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for the same schema of the same server."""
+        """A value that is equal for the same schema of the same server."""
         return (self.server.product, self.server.address.host, self.server.address.port, self.schema)
 
     @classmethod
@@ -105,9 +105,9 @@ class OwnTableOnServer(Scripted):
 
     database_type: ClassVar[type[RowLockSchema]]
     part: ClassVar[str]
-    """Folder of its migrations."""
+    """The folder of its migrations."""
     table: ClassVar[str]
-    """Its name, without the common prefix."""
+    """The name of its table, without the common prefix."""
 
     def _set_database(self, url: str | RowLockSchema, schema: str | None, answers_within: timedelta | None) -> None:
         self._database = self.database_type.of(url, schema, answers_within=answers_within)
@@ -134,7 +134,7 @@ class ServerSagaStore(OwnTableOnServer, SqlSagaStore):
         url: of the database, or its database object, whose connections and ``schema`` it uses. With an outbox in the
             same schema, changes of instances are part of the outbox's commit.
         schema: of the table; ``None``: the default of the server.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address, the schema or the duration is invalid.

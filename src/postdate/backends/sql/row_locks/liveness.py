@@ -1,4 +1,4 @@
-"""A thread with its own connection: it shows that this process lives, and notices stored messages and dead processes.
+"""A thread with its own connection: it sends heartbeats, and finds newly stored messages and dead processes.
 
 While the connection is open, leases under its number are in force. When the process or its machine dies, the server
 closes the connection, and the next process that checks releases the leases. No clock is involved.

@@ -1,6 +1,6 @@
-"""Names in SQL: quoted as the server requires, and refused where it would refuse or change them.
+"""Names in SQL, quoted as the server requires; a name that the server would refuse or change is an error.
 
-With them the numbered migrations: of the tables that all stores of a schema share, and of the one of each store.
+Also the numbered migrations: those of the tables that all stores of a schema share, and those of one store's table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PREFIX: Final = "postdate_"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a server writes names and texts.
+    """The way in which a server writes names and texts.
 
     Args:
         package: package of the backend, which has the migrations.
         quote_name: returns a name as SQL.
         literal: returns a text as SQL.
-        check: ``(name, kind of name)``; raises ``ConfigurationError`` for one that the server cannot have.
+        check: ``(name, kind of name)``; raises ``ConfigurationError`` for a name that the server cannot have.
     """
 
     package: str
@@ -35,7 +35,7 @@ class Spelling:
 
 
 def check_not_reserved(name: str, what: str) -> str:
-    """Return ``name``; raise `ConfigurationError` for a table whose name begins as those of Postdate."""
+    """Return ``name``; raise `ConfigurationError` for a table whose name begins like those of Postdate."""
     if what == "table" and name.lower().startswith(_PREFIX):
         raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_PREFIX!r} are taken")
     return name
@@ -43,9 +43,9 @@ def check_not_reserved(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RowLockNames:
-    """The names of one store in SQL; those of statements with parameters have a ``%`` doubled.
+    """The names of one store in SQL. Names for statements with parameters have a doubled ``%``.
 
-    ``schema`` is a database in MariaDB; ``table`` is that of the waiting messages.
+    ``schema`` is a database in MariaDB; ``table`` is the table of the pending messages.
     """
 
     spelling: ClassVar[Spelling]
@@ -67,7 +67,7 @@ class RowLockNames:
 
     @property
     def pending(self) -> str:
-        """The table of waiting messages, for a statement with parameters."""
+        """The table of pending messages, for a statement with parameters."""
         return self.qualified_name(self.table).replace("%", "%%")
 
     @property
@@ -90,7 +90,7 @@ class RowLockNames:
             "{schema}": self.spelling.quote_name(self.schema),
             "{table}": self.qualified_name(self.table),
             "{name}": self.spelling.literal(self.table),
-            # For what older versions had set aside, and for EXEC.
+            # For the tables of unreadable rows of older versions, and for EXEC.
             "{drop_quarantine}": self.spelling.literal(f"DROP TABLE {self.qualified_name('postdate_quarantine')}"),
             **{f"{{{name}_in_text}}": text.replace("'", "''") for name, text in texts.items()},
         }
@@ -107,7 +107,7 @@ def steps_of(names: RowLockNames) -> tuple[Step, ...]:
 
 
 def part_steps(names: RowLockNames, part: str) -> tuple[Step, ...]:
-    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name marks them."""
+    """Return the migrations of a part (``sagas``, ``outbox``) with a table of its own, whose name identifies them."""
     return _steps(names, f"postdate_{names.table}", part)
 
 
@@ -125,7 +125,7 @@ def _steps(names: RowLockNames, subject: str, part: str) -> tuple[Step, ...]:
 
 
 def read_marks(session: Any, names: RowLockNames) -> Sequence[tuple[Any, ...]]:
-    """Return subject and version of each migration applied."""
+    """Return subject and version of each applied migration."""
     return session.rows(f"SELECT subject, version FROM {names.name_of('migration')}", {})
 
 
@@ -138,13 +138,13 @@ def mark_statement(names: RowLockNames, step: Step, insert: str = "INSERT") -> s
 
 
 def newest_mark_query(names: RowLockNames, subject: str) -> str:
-    """Return the query for the newest mark of a subject; NULL without one."""
+    """Return the query for the newest mark of a subject; its result is NULL without one."""
     marks = names.qualified_name("postdate_migration")
     return f"(SELECT MAX(version) FROM {marks} WHERE subject = {names.spelling.literal(subject)})"
 
 
 def migrate(session: Any, names: RowLockNames, required: Sequence[Step], where: str, insert: str = "INSERT") -> None:
-    """Apply the missing migrations of ``required``; the caller keeps others out. Raises like `migrations.missing`."""
+    """Apply the missing migrations of ``required``; the caller locks out others. Raise like `find_missing_steps`."""
     run_migrations(
         required, read_marks(session, names), where, session.change, lambda step: mark_statement(names, step, insert)
     )

@@ -66,7 +66,7 @@ class ThreadedConnection:
                 cursor.execute(statement, values)
                 rows = [] if cursor.description is None else list(cursor.fetchall())
                 count: int = cursor.rowcount
-                while cursor.nextset():  # to its end: what is left unread would be in the way of the next statement
+                while cursor.nextset():  # Read all results: an unread result would disturb the next statement.
                     pass
                 return Result(rows, count)
 
@@ -79,11 +79,13 @@ class ThreadedConnection:
     async def run_on_session(self, work: Callable[[Any], T]) -> T:
         """Run ``work`` on the session, after all earlier calls.
 
-        The thread is the connection's own: shared ones may all wait for the locks that its commit frees.
+        The thread belongs to the connection, because shared threads may all wait for the locks that its commit
+        releases.
         """
 
         def run_locked() -> T:
-            with self._session_lock:  # who was cancelled by asyncio's own means does not wait for the end
+            # A call that was cancelled by asyncio itself may still run, without a waiting caller.
+            with self._session_lock:
                 return work(self.session)
 
         return await to_thread.run_sync(run_locked, limiter=self._thread)
@@ -92,15 +94,15 @@ class ThreadedConnection:
 class ServerOutbox(OwnTableOnServer, SqlOutbox[ThreadedConnection]):
     """Keeps outboxes in the table ``postdate_outbox`` of a schema; several processes may use it at once.
 
-    Handlers are given a :class:`ThreadedConnection`, opened for them in the database that the address names.
+    Handlers get a :class:`ThreadedConnection`, opened for them in the database that the address names.
 
     Args:
         url: of the database with the tables of the application, or its database object.
         schema: of the table; ``None``: the default of the server.
-        connections: open at once, 1 or more, which limits how many messages that use the transaction are handled at
-            once.
-        answers_within: a connection is given up after so long a silence of the server; above 0. The statements of
-            handlers have no limit. ``None``: 30 s.
+        connections: the most that are open at once, 1 or more; it limits how many messages that use the transaction
+            are handled at once.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. The statements
+            of handlers have no limit. ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address, the schema or the duration is invalid, or ``connections`` is below 1.
@@ -143,7 +145,7 @@ class ServerOutbox(OwnTableOnServer, SqlOutbox[ThreadedConnection]):
 
     @override
     async def release(self, connection: ThreadedConnection) -> None:
-        """Close it: settings of a handler are unknown, and must not reach another one."""
+        """Close the connection: settings of a handler are unknown, and must not reach another handler."""
         await connection.run_on_session(lambda session: session.close())
 
     @override
@@ -165,7 +167,8 @@ class ServerOutbox(OwnTableOnServer, SqlOutbox[ThreadedConnection]):
 
         try:
             return await connection.run_on_session(commit)
-        except Conflict as error:  # of what its handler did with others: no outage, it is handled again at once
+        # A conflict of the handler's own statements is no outage: the message is handled again at once.
+        except Conflict as error:
             raise StoreUnavailable(str(error)) from error
 
     @override

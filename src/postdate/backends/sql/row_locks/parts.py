@@ -1,7 +1,7 @@
-"""Values that the modules of a row-lock store exchange, the protocol of its connections, and what servers' errors mean.
+"""Values that the modules of a row-lock store exchange, the protocol of its connections, and the meanings of errors.
 
 Times in rows are whole microseconds since 1970-01-01 UTC. Every method of a connection blocks and may raise the store
-errors of :mod:`postdate.errors`; drivers' own errors do not leave their server's room.
+errors of :mod:`postdate.errors`. Errors of drivers do not leave the package of their server.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ P = TypeVar("P", bytes, str)
 
 
 class Conflict(StoreTroubled):
-    """The transaction lost against another one and was rolled back; it may be run again at once."""
+    """A transaction had a conflict with another one and was rolled back; it may be run again at once."""
 
 
 class DuplicateKey(StoreError):
-    """There is a row with that key."""
+    """A row with that key exists."""
 
 
 class MessageRow(NamedTuple):
@@ -61,7 +61,7 @@ class MarkedRow(NamedTuple):
 
 
 class PendingRow(NamedTuple):
-    """A waiting message that is locked, without its content."""
+    """A pending message that is locked, without its content."""
 
     number: int
     due: int
@@ -80,7 +80,10 @@ class NewRecord:
 
 
 def split_texts(texts: Iterable[P], max_length: int, max_count: int | None = None) -> Iterator[list[P]]:
-    """Yield the texts of one statement each: of ``max_length`` with separators, or one that is longer; or so many."""
+    """Yield the texts of one statement each.
+
+    They have at most ``max_length`` with separators, unless a single text is longer, and are at most ``max_count``.
+    """
     piece, size = list[P](), 0
     for text in texts:
         if piece and (size + len(text) > max_length or len(piece) == max_count):
@@ -102,18 +105,18 @@ class PooledSession(Protocol):
     def rollback(self) -> None: ...
 
     def close(self) -> None:
-        """Close the connection, which frees its locks. Never raises."""
+        """Close the connection, which releases its locks. Never raise."""
         ...
 
     def is_alive(self, at_most: float | None = None) -> bool:
-        """Ask the server for an answer within ``at_most`` seconds, or the limit of the session if that is shorter.
+        """Return whether the server answers within ``at_most`` seconds, or the deadline of the session if shorter.
 
-        ``None``: two seconds, for an idle connection, as opening another one is as good.
+        ``None``: two seconds, for an idle connection, because opening another one is as good.
         """
         ...
 
     def abort(self) -> None:
-        """End the connection from another thread: a call that waits for an answer fails. Never raises."""
+        """End the connection from another thread: a call that waits for an answer fails. Never raise."""
         ...
 
     def patient(self) -> AbstractContextManager[None]:
@@ -144,7 +147,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
 
 
 def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
-    """Return the row of a message. Raises `MessageTooLarge`."""
+    """Return the row of a message. Raise `MessageTooLarge`."""
     headers = encode_for_store(message, largest_message_bytes)
     expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
     due = to_microseconds(message.due)
@@ -152,7 +155,7 @@ def to_row(message: DelayedMessage, largest_message_bytes: int) -> MessageRow:
 
 
 def from_row(row: MessageRow) -> DelayedMessage:
-    """Return the message of a row, not checked against limits again. Raises `InvalidMessage` or `InvalidHeaders`."""
+    """Return the message of a row, without checking limits again. Raise `InvalidMessage` or `InvalidHeaders`."""
     return DelayedMessage.from_store(
         row.message_id,
         _instant(row.due, "the due time"),
@@ -172,12 +175,12 @@ def _instant(microseconds: int, what: str) -> datetime:
 
 
 def readable_due(row: MessageRow) -> int | None:
-    """Return the due time for a record; ``None`` where it lies outside the calendar."""
+    """Return the due time for a record; ``None`` if it is outside the calendar."""
     return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
 
 
 def decode_rows(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
-    """Return by number, in order, the readable messages, and why the others are unreadable."""
+    """Return, by number and in order, the readable messages, and the reasons why the others are unreadable."""
     messages, reasons = dict[int, DelayedMessage](), dict[int, str]()
     for number, row in rows:
         try:
@@ -189,7 +192,7 @@ def decode_rows(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, Delay
 
 Meaning = type[PostdateError]
 Meanings = Mapping[Meaning, Collection[int | str]]
-"""Our error for each number or class of a server's errors; a number goes before its class."""
+"""Our error for each number or class of a server's errors; a number takes precedence over its class."""
 
 _TEXTS: Final[Mapping[Meaning, str]] = {
     StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
@@ -207,5 +210,5 @@ def error_of(meaning: Meaning, text: str, where: str) -> PostdateError:
 
 
 def meaning_of(keys: Iterable[int | str], meanings: Meanings) -> Meaning | None:
-    """Return the meaning of the first known key; ``None``: all are unknown."""
+    """Return the meaning of the first known key; ``None`` if all are unknown."""
     return next((meaning for key in keys for meaning, codes in meanings.items() if key in codes), None)

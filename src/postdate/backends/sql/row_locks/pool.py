@@ -1,6 +1,6 @@
-"""Connections that are used again, and transactions that are run again after a conflict.
+"""Connections that are used again, and transactions that are repeated after a conflict.
 
-A dialect gives a `SessionSource` and its sessions, and raises `Conflict` where a transaction may be run again.
+A dialect provides a `SessionSource` and its sessions, and raises `Conflict` if a transaction may be repeated.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ T = TypeVar("T")
 _MOST_IDLE: Final = 16
 _MAX_ATTEMPTS: Final = 8
 _RETRY_FOR_SECONDS: Final = 20.0
-"""Conflicts for so long are not retried: most likely a whole table is locked."""
+"""After conflicts for so long a transaction is not repeated: most likely a whole table is locked."""
 _TRUSTED_SECONDS: Final = 0.5
-"""A connection used so lately is not pinged before use."""
+"""A connection that was used so recently is not pinged before use."""
 
 
 class Connections(forks.ForkAware):
     """The idle connections to one server, which the pools of several adapters may share. Thread-safe.
 
-    They are closed when the last pool has left.
+    They are closed when the last pool is closed.
     """
 
     def __init__(self, server: SessionSource) -> None:
@@ -45,7 +45,7 @@ class Connections(forks.ForkAware):
 
     @override
     def after_fork_in_child(self) -> None:
-        """Forget idle connections: they are the parent's."""
+        """Forget idle connections: they belong to the parent."""
         forks.prevent_destruction(self.idle)
         self.idle = []
 
@@ -61,7 +61,7 @@ class Connections(forks.ForkAware):
             self.close_idle()
 
     def acquire(self) -> Any:
-        """Return a live connection. Raises `StoreUnavailable`."""
+        """Acquire a live connection. Raise `StoreUnavailable`."""
         while True:
             with self._lock:
                 session, used_at = self.idle.pop() if self.idle else (None, 0.0)
@@ -70,10 +70,10 @@ class Connections(forks.ForkAware):
             if steady_seconds() - used_at < _TRUSTED_SECONDS or session.is_alive():
                 return session
             session.close()
-            self.close_idle()  # most likely they all are gone, and to ask each may take two seconds
+            self.close_idle()  # Most likely all of them are lost, and a ping of each may take two seconds.
 
     def release(self, session: Any) -> None:
-        """Keep a connection that is in no transaction; it is closed if enough are idle, or all pools have left."""
+        """Release a connection that is in no transaction; close it if enough are idle, or all pools are closed."""
         with self._lock:
             if self._pools and len(self.idle) < _MOST_IDLE:
                 self.idle.append((session, steady_seconds()))
@@ -88,7 +88,7 @@ class Connections(forks.ForkAware):
 
 
 class Pool:
-    """The connections lent by one adapter. Thread-safe.
+    """The connections that one adapter has acquired. Thread-safe.
 
     ``connections`` are shared with other adapters; given a server, the adapter has its own.
     """
@@ -101,7 +101,7 @@ class Pool:
         self._closed = self._aborted = False
 
     def acquire(self) -> Any:
-        """Return a live connection, to be given back with :meth:`release`, or closed. Raises `StoreUnavailable`."""
+        """Acquire a live connection; put it back with :meth:`release`, or close it. Raise `StoreUnavailable`."""
         self.check_open()
         session = self._connections.acquire()
         with self._lock:
@@ -113,7 +113,7 @@ class Pool:
             raise StoreUnavailable(f"{self.where}: closed")
 
     def abort(self) -> None:
-        """End every lent connection, so that calls on them fail, and lend none any more."""
+        """End every acquired connection, so that calls on them fail, and allow no more."""
         with self._lock:
             self._aborted = True
             sessions = list(self._lent_sessions)
@@ -127,14 +127,14 @@ class Pool:
 
     @contextmanager
     def lend_session(self) -> Generator[Any]:
-        """Lend a connection; it is closed after any exception."""
+        """Acquire a connection for the block; it is closed after any exception."""
         session = self.acquire()
         with closing_on_error(session):
             yield session
         self.release(session)
 
     def transaction_blocking(self, work: Callable[[Any], T]) -> T:
-        """Run ``work`` in one transaction, again after a conflict, and return its result."""
+        """Run ``work`` in one transaction, repeated after a conflict, and return its result."""
         started = steady_seconds()
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             session = self.acquire()
@@ -161,7 +161,7 @@ class Pool:
         raise AssertionError
 
     def roll_back(self, session: Any) -> None:
-        """Roll back and take the connection back, or close it if that fails. Never raises."""
+        """Roll back and release the connection, or close it if that fails. Never raise."""
         try:
             session.rollback()
         except PostdateError:
@@ -178,7 +178,7 @@ class Pool:
         session.close()
 
     def run_blocking(self, work: Callable[[Any], T], *, patiently: bool = False) -> T:
-        """Run ``work``, one statement, in autocommit mode, again after a conflict.
+        """Run ``work``, one statement, in autocommit mode, repeated after a conflict.
 
         ``patiently``: it reads or writes whole tables, so the server may take minutes.
         """
@@ -208,7 +208,7 @@ class Pool:
         return await self.run(work, patiently=patiently)
 
     def close(self) -> None:
-        """Lend nothing any more; idempotent. The last pool closes idle connections, and those that come back later."""
+        """Allow no more connections; idempotent. The last pool closes idle connections, and those released later."""
         with self._lock:
             was_closed, self._closed = self._closed, True
         if not was_closed:

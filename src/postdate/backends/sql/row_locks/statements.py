@@ -1,4 +1,4 @@
-"""The SQL of a store as data: templates in which ``{pending}``, ``{record}`` and the like stand for its tables.
+"""The SQL of a store as data: templates in which ``{pending}``, ``{record}`` and similar names stand for its tables.
 
 A dialect is a subclass with the statements in which servers differ: how rows are locked and skipped, how an index is
 forced, how much is read. Parameters are ``%(name)s``, and any other percent sign is doubled. Source: ADR 0008.
@@ -21,7 +21,7 @@ from postdate.ports import Scan
 from postdate.ports.limits import LANE_WIDTH, LANES
 
 EARLIEST: Final = -(2**63) + 1
-"""A lower bound before every time, which also excludes NULL, and unreadable rows: their ``attempt_at`` is this one."""
+"""A lower bound before every time. It also excludes NULL and unreadable rows, which have it as ``attempt_at``."""
 
 LANES_START: Final = to_microseconds(LANES)
 LANE_MICROSECONDS: Final = LANE_WIDTH // timedelta(microseconds=1)
@@ -38,40 +38,46 @@ _FRAGMENTS: Final = {
 
 
 class RowLockStatements:
-    """Every statement of one store: templates, or mappings of them, on the class; with names filled in on objects."""
+    """Every statement of one store.
+
+    The class has templates, or mappings of them; an object has them with names filled in.
+    """
 
     fragments: ClassVar[Mapping[str, str]] = {}
-    """Parts of several templates, by their names in braces; a later one may contain earlier ones. ``of_id``: one
-    message by ``id`` and ``store``; ``scheduled``: its first record, which is unique; ``marked``: unreadable rows."""
+    """Parts of several templates, by their names in braces; a later one may contain earlier ones.
+
+    ``of_id``: one message by ``id`` and ``store``; ``scheduled``: its first record, which is unique; ``marked``:
+    unreadable rows.
+    """
 
     # --- storing
     find_store = "SELECT store_id FROM {store} WHERE name = %(name)s"
     insert_records: str
-    """Writes *scheduled* records of new ids; gives number and id of each."""
+    """Writes *scheduled* records of new ids; returns number and id of each."""
     insert_messages: str
     lock_scheduled: str
     last_kind: str
-    """The kind of the last record of a message that is not waiting."""
+    """The kind of the last record of a message that is not pending."""
     record_one = "{into_record} {as_record} {pending} WHERE number = %(number)s"
 
     # --- claims
     claim: str
-    """Locks the oldest unlocked messages that may be attempted; gives number, ``attempt_at`` and row."""
+    """Locks the oldest unlocked messages that may be attempted; returns number, ``attempt_at`` and row."""
     lease: str
     lock_holder: str
-    """Keeps a number from being buried before the end of the transaction; gives no row if it is buried."""
+    """Prevents the removal of a number before the end of the transaction; returns no row if it was removed."""
     retry: str
     release: str
     lock: str
     headers_of: str
     reschedule: str
 
-    # --- looking
+    # --- queries ------------------------------------------------------------------------
     next_attempt: str
     next_attempt_except: str
     next_due: str
     first_unclaimed: str
-    """The first unlocked message: older ones are locked. Locks that one for a moment, and no other."""
+    """The first unlocked message; older ones are locked. It locks only that message for a moment."""
     statistics: str
     due_count: str
     moved_dues: str | None = None
@@ -83,7 +89,7 @@ class RowLockStatements:
     history = "SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
     now: str
 
-    # --- who is alive
+    # --- heartbeats and holders ---------------------------------------------------------
     add_holder: str
     find_dead: str
     find_unknown = (
@@ -91,11 +97,11 @@ class RowLockStatements:
         "AND NOT EXISTS (SELECT 1 FROM {holder} AS h WHERE h.holder = p.holder)"
     )
     drop_holders: str
-    """Reads only the named rows: a scan of all would wait for every process that leases just now."""
+    """Reads only the named rows: a scan of all would wait for every process that is leasing."""
     report_clock = "UPDATE {holder} SET ahead = %(ahead)s WHERE holder = %(holder)s"
     reported_clocks: str
 
-    # --- what cannot be read
+    # --- unreadable rows ----------------------------------------------------------------
     lock_unclaimed: str
     mark_unreadable: str
     remove_one: str
@@ -141,15 +147,15 @@ class RowLockStatements:
         """Return the statement of a scan; ``values`` has its conditions by name."""
         columns = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
         texts = {**self._dues, **self._listed, "message_ids": self._listed[scan.row_kind]}
-        # An empty list is no valid SQL everywhere.
+        # An empty list is not valid SQL on every server.
         conditions = [texts[name] if value != () else "1 = 0" for name, value in values.items()]
         return " AND ".join([f"SELECT {columns or '1'} {self._shares[scan.row_kind]}", *conditions])
 
 
 class ServerSqlDialect(SqlDialect):
-    """A row-lock server's form of the common statements.
+    """The common statements in the form of a row-lock server.
 
-    Bytes travel as hexadecimal digits, as other literals depend on settings that a handler may change.
+    Bytes are sent as hexadecimal digits, because other literals depend on settings that a handler may change.
     """
 
     @override

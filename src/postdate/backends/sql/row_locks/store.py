@@ -74,7 +74,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     database_type: ClassVar[type[RowLockSchema]]
     largest_message: ClassVar[int] = 16 * 1024 * 1024
-    """Default of ``largest_message_bytes``."""
+    """The default of ``largest_message_bytes``."""
     ends_silent_connections: ClassVar[bool] = False
     """Whether the server itself ends connections that are silent for ``holds_at_most``."""
 
@@ -214,7 +214,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return await run_in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """:meth:`store_many` in the calling thread, for pipeline processes."""
+        """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         max_bytes = self._capabilities.largest_message_bytes
         rows, at = [to_row(message, max_bytes) for message in messages], to_microseconds(now)
         if not rows:

@@ -147,7 +147,7 @@ class RowLockTables(ABC):
         session.change(self.sql.reschedule, values)
         self._record_one(session, waiting.number, NewRecord(at, int(RecordKind.RESCHEDULED)))
 
-    # --- what cannot be read ------------------------------------------------------------------------------------
+    # --- unreadable rows ----------------------------------------------------------------------------------------
 
     def lock_unclaimed(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
         """Lock and return those of ``numbers`` (ascending) that are unclaimed."""
@@ -184,7 +184,7 @@ class RowLockTables(ABC):
         self._record_unreadable(session, row, note)
         session.change(self.sql.remove_one, {"number": row.number})
 
-    # --- who is alive -------------------------------------------------------------------------------------------
+    # --- heartbeats and holders ---------------------------------------------------------------------------------
 
     def register_holder(self, session: Any) -> int:
         """Return a new number under which this process may claim messages while ``session`` is open."""
@@ -220,7 +220,7 @@ class RowLockTables(ABC):
     def _own_values(self, session: Any) -> dict[str, Any]:
         return {"store": self.store_id(session), "own": self._own_lock}
 
-    # --- looking ------------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------
 
     def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
         """Return the earliest ``attempt_at`` of messages not in ``locked``, without waiting for a lock."""
@@ -265,7 +265,7 @@ class RowLockTables(ABC):
         parameters = {**values, **lists, "first": part.first, "end": part.end, "store": self.store_id(session)}
         return session.pages(self.sql.scan_statement(scan, values), parameters, page)
 
-    # --- what a dialect gives ------------------------------------------------------------------------------------
+    # --- methods of a dialect ------------------------------------------------------------------------------------
 
     @abstractmethod
     def release_leases(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int: ...
@@ -283,7 +283,7 @@ class RowLockTables(ABC):
 
     @abstractmethod
     def _acquire_lock(self, session: Any, lock: str) -> None:
-        """Take the server lock of that name for the life of the connection."""
+        """Acquire the server lock of that name for the life of the connection."""
 
     @abstractmethod
     def _server_facts(self, session: Any) -> tuple[str, int, dict[str, str]]:

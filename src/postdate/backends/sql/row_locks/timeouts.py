@@ -1,4 +1,4 @@
-"""Timeouts on database servers without queues (MariaDB, SQL Server): everything but the SQL.
+"""Timeouts on database servers without queues (MariaDB, SQL Server): all except the SQL.
 
 Source: specification 4.6; ADR 0008, ADR 0014.
 """
@@ -28,7 +28,7 @@ class RowLockTimeoutTable(TimeoutTable):
 
     Args:
         name: of the table as SQL.
-        create: the statements that make it.
+        create: the statements that create it.
         sql: its statements.
     """
 
@@ -47,7 +47,7 @@ class RowLockTimeoutTable(TimeoutTable):
     def setup(self, session: Any) -> None: ...
 
     def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
-        """Return the row as :meth:`peek` does and lock it; ``None`` also while it is locked by another transaction."""
+        """Return the row as :meth:`peek` does and lock it; ``None`` also while another transaction has locked it."""
         return self.dialect.row(session, self.sql.claim, self.key(timeout_id))
 
 
@@ -56,7 +56,7 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     Args:
         database: of the table.
-        build_table: makes the SQL of a table from its name, which it checks.
+        make_table: creates the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
@@ -116,7 +116,7 @@ class _SessionClaim:
         self._lock = forks.lock()
 
     def _detach_session(self) -> Any:
-        """Return the connection to the first caller, who ends the claim; ``None`` to others."""
+        """Return the connection to the first caller, which ends the claim; ``None`` to other callers."""
         with self._lock:
             session, self._session = self._session, None
         self._all_claims.discard(self)

@@ -1,11 +1,11 @@
-"""Marks unreadable rows, which stay in their table, lists and discards them.
+"""Unreadable rows, which are marked and stay in their table, listed and discarded.
 
 **The unreadable row.** These rules hold for every store on row locks:
 
-1. Each row is read by itself: an unreadable one never keeps another from being claimed or shown.
-2. A claim marks the unreadable rows that it finds, with a record and a log entry, in a transaction that is committed
-   before a batch is held, so the mark survives the process. Then it claims again.
-3. A look marks unclaimed unreadable rows, and leaves out claimed ones: the process that claimed them could read them.
+1. Each row is read by itself: an unreadable one never prevents another from being claimed or shown.
+2. A claim marks the unreadable rows that it finds, with a record and a log entry. Their transaction is committed before
+   a batch is claimed, so the mark survives the process. Then it claims again.
+3. A query marks unclaimed unreadable rows, and leaves out claimed ones: the process that claimed them could read them.
 
 Source: :class:`postdate.ports.UnreadableRows`; ADR 0043.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger("postdate.stores")
 
 
 class UnreadableInTable(UnreadableRows):
-    """The unreadable rows of one store. What is no coroutine blocks."""
+    """The unreadable rows of one store. Methods that are no coroutines block."""
 
     _pool: Pool
     _next_due: NextDue[int]
@@ -50,15 +50,15 @@ class UnreadableInTable(UnreadableRows):
         self._tables.mark_unreadable(session, reasons, at)
         text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"
         log.error(text, len(reasons), next(iter(reasons.values())))
-        self._next_due.forget()  # the earliest that is known may have been one of them
+        self._next_due.forget()  # the earliest known attempt may have been one of them
 
     def _read_messages(
         self, read_rows: Callable[[Any], Sequence[tuple[int, MessageRow]]]
     ) -> tuple[Mapping[int, DelayedMessage], Sequence[tuple[int, MessageRow]]]:
         """Return the readable messages that ``read_rows`` finds, in order, and all rows of its last run.
 
-        Unclaimed unreadable ones are marked. A look does not fail because nothing can be written: unreadable rows are
-        then left out.
+        Unclaimed unreadable rows are marked. A query does not fail if nothing can be written: then unreadable rows are
+        only left out.
         """
         while True:
             rows = self._pool.run_blocking(read_rows)

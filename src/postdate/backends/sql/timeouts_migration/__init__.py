@@ -1,4 +1,5 @@
-"""From where delayed messages move: a timeout manager's storage as the source of a migration.
+"""The storage of a timeout manager as the source of a migration.
 
-What all of them share; the SQL of each server is in the room of its backend. Source: specification 4.12; ADR 0015.
+This package has the common part; the SQL of each server is in the package of its backend. Source: specification 4.12;
+ADR 0015.
 """

@@ -1,7 +1,7 @@
-"""What differs between the servers that keep tables of timeouts: SQL, limits, clocks. Source: ADR 0015.
+"""The differences between the servers that keep tables of timeouts: SQL, limits, clocks. Source: ADR 0015.
 
-Statements have their values as ``%(name)s``, and every other percent sign doubled. First the names of what a migration
-makes beside the tables of timeouts (specification 4.12), in the end what is written down there of runs and batches.
+Statements have their values as ``%(name)s``, and every other percent sign doubled. First come the names of the tables
+that a migration creates beside the tables of timeouts (specification 4.12), and last the state of runs and batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from postdate.errors import ConfigurationError, MigrationConflict, StoreUnavaila
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
 STATE_TABLE: Final = "TimeoutsMigration_State"
-"""One row a run: upstream's columns, and three of ours."""
+"""The table with one row for each run: upstream's columns, and three of ours."""
 
 RUN_ID: Final = "MigrationRunId"
 ENDPOINT: Final = "EndpointName"
@@ -33,7 +33,7 @@ COMPLETED: Final = "CompletedAt"
 TIMEOUTS: Final = "NumberOfTimeouts"
 LIVE_TABLE: Final = "TimeoutTable"
 ONGOING: Final = "OngoingTable"
-"""The table of timeouts while the run is on its way, then NULL: unique, so that one run at a time has a table."""
+"""The table of timeouts during the run, then NULL. It is unique, so a table has only one run at a time."""
 
 _STATE_TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -50,12 +50,12 @@ _STATE_TYPES: Final[Mapping[str, str]] = MappingProxyType(
         ONGOING: "{text} NULL",
     }
 )
-"""By column; a server puts its own types in place of those in braces."""
+"""The types by column; a server replaces the types in braces by its own."""
 
 STATE_COLUMNS: Final = tuple(_STATE_TYPES)
 
 BATCH_TABLE: Final = "TimeoutsMigration_Batches"
-"""One row a batch: how far it is, so that going on writes one row and not a thousand."""
+"""The table with one row for each batch and its status, so that progress writes one row and not a thousand."""
 
 NUMBER: Final = "BatchNumber"
 EARLIEST: Final = "EarliestTime"
@@ -71,16 +71,16 @@ _BATCH_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 BATCH_COLUMNS: Final = tuple(_BATCH_TYPES)
 
 READ: Final = (ID, DESTINATION, STATE, TIME, HEADERS)
-"""Columns without which no timeout can be moved."""
+"""The columns without which no timeout can be moved."""
 
 EXCHANGED: Final = "TimeoutData_ranges_"
-"""With the id of a run: the table by which one is known that an older version hid with its whole table."""
+"""With the id of a run, the name of a table that shows that an older version hid the whole table of timeouts."""
 
 _RUN_ID: Final = re.compile("[0-9a-f]{32}")
 
 
 def staging_table(run_id: str) -> str:
-    """Return the name of the table that a run hides timeouts in, as upstream's.
+    """Return the name of the table in which a run hides timeouts; it is upstream's.
 
     Raises:
         ConfigurationError: the id of the run is not 32 hexadecimal digits.
@@ -94,10 +94,10 @@ def staging_table(run_id: str) -> str:
 
 
 TURN_SECONDS: Final = 30
-"""How long a run waits for another that is just beginning."""
+"""How long a run waits for another one that is beginning."""
 
 _STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
-"""Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
+"""The tables that identify a Postdate store: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
 
 
 class Session(Protocol):
@@ -110,7 +110,7 @@ class Session(Protocol):
         ...
 
     def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
+        """Yield the rows of a statement as the server sends them; no other statement may run meanwhile."""
         ...
 
     def begin(self) -> None: ...
@@ -126,11 +126,11 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HideRequest:
-    """What one call takes away from the old manager.
+    """The timeouts that one call hides from the old manager.
 
     Args:
         live: the table of timeouts.
-        staging: the table that they go to.
+        staging: the table that they are moved to.
         columns: of both.
         first: number of the first new batch.
         batch_size: timeouts in a batch.
@@ -158,11 +158,11 @@ class Dialect(ABC):
     instant = "timestamp"
     integer_division = "/"
     lock_clause = ""
-    """What a SELECT ends with that locks its row."""
+    """The end of a SELECT that locks its row."""
     lock_hint = ""
-    """The same, behind the name of the table."""
+    """The same, after the name of the table."""
     skip_locked_clause = ""
-    """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
+    """The end of a SELECT that locks rows and skips rows that other sessions have locked."""
     names_of_tables: str
     """The query for the names of all tables in ``schema``."""
     run_placeholder = "%(run)s"
@@ -171,7 +171,7 @@ class Dialect(ABC):
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
 
-    # --- connections, and what the server knows ------------------------------------------------------------------
+    # --- connections, and facts about the database ---------------------------------------------------------------
 
     @abstractmethod
     def connect(self) -> Session: ...
@@ -186,7 +186,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """Return the names of a table's columns in their order; none when there is no such table.
+        """Return the names of a table's columns in their order; empty when there is no such table.
 
         Raises:
             ConfigurationError: its rows cannot be moved in a transaction.
@@ -194,19 +194,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def limit_waits(self, session: Session, margin: timedelta) -> None:
-        """Let each statement and each wait for a lock give up well before half of ``margin``, as far as it can be told.
+        """Limit each statement and each wait for a lock to well below half of ``margin``, if the server can.
 
-        Called before the transaction that hides begins; :meth:`reset_limits` follows, whatever happens.
+        Called before the transaction that hides begins; :meth:`reset_limits` follows in any case.
         """
 
     def reset_limits(self, session: Session) -> None:  # noqa: B027 - most have nothing to undo
         """Undo :meth:`limit_waits`."""
 
     def acquire_turn(self, session: Session) -> None:  # noqa: B027 - where writers take turns anyway
-        """Wait until nobody else begins a run; inside a transaction.
+        """Wait until no other run is beginning; inside a transaction.
 
         Raises:
-            StoreUnavailable: somebody has been at it for half a minute.
+            StoreUnavailable: another run has been beginning for half a minute.
         """
 
     def release_turn(self, session: Session) -> None:  # noqa: B027 - most do it with the end of the transaction
@@ -215,7 +215,7 @@ class Dialect(ABC):
     # --- values --------------------------------------------------------------------------------------------------
 
     def value_of(self, instant: datetime) -> object:
-        """Return an instant as it is bound to be written, or compared with a column of times."""
+        """Return an instant as it is bound for writing, or for comparing with a column of times."""
         return instant.astimezone(UTC).replace(tzinfo=None)
 
     def floor_of(self, instant: datetime) -> object:
@@ -231,7 +231,7 @@ class Dialect(ABC):
         return f"{self.quote_name(TIME)} < %(floor)s"
 
     def readable_column(self, column: str) -> str:
-        """Return a column in a list of them, such that the driver can read whatever is in it."""
+        """Return SQL for a column in a list of columns, such that the driver can read any value in it."""
         return self.quote_name(column)
 
     def size_of(self, column: str) -> str:
@@ -279,13 +279,13 @@ class Dialect(ABC):
 
     @abstractmethod
     def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """Return the statements that create the table of hidden timeouts: like the live one, and ``BatchNumber``.
+        """Return the statements that create the table of hidden timeouts: like the live one, with ``BatchNumber``.
 
-        Its key is the batch and the id, so that a batch is found and read in one piece.
+        Its key is the batch and the id, so that the rows of a batch are together.
         """
 
     def has_store(self, session: Session) -> bool:
-        """Return whether a Postdate store is where a timeout manager's tables were looked for."""
+        """Return whether the searched place has the tables of a Postdate store."""
         names = set(self.tables(session))
         return any(tables <= names for tables in _STORES)
 
@@ -294,10 +294,10 @@ class Dialect(ABC):
     def hide(self, session: Session, request: HideRequest, floor: datetime) -> int:
         """Move the earliest timeouts that are due at ``floor`` or later; return how many.
 
-        What somebody has locked is left, where the server can skip it.
+        Rows that another session has locked stay, if the server can skip them.
 
         Raises:
-            StoreUnavailable: gave up, or somebody else changed the table; to be rolled back.
+            StoreUnavailable: a wait took too long, or another session changed the table; the caller must roll back.
         """
         moved = session.change(self._copy_statement(request), {"floor": self.floor_of(floor)})
         removed = session.change(self._remove_statement(request), {}) if moved else 0
@@ -318,7 +318,7 @@ class Dialect(ABC):
         )
 
     def _earliest_query(self, request: HideRequest, columns: str) -> str:
-        """Return the query for what is to be hidden, which locks it; ``columns``: what it selects."""
+        """Return the query for the timeouts to hide, which locks them; ``columns`` are selected."""
         return (
             f"SELECT {columns} FROM {self.qualified_table(request.live)} WHERE {self.due_from_condition()} "
             f"ORDER BY {self.quote_name(TIME)} LIMIT {request.limit}{self.skip_locked_clause}"
@@ -335,9 +335,9 @@ class Dialect(ABC):
     def return_batch(
         self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]
     ) -> tuple[int, int]:
-        """Put a batch back into the live table; return how many are there again, and how many were hidden.
+        """Return a batch to the live table; return how many timeouts it has again, and how many were hidden.
 
-        What has its id in the table again stays there as it is: the manager received that message twice.
+        A timeout whose id is in the live table again stays unchanged: the manager received that message twice.
         """
         column_list, id_column = self.list_of(columns), self.quote_name(ID)
         table, hidden = self.qualified_table(live), self.qualified_table(staging_table(run_id))
@@ -349,14 +349,14 @@ class Dialect(ABC):
         return inserted_count, session.change(f"DELETE {batch}", {})
 
 
-# --- what is written down of runs and batches, in the source's own database -------------------------------------------
+# --- the state of runs and batches, in the source's own database ------------------------------------------------------
 
 
 FINAL_STATUSES: Final = frozenset({MigrationStatus.COMPLETED, MigrationStatus.ABORTED})
 
 
 class MigrationState:
-    """The tables of runs and batches, through a session that whoever calls has in a transaction where one is needed."""
+    """The tables of runs and batches. The caller has the session in a transaction where one is needed."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -386,7 +386,7 @@ class MigrationState:
         return [_run(row) for row in session.rows(f"{self._select_runs()} ORDER BY {order}", {})]
 
     def has_run(self, session: Session, run: MigrationRun, table: str) -> bool:
-        """Return whether this very run is written down already.
+        """Return whether this very run is stored already.
 
         Raises:
             MigrationConflict: another run has the table.
@@ -411,7 +411,7 @@ class MigrationState:
         session.change(f"INSERT INTO {self._runs} ({self._dialect.list_of(STATE_COLUMNS)}) VALUES ({marks})", values)
 
     def lock_run(self, session: Session, run: MigrationRun) -> tuple[MigrationRun, str]:
-        """Return a run that is on its way, and its table; keep others from it until the end of the transaction.
+        """Return a run that is in progress, and its table; lock the run until the end of the transaction.
 
         Raises:
             MigrationConflict: it is over, or never began here.
@@ -426,13 +426,13 @@ class MigrationState:
         return stored, str(rows[0][STATE_COLUMNS.index(LIVE_TABLE)])
 
     def status(self, session: Session, run: MigrationRun) -> MigrationStatus | None:
-        """Return how far a run is; ``None``: it never began."""
+        """Return the status of a run; ``None``: it never began."""
         sql = f"SELECT {self._dialect.quote_name(STATUS)} FROM {self._runs} WHERE {self._of_run}"
         rows = session.rows(sql, {"run": run.run_id})
         return MigrationStatus(rows[0][0]) if rows else None
 
     def set_status(self, session: Session, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
-        """Write down how far a run is that is locked."""
+        """Store the status of a run that is locked."""
         name, values = (
             self._dialect.quote_name,
             {"run": run.run_id, "status": int(status), "at": self._dialect.value_of(at)},
@@ -448,7 +448,7 @@ class MigrationState:
     # --- batches -------------------------------------------------------------------------------------------------
 
     def add_batches(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
-        """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
+        """Store the batches that are in the staging table from ``first`` on; they have ``count`` timeouts."""
         name, number = self._dialect.quote_name, self._dialect.quote_name(NUMBER)
         staged_batches = (
             f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({name(TIME)}) AS earliest "
@@ -476,7 +476,7 @@ class MigrationState:
     def advance(
         self, session: Session, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus
     ) -> bool:
-        """Write down how far a batch is, if it is as far as ``before`` says."""
+        """Store the status of a batch if it was ``before``."""
         name = self._dialect.quote_name
         changed = session.change(
             f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s "

@@ -1,7 +1,7 @@
 """A timeout manager's tables as a source of migrations: one engine, and a dialect for each server. Source: ADR 0015.
 
-First what looks at waiting timeouts without changing anything: counts, and what would keep them from being moved. Rows
-are looked at in pages, so that a million of them takes seconds and no memory. Source: specification 4.12.
+First comes the preview, which changes nothing: it counts pending timeouts, and the problems that would prevent their
+move. Rows are read in pages, so that a million of them takes seconds and little memory. Source: specification 4.12.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
 
 _SHOWN: Final = 10
-"""So many ids are shown of each kind of problem."""
+"""The number of ids that are shown for each kind of problem."""
 
 _ID: Final = re.compile("[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
@@ -64,7 +64,7 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
     """Return the message of a row of :data:`postdate.backends.sql.timeouts_migration.dialect.READ`.
 
     Raises:
-        MessageError: it is none.
+        MessageError: the row is no message.
     """
     timeout_id, destination, state, time, headers = row
     timeout = decode(timeout_id, destination or "", None, state, time, headers, endpoint)
@@ -74,12 +74,15 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
 
 
 def destination_of(stored: str | None, headers: Mapping[str, str]) -> str:
-    """Return where a timeout goes: without a destination, to whom its sender wants answers sent (specification 4.5)."""
+    """Return a timeout's destination.
+
+    Without one, the address to which its sender wants replies (specification 4.5).
+    """
     return stored if stored and stored.strip() else headers.get(Headers.REPLY_TO_ADDRESS, "")
 
 
 class TimeoutSummary:
-    """Adds up rows, and keeps some ids of those that are no messages: those that :func:`to_message` refuses."""
+    """Counts rows, and remembers some ids of rows that are no messages, because :func:`to_message` refuses them."""
 
     def __init__(self) -> None:
         self.destinations: Counter[str] = Counter()
@@ -91,14 +94,14 @@ class TimeoutSummary:
         self._problem_counts: Counter[str] = Counter()
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Look at rows of id, destination, time, headers, and the size of the body in bytes."""
+        """Add rows of id, destination, time, headers, and the size of the body in bytes."""
         for timeout_id, destination, time, headers, body_bytes in rows:
             self.count += 1
             self._add_due(timeout_id, time)
             read_headers = self._read_headers(timeout_id, headers)
             self._add_destination(timeout_id, destination, read_headers)
             self._add_size(timeout_id, headers, read_headers, body_bytes or 0)
-            # The pattern is what nearly all ids look like, and ten times as quick.
+            # Nearly all ids match the pattern, which is ten times as fast.
             if _ID.fullmatch(str(timeout_id)) is None and normal_id(timeout_id) is None:
                 self._add_problem("an id that is no UUID", timeout_id)
 
@@ -116,7 +119,7 @@ class TimeoutSummary:
             read_headers = row_headers(str(timeout_id), headers)
         except InvalidHeaders:
             read_headers = None
-        if read_headers is None or "" in read_headers:  # beyond that, whatever JSON can say is a header
+        if read_headers is None or "" in read_headers:  # otherwise any JSON value can be a header
             self._add_problem("headers that are no JSON object of texts with names", timeout_id)
             return {}
         return read_headers
@@ -132,7 +135,7 @@ class TimeoutSummary:
         self.destinations[destination] += 1
 
     def _add_size(self, timeout_id: object, written: object, headers: Mapping[str, str], body_bytes: int) -> None:
-        # A store writes headers as short as can be, so nearly all need no second look.
+        # A store writes headers as short as possible, so nearly all messages need no second check.
         if size_in_bytes(str(written), b"") + body_bytes <= self.largest_bytes:
             return
         if (size := size_in_bytes(encode_headers(headers), b"") + body_bytes) > self.largest_bytes:
@@ -173,10 +176,10 @@ log = logging.getLogger("postdate.backends.sql.timeouts_migration")
 
 
 class MigrationSource:
-    """Where messages wait that are to move: timeouts in tables of upstream's layout.
+    """The pending messages that are to be moved: timeouts in tables of upstream's layout.
 
-    Everything here blocks: a source is used by the driver and by the tasks of a Spark job, each with one of its own.
-    Changes are durable when a method returns; each is one transaction.
+    All methods block: the driver and the tasks of a Spark job each use their own source. Changes are durable when a
+    method returns; each is one transaction.
 
     One thread at a time. It connects at first use, and again after a connection was lost.
 
@@ -190,12 +193,12 @@ class MigrationSource:
         self._prefixes = dict(prefixes or {})
         self._open_session: Session | None = None
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------------
 
     def endpoints(self) -> Sequence[str]:
         """Return the names of all endpoints that own messages here, sorted.
 
-        Without a given prefix, an endpoint is called as its table is: points are underscores.
+        Without a given prefix, the endpoint's name is taken from its table, with underscores for points.
         """
         with self._session() as session:
             tables = self._tables(session)
@@ -207,7 +210,7 @@ class MigrationSource:
             return sorted(tables)
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
-        """Look, and change nothing.
+        """Return a preview, without changing anything.
 
         Raises:
             ConfigurationError: no table of timeouts has that name, or it is none.
@@ -228,10 +231,10 @@ class MigrationSource:
         return summary.preview(endpoint, later)
 
     def history(self) -> Sequence[MigrationRun]:
-        """Return all runs, the oldest first; none when there never was one. Creates nothing.
+        """Return all runs, the oldest first; empty when there never was one. Creates nothing.
 
         Raises:
-            MigrationConflict: another tool, or an older version, has begun one that is on its way.
+            MigrationConflict: another tool, or an older version, has begun a run that is in progress.
         """
         with self._session() as session:
             if not self._state.has_migrations(session):
@@ -248,7 +251,7 @@ class MigrationSource:
     # --- runs ----------------------------------------------------------------------------------------------------
 
     def start_run(self, run: MigrationRun) -> None:
-        """Write down a run as PREPARING, and create what it needs; of a run that is there already, nothing changes.
+        """Store a run as PREPARING, and create what it needs; a run that exists already is not changed.
 
         Raises:
             MigrationConflict: another run of this endpoint is neither completed nor aborted.
@@ -271,11 +274,11 @@ class MigrationSource:
                 self._dialect.release_turn(session)
 
     def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
-        """Write down how far the run is; with COMPLETED and ABORTED the time of it, a second time without effect.
+        """Store the status of a run; with COMPLETED and ABORTED also its time. A second call has no effect.
 
         Raises:
-            MigrationConflict: the run is over already, otherwise; or it would be over with a batch that is PENDING or
-                STAGED, whose messages nobody would move any more.
+            MigrationConflict: the run is over already, with another status; or it would be over with a batch that is
+                PENDING or STAGED, whose messages would never be moved.
         """
         with self._session() as session:
             if status in FINAL_STATUSES and self._state.status(session, run) is status:
@@ -297,19 +300,19 @@ class MigrationSource:
     # --- moving --------------------------------------------------------------------------------------------------
 
     def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
-        """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
+        """Hide the earliest messages from the old manager, in up to ``batches`` new batches, in one transaction.
 
-        Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
-        in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
-        nothing becomes due to a manager that still sees it. What somebody has locked is left to him. A run that is
-        PREPARED hides nothing more.
+        Only messages that are due after both the cut-off and the clock of the database plus ``margin`` are hidden: the
+        old manager may already be processing earlier ones. The transaction ends before half of the margin has passed,
+        so nothing becomes due to a manager that still sees it. Rows that another session has locked stay there. A run
+        that is PREPARED hides nothing more.
 
         Returns:
             The new batches; none when nothing is left to hide, or the run is PREPARED.
 
         Raises:
-            StoreUnavailable: gave up, and hid nothing; try again, or with fewer batches. After ``StoreUnreachable``
-                only :meth:`batches` says whether the last call took effect.
+            StoreUnavailable: it took too long and hid nothing; try again, or with fewer batches. After
+                ``StoreUnreachable`` only :meth:`batches` says whether the last call took effect.
             MigrationConflict: the run is over.
         """
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
@@ -326,10 +329,10 @@ class MigrationSource:
 
     @contextmanager
     def _timed_transaction(self, session: Session, margin: timedelta) -> Generator[datetime]:
-        """Give the database's time; the block is a transaction that is over before half of the margin has passed.
+        """Yield the database's time; the block is a transaction that is over before half of the margin has passed.
 
         Raises:
-            StoreUnavailable: it was not, and has done nothing.
+            StoreUnavailable: it took longer, and was rolled back.
         """
         try:
             self._dialect.limit_waits(session, margin)
@@ -347,7 +350,7 @@ class MigrationSource:
         finally:
             try:
                 self._dialect.reset_limits(session)
-            except StoreUnavailable:  # with the connection go its limits
+            except StoreUnavailable:  # closing the connection also removes its limits
                 self.close()
 
     def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
@@ -356,7 +359,7 @@ class MigrationSource:
             return self._state.batches(session, run)
 
     def read_batch(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
-        """Return the messages of a batch, by due time; none of a batch that was given back.
+        """Return the messages of a batch, by due time; empty for a batch that was returned.
 
         Raises:
             MessageError: one is no message: preview reports such as problems, before anything is hidden.
@@ -370,12 +373,12 @@ class MigrationSource:
             return [to_message(row, run.endpoint) for row in session.rows(sql, {})]
 
     def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
-        """Write down how far a batch is; ``False`` when it was not ``before``, which changes nothing."""
+        """Store the status of a batch; return ``False``, with nothing changed, when it was not ``before``."""
         with self._session() as session, self._transaction(session):
             return self._state.advance(session, run, number, before, after)
 
     def return_batch(self, run: MigrationRun, number: int) -> int:
-        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING.
+        """Return a PENDING batch to the old manager, as RETURNED; return its number of messages, or 0 when not PENDING.
 
         Raises:
             MigrationConflict: the run is over.
@@ -395,7 +398,7 @@ class MigrationSource:
             return removed
 
     def close(self) -> None:
-        """Release the connection; a second time without effect."""
+        """Close the connection; a second call has no effect."""
         session, self._open_session = self._open_session, None
         if session is not None:
             session.close()
@@ -448,7 +451,7 @@ class MigrationSource:
         except BaseException:
             try:
                 session.rollback()
-            except StoreError:  # the error that led here says more, and with the connection ends its transaction
+            except StoreError:  # The error that led here says more, and closing the connection ends its transaction.
                 self.close()
             raise
 
@@ -459,7 +462,7 @@ def _run_all(session: Session, statements: Sequence[str]) -> None:
 
 
 def _find_match(name: str, names: Collection[str]) -> str | None:
-    """Return the one of ``names`` that is meant: the same in any case, exactly the same if there are several.
+    """Return the matching one of ``names``: the same in any case, or exactly the same if there are several.
 
     Raises:
         ConfigurationError: there are several, and none is exactly the same.
