@@ -120,7 +120,7 @@ class SqlSagaStore(SagaStore, ABC):
     def _apply(self, transaction: Any, works: Sequence[Sequence[SagaChange]]) -> None:
         """Apply the changes of messages.
 
-        Completions and removals first, because another saga may take the correlation.
+        Completed and set-aside instances come first, because another instance may take their correlation.
         """
         changes = [change for work in works for change in work]
         changes.sort(key=lambda change: change.record.saga_id)  # processes wait for each other's rows in one order

@@ -4,9 +4,9 @@ Differences from the other backends:
 
 - Moving a due message into its queue is one transaction in one file, and so is handling it: exactly once.
 - SQLite allows one writer at a time. The threads of a process pass their writes to a leader, which commits them
-  together. Processes write in turn.
+  together. Processes write one after the other.
 - A claim is a row marked with the number of its process. Each process has a locked file of its own beside the
-  database. When the process dies the lock ends, and the next process that looks releases its rows. There is no lease.
+  database. When the process dies the lock ends, and the next process that checks releases its rows. There is no lease.
 - Wake-ups are datagrams on the loopback interface.
 
 Read ``store`` first, and ``moving`` for the SQL of a delivery; then ``transactions`` for grouped writes, and

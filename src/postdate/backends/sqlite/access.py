@@ -69,7 +69,7 @@ class FileAccess(forks.ForkAware):
         self.write_lock = forks.rlock()
         self.read_lock = forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
-        """The locks of these two that the forking thread holds now."""
+        """The locks of both connections that the forking thread holds now."""
         self._no_fork_ahead = threading.Event()
         """Cleared while a thread is about to fork. Other threads wait for it, as locks are not fair."""
         self._no_fork_ahead.set()
@@ -99,7 +99,7 @@ class FileAccess(forks.ForkAware):
     def snapshot(self) -> sqlite3.Connection:
         """Return a connection in a read transaction, which the caller closes."""
         self._wait_for_fork()
-        with self.read_lock:  # no fork while it is being opened
+        with self.read_lock:  # no fork while the connection is being opened
             connection = connect(self._path, read_only=True)
             with closing_on_error(connection):
                 self.check_in_place()

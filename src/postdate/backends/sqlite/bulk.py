@@ -1,4 +1,4 @@
-"""Work of jobs on whole tables of the file: scans, the stream of records, pruning, restoring. Source: ADR 0011."""
+"""Jobs on whole tables of the file: scans, the stream of records, pruning, restoring. Source: ADR 0011."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from postdate.ports.scanning import (
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-    """See :meth:`postdate.ports.ScannableStore.scan`.
+    """Yield the rows of a share in pages; see :meth:`postdate.ports.ScannableStore.scan`.
 
     A text that is no UTF-8 does not end an audit: in records and queues it is decoded as far as possible. In a pending
-    message it is an error, as such a message is copied to other stores and must not be changed.
+    message it is an error, because such a message is copied to other stores and must not be changed.
 
     Raises:
         StoreError: a text of a pending message is no UTF-8. After a claim or a list has marked the row, it is left out.
@@ -128,12 +128,12 @@ _ELSEWHERE: Final = {
 
 
 class SqliteRecordStream(RecordStreamStore):
-    """See :class:`postdate.ports.scanning.RecordStreamStore`. A missing file is not created.
+    """A stream of records; see :class:`postdate.ports.scanning.RecordStreamStore`. A missing file is not created.
 
     Args:
         path: of the file.
         synchronous: the value of the other adapters on the file in this process.
-        recording: the same.
+        recording: the value of the other adapters on the file in this process.
     """
 
     def __init__(self, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL) -> None:
@@ -193,7 +193,7 @@ _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_IS_OLD})
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_IS_OLD} RETURNING kind"
 _MARKERS: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
 _UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
-# In the order of StoredRecord.
+# The columns are in the order of StoredRecord.
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -221,7 +221,7 @@ class BulkOnFile(OnFile, ArchivableStore):
     @property
     @override
     def prune_share_width(self) -> int:
-        """Few, because other processes wait for each transaction."""
+        """Return a small number, because other processes wait for each transaction."""
         return 2_000
 
     @override
@@ -236,7 +236,7 @@ class BulkOnFile(OnFile, ArchivableStore):
     def prune_before(self, part: ScanPart, before: datetime, now: datetime) -> int:
         values = {"first": part.first, "end": part.end, "before": to_microseconds(before)}
         if not self.file.read_blocking(lambda connection: connection.execute(_IS_ANY_OLD, values).fetchone()[0]):
-            return 0  # without a write transaction, for which other processes would wait
+            return 0  # Return without a write transaction, for which other processes would wait.
 
         def prune(tx: Transaction) -> int:
             kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, values)]

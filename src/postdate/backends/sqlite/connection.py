@@ -46,7 +46,7 @@ from postdate.runtime import forks
 _PRIMARY_CODE = 0xFF
 _STATEMENT_ERRORS = frozenset(
     {
-        0,  # the driver itself
+        0,  # an error of the driver itself
         sqlite3.SQLITE_ERROR,
         sqlite3.SQLITE_TOOBIG,
         sqlite3.SQLITE_CONSTRAINT,
@@ -273,7 +273,7 @@ LOCK_PATIENCE_SECONDS = 15.0
 """How long a writer waits for the lock before it raises `StoreUnreachable`."""
 
 _RETRY_SECONDS = 0.0001
-# A fair writer never keeps others waiting for a second, so after that the waits are longer and cost less CPU.
+# A fair writer never keeps others waiting for a second. So after that, the waits are longer and cost less CPU.
 _LONG_SECONDS, _SELDOM_SECONDS = 1.0, 0.01
 _CACHE_KIB = 16_384
 _READING_CACHE_KIB = 4_096

@@ -18,18 +18,18 @@ from postdate.ports.backends import DatabaseObject
 
 
 class Sqlite(DatabaseObject):
-    """One SQLite file, with store, queues, sagas, outbox and timeouts in it, each made once, at first use.
+    """One SQLite file, with store, queues, sagas, outbox and timeouts in it. Each is created once, at first use.
 
-    ``Endpoint("sales", Sqlite("sales.db"))`` takes from it what it needs. Close it with :meth:`close`, or use it as an
-    asynchronous context manager. Any number of processes on one machine may use one file, and several objects on one
-    file of one process share its connections.
+    ``Endpoint("sales", Sqlite("sales.db"))`` uses the adapters that it needs. Close it with :meth:`close`, or use it as
+    an asynchronous context manager. Any number of processes on one machine may use one file. Several objects on one
+    file in one process share its connections.
 
     Args:
         path: of the file.
         synchronous: ``full``: a commit survives loss of power; ``normal``: it survives any end of the process.
-        recording: how much is kept for audits.
+        recording: how much is recorded for audits.
         create: create the file and its tables when they are missing.
-        holds_at_most: a process without a sign of life for this long loses its claims to others; ``None``: a minute.
+        holds_at_most: a process without a heartbeat for this long loses its claims to others; ``None``: a minute.
 
     Raises:
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
@@ -56,7 +56,7 @@ class Sqlite(DatabaseObject):
 
     @cached_property
     def queues(self) -> LocalTransport:
-        """The transport."""
+        """The transport for the queues."""
         return self.register_adapter(LocalTransport(self.path, **self._claiming_settings))
 
     @cached_property
@@ -71,7 +71,7 @@ class Sqlite(DatabaseObject):
 
     @cached_property
     def timeouts(self) -> SqliteTimeouts:
-        """The timeouts of a timeout manager."""
+        """The persister of a timeout manager."""
         return self.register_adapter(SqliteTimeouts(self.path, **self._settings))
 
 

@@ -118,7 +118,7 @@ def _move_to_dead_letters(tx: Transaction, dead_letters: Sequence[_Message]) -> 
     tx.signal(queue_topic(DEAD_LETTERS))
 
 
-# --- room on the disk ----------------------------------------------------------------------------------------------
+# --- free pages of the file ----------------------------------------------------------------------------------------
 
 ROUNDS_UNUSED: Final = 10
 """The number of checks, one a second, in all of which the pages must have been free."""

@@ -34,7 +34,7 @@ from postdate.messages import MARKERS, decode_headers
 from postdate.ports import DeliveredMessage, FileFacts, Observer, PendingState, Process, QueuedMessage
 
 OLDEST_SQLITE: Final = (3, 35, 0)
-"""The first version with RETURNING, which claims need."""
+"""The first version of SQLite with RETURNING, which claims need."""
 
 _DESTINATION_SAMPLE: Final = 10_000
 

@@ -14,7 +14,7 @@ _TABLES: Final = {"": "postdate_migration", "saga": "saga_migration", "outbox": 
 
 
 def shared_condition(table_sql: str) -> str:
-    """Return the condition for the marks of what store and queues share; ``table_sql`` made the table of marks."""
+    """Return the condition for the marks of the shared tables; ``table_sql`` created the table of marks."""
     return "WHERE subject = ''" if "subject" in table_sql else ""
 
 

@@ -1,7 +1,7 @@
-"""Outboxes in an SQLite file: the one with the tables of the application, so that one commit covers both.
+"""Outboxes in an SQLite file: the file with the tables of the application, so that one commit covers both.
 
-SQLite has one writer at a time, so the transactions of a process take turns. A turn lasts from the handler's request
-for its connection, or from its end, to the commit. Source: specification 7; ADR 0017.
+SQLite has one writer at a time, so the transactions of a process run one after the other. A transaction begins with the
+handler's request for its connection, or at its end, and lasts to the commit. Source: specification 7; ADR 0017.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from postdate.runtime.threads import run_in_thread
 T = TypeVar("T")
 
 _IS_CHANGED: Final = "SELECT EXISTS (SELECT 1 FROM temp.sqlite_master) OR (SELECT query_only FROM pragma_query_only)"
-"""Whether a connection has temporary tables, or does not write."""
+"""Whether a connection has temporary tables, or is set to read only."""
 
 
 class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     """Keeps outboxes in an SQLite file; several processes may use one file at once.
 
-    It may be the file of a delayed message store and of queues. Handlers are given an ``sqlite3.Connection``; while one
-    has it, nobody else writes to the file: short handlers are good ones.
+    It may be the file of a delayed message store and of queues. Handlers get an ``sqlite3.Connection``. While a handler
+    has it, no other code writes to the file, so handlers should be short.
 
     Args:
         path: of the file; created, with its tables, by :meth:`setup`. It is put into WAL mode.
@@ -77,7 +77,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         self._file: Identity | None = None
         self._connection_lock, self._reader_lock = forks.rlock(), forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
-        """Those of these locks that the thread which forks holds just now."""
+        """The locks of both connections that the forking thread holds now."""
         self._is_lent = False
         """Whether a handler has the connection, or is about to."""
         self._is_guarded = False
@@ -109,13 +109,13 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             self._close_connections()
 
     def _close_connections(self) -> None:
-        """Close the connections; both locks are held."""
-        if self._reader is not None:  # first: only a writer that closes last takes the log away
+        """Close the connections; the caller holds both locks."""
+        if self._reader is not None:  # before the writer: only a writer that closes last removes the log
             self._reader.close()
             self._reader = None
         if self._connection is not None:
             with suppress(sqlite3.Error, StoreUnreachable):
-                if self._is_replaced():  # a log that stayed would be taken for that of the other file
+                if self._is_replaced():  # The remaining log would be used as the log of the other file.
                     self._finish_transaction(self._connection.rollback)
                     self._connection.execute("PRAGMA wal_checkpoint(truncate)")
             self._connection.close()
@@ -127,7 +127,8 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     def before_fork(self, deadline: float) -> None:
         """Close the connections, as :class:`postdate.backends.sqlite.access.FileAccess` does.
 
-        A handler that has one is not waited for: it may be what forks. Then the child cannot use the file.
+        It does not wait for a handler that has one, because that handler may cause the fork. Then the child cannot use
+        the file.
         """
         for each in (self._connection_lock, self._reader_lock):
             if not each.acquire(timeout=max(deadline - steady_seconds(), 0)):
@@ -151,11 +152,11 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         self._is_lent = self._is_guarded = False
         self._locked_for_fork.clear()
 
-    # --- transactions of our own --------------------------------------------------------------------------------------
+    # --- our own transactions -----------------------------------------------------------------------------------------
 
     @override
     def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
-        """Waits for its turn, as handlers do."""
+        """Run ``work`` when no other transaction is open, as for handlers."""
         from_thread.run(self.connection_limit.acquire)
         try:
             return self.run_transaction_blocking(work)
@@ -176,7 +177,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
                 self._check_open()
                 if not self.path.exists():
                     raise StoreNotSetUp(f"there is no file {self.path} for the outbox: let the endpoint create it")
-                self._reader = self._connect()  # only a writer may create the log
+                self._reader = self._connect()  # Only a writer may create the log.
             return work(self._reader)
 
     @override
@@ -193,7 +194,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
         return self._run_locked(write)
 
-    # --- those of handlers --------------------------------------------------------------------------------------------
+    # --- transactions of handlers -------------------------------------------------------------------------------------
 
     @override
     async def acquire(self) -> sqlite3.Connection:
@@ -206,7 +207,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     @override
     async def release(self, connection: sqlite3.Connection) -> None:
-        """Keep the connection: an open transaction was ended already, or is ended before the next begins."""
+        """Keep the connection. An open transaction was ended already, or is ended before the next one begins."""
         self._is_lent = False
 
     @override
@@ -222,7 +223,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         return await run_in_thread(self._run_locked, partial(self._commit, connection, row, work))
 
     def _commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
-        if not connection.in_transaction:  # as a full disk does it
+        if not connection.in_transaction:  # A full disk, for example, ends the transaction.
             raise StoreError(f"{self.path}: the transaction has ended before its commit")
         self._check_in_place()
         reset_handler_settings(connection)
@@ -261,18 +262,18 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     def _begin_transaction(self) -> sqlite3.Connection:
         connection = self._open_connection()
-        if connection.in_transaction:  # of one that was cancelled while it began
+        if connection.in_transaction:  # It is the transaction of a handler that was cancelled while it began.
             self._finish_transaction(connection.rollback)
         reset_handler_settings(connection)
         self._check_in_place()
         execute_with_retry(connection, "BEGIN IMMEDIATE")
-        if self._is_replaced():  # it may have waited long for its turn
+        if self._is_replaced():  # the wait for the lock may have been long
             self._finish_transaction(connection.rollback)
             raise replaced_error(self.path)
         return connection
 
     def _close_if_changed(self, connection: sqlite3.Connection) -> None:
-        """Close the connection if its handler has left anything in it that would reach another."""
+        """Close the connection if its handler has left settings in it that would reach another handler."""
         reset_handler_settings(connection)
         (is_changed,) = connection.execute(_IS_CHANGED).fetchone()
         if is_changed and connection is self._connection:
@@ -289,12 +290,15 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         return self._file is not None and identity_of(self.path) != self._file
 
     def _check_in_place(self) -> None:
-        """Raise `StoreReplaced` once another file, or none, is at the path: SQLite would write to the one before."""
+        """Raise `StoreReplaced` if another file, or none, is at the path: SQLite would write to the former one."""
         if self._is_replaced():
             raise replaced_error(self.path)
 
     def _authorize(self, action: int, *_: object) -> int:
-        """SQLite's authorizer: handlers must not end their transaction, which would commit without the record."""
+        """Refuse statements that end the handler's transaction, as SQLite's authorizer.
+
+        Such a statement would commit without the record.
+        """
         is_refused = self._is_guarded and action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
 
@@ -312,5 +316,5 @@ def _transaction(connection: sqlite3.Connection) -> Transaction:
 
 
 def reset_handler_settings(connection: sqlite3.Connection) -> None:
-    """Undo settings of a handler about rows: our statements, and those of other adapters, read tuples of text."""
+    """Undo settings of a handler for rows, because our statements, and those of other adapters, read tuples of text."""
     connection.row_factory, connection.text_factory = None, str

@@ -1,4 +1,4 @@
-"""Signs of life, locks and wake-ups between the processes on one machine.
+"""Heartbeats, locks and wake-ups between the processes on one machine.
 
 Each process with claims has a locked file, which the system unlocks when the process dies. A lock needs no clock: a
 slow handler never loses its message, and after kill -9 the message can be claimed at once (ADR 0003; a lease would have
@@ -35,16 +35,16 @@ from postdate.errors import StoreNotWritable
 from postdate.ports import Wake
 from postdate.runtime import forks
 
-# --- who lives -----------------------------------------------------------------------------------------------------
+# --- heartbeats ----------------------------------------------------------------------------------------------------
 
 DEFAULT_HOLDS_AT_MOST: Final = timedelta(seconds=60)
 """Default of ``holds_at_most``."""
 
 SHORTEST_BOUND: Final = timedelta(seconds=3)
-"""The smallest ``holds_at_most``: signs and checks are at least a second apart."""
+"""The smallest ``holds_at_most``: heartbeats and checks are at least a second apart."""
 
 _HEARTBEATS_IN_BOUND: Final = 4
-"""The number of signs within ``holds_at_most``. So three signs may fail before the process counts as silent."""
+"""The number of heartbeats within ``holds_at_most``. So three may fail before the process counts as silent."""
 
 
 class _LockOfProcess(forks.ForkAware):
@@ -74,7 +74,7 @@ class _LockOfProcess(forks.ForkAware):
 
 
 class FileLiveness:
-    """The locked file of one claimant, and the file that it touches as a sign of life. Both are in ``folder``."""
+    """The locked file of one claimant, and the file that it touches as a heartbeat. Both are in ``folder``."""
 
     def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,11 +95,11 @@ class FileLiveness:
             return None
 
     def is_heartbeat_due(self, at: float) -> bool:
-        """Return whether a sign is due; ``at``: monotonic seconds."""
+        """Return whether a heartbeat is due; ``at``: monotonic seconds."""
         return at >= self._next_heartbeat
 
     def is_overdue(self, at: float) -> bool:
-        """Return whether the last sign is so old that others may have the claims; ``at``: monotonic seconds."""
+        """Return whether the last heartbeat is so old that others may have the claims; ``at``: monotonic seconds."""
         return at >= self._next_heartbeat + (_HEARTBEATS_IN_BOUND - 1) * self._interval_seconds
 
     def write_heartbeat(self, at: float) -> None:
@@ -148,7 +148,7 @@ def _remove(*paths: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The last sign of life of a process.
+    """The last heartbeat of a process.
 
     ``mark`` changes with each, and may be unchanged for ``bound_seconds`` seconds.
     """
@@ -166,7 +166,7 @@ def read_heartbeat(folder: Path, claimant: int) -> Heartbeat | None:
 
 
 class SilenceObserver:
-    """The time for which each other process has given no sign, as this process has observed it. Pure."""
+    """The time for which each other process has sent no heartbeat, as this process has observed it. Pure."""
 
     def __init__(self) -> None:
         self._silences: dict[int, tuple[Heartbeat, float]] = {}
@@ -177,8 +177,8 @@ class SilenceObserver:
         """Return the claimants whose claims are to be released.
 
         Args:
-            holders: claimants with claims; a process without claims gives no sign.
-            read_heartbeat_of: returns the last sign; ``None``: the process gives none, such as one of an older
+            holders: claimants with claims; a process without claims sends no heartbeat.
+            read_heartbeat_of: returns the last heartbeat; ``None``: the process sends none, such as one of an older
                 Postdate.
             elapsed_seconds: seconds since the last check, in which this process was awake itself.
         """

@@ -78,7 +78,7 @@ class SqliteQuestions:
         SELECT {PENDING_COLUMNS} FROM delayed_message
         WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = :id)"""
     limits_table: Final = "destination_limit"
-    # Goes from each lane with messages to the next one: one index search for each, however many lanes are empty.
+    # It goes from each lane with messages to the next one: one search of an index for each, however many are empty.
     limits_of_held: Final = f"""
         WITH RECURSIVE
         last(lane) AS (SELECT max(lane) FROM destination_limit),

@@ -1,7 +1,7 @@
-"""The number under which this process claims messages of an SQLite file, and the lock file that shows that it lives.
+"""The number under which this process claims messages of an SQLite file, and the lock file that shows that it is alive.
 
-Other processes release the claims of a number if its process ended or gave no sign of life for too long. Then this
-process continues under another number, and its writes with the old claims have no effect (ADR 3, 19).
+Other processes release the claims of a number if its process ended or sent no heartbeat for too long. Then this process
+continues under another number, and its writes with the old claims have no effect (ADR 3, 19).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Registration(forks.ForkAware):
     def __init__(self, path: Path) -> None:
         self._path = path
         self.agreed_bound: timedelta | None = None
-        """``holds_at_most`` as a store or transport on the file has set it; ``None``: none has."""
+        """The ``holds_at_most`` that a store or transport on the file has set; ``None`` if none has set it."""
         self.claimant = 0
         """The number under which this process claims messages; 0 before its first use of the file."""
         self.liveness: FileLiveness | None = None
         """Its lock file; ``None`` while it has no number."""
         self.wakeups = Wakeups()
         self.has_written = False
-        """Whether this process has written since its last sign of life."""
+        """Whether this process has written since its last heartbeat."""
         self.has_other_writers = False
         """Whether another process wrote between the last two transactions of this one."""
         self.start_upkeep: Callable[[], None] = lambda: None
-        """Called each time that this process has taken a number."""
+        """A function that is called each time this process has got a number."""
         self._data_version = 0
         """SQLite's ``data_version`` at the last transaction. It changes with each commit of another connection."""
         self._lost_listeners: list[Callable[[int], None]] = []
@@ -62,7 +62,7 @@ class Registration(forks.ForkAware):
 
     @property
     def holds_at_most(self) -> timedelta:
-        """The time after which a process without a sign of life loses its claims."""
+        """The time after which a process without a heartbeat loses its claims."""
         return self.agreed_bound or DEFAULT_HOLDS_AT_MOST
 
     def listen_for_lost_claims(self, on_lost: Callable[[int], None]) -> Callable[[], None]:
@@ -121,12 +121,12 @@ class Registration(forks.ForkAware):
         self.wakeups.signal(self.wakeups.topics, ())  # wake-ups sent while it was not registered were lost
 
     def _register(self, connection: sqlite3.Connection, patience: Callable[[], float]) -> None:
-        """Take a number and its lock file, and register listeners. After an error the state is as before."""
+        """Get a number and its lock file, and register listeners. After an error the state is as before."""
         previous_claimant, liveness = self.claimant, None
         execute_with_retry(connection, "BEGIN IMMEDIATE", patience)
         try:
-            # Lock before the commit: otherwise a process could see the row without the lock, and take this process for
-            # dead. The number may be locked by a process that has a former file open; then take the next one.
+            # Lock before the commit: otherwise a process could see the row without the lock, and consider this process
+            # dead. The number may be locked by a process that has a former file open; then use the next one.
             while liveness is None:
                 self.claimant = int(connection.execute(_ADD_CLAIMANT, (os.getpid(),)).lastrowid or 0)
                 liveness = FileLiveness.acquire(self.folder, self.claimant, self.holds_at_most)
@@ -167,7 +167,7 @@ def registered_numbers(connection: sqlite3.Connection) -> set[int]:
 
 
 def unregister(tx: Transaction, claimant: int, *, has_died: bool = False) -> None:
-    """Release the claims of a process, and delete its number; of one that died, count that for messages in queues."""
+    """Release the claims of a process, and delete its number. If it died, count that for its messages in queues."""
     released_count = tx.execute(
         "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
     ).rowcount

@@ -55,7 +55,7 @@ class QueueRules:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Whether a message without an own setting becomes a dead letter when it expires in its queue."""
+        """Return whether a message without its own setting becomes a dead letter when it expires in its queue."""
         return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
 
 
@@ -119,7 +119,7 @@ PENDING_FIELDS: Final = ("message_id", "due", "destination", "expires_at", "fail
 """Columns of a pending message with fields of the message, without its content."""
 
 QUEUED_FIELDS: Final = ("message_id", "due", "expires_at", "failures", "ends_at", "dead_letter")
-"""The same for a message in a queue."""
+"""Columns of a message in a queue with fields of the message, without its content."""
 
 _CONTENT: Final = (
     "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
@@ -370,7 +370,7 @@ def record(
     )
 
 
-# --- what cannot be read ------------------------------------------------------------------------------------------
+# --- unreadable rows ----------------------------------------------------------------------------------------------
 
 log = logging.getLogger("postdate.embedded")
 
@@ -427,7 +427,7 @@ def mark_unreadable(tx: Transaction, table: MessageTable, reasons: Mapping[int, 
 
 
 def mark_and_log(tx: Transaction, table: MessageTable, reasons: Mapping[int, str], at: int | None = None) -> None:
-    """:func:`mark_unreadable` for rows that were just read, with one log entry that has the reason of the first."""
+    """Call :func:`mark_unreadable` for rows that were just read, and log once, with the reason of the first."""
     mark_unreadable(tx, table, reasons, at)
     if reasons:
         text = "cannot be read, and marked so: %d messages (%s); `postdate messages list --unreadable` lists them"

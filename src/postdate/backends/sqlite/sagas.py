@@ -18,8 +18,8 @@ class SqliteSagaStore(OnFile, SqlSagaStore):
 
     Args:
         path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
-        synchronous: see :class:`postdate.SqliteStore`; all adapters on the same file need the same.
-        recording: likewise.
+        synchronous: see :class:`postdate.SqliteStore`; all adapters on the same file need the same value.
+        recording: see :class:`postdate.SqliteStore`; all adapters on the same file need the same value.
         create: create the file when it is missing.
 
     Raises:

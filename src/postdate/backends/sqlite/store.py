@@ -176,7 +176,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return await self.file.write(self._inserting_work(messages, now))
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """:meth:`store_many` in the calling thread, for pipeline processes."""
+        """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         return self.file.write_blocking(self._inserting_work(messages, now))
 
     @override
@@ -374,10 +374,10 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def replace(self, key: str, create_message: CreateMessage, now: datetime) -> str:
-        """Replace in two steps, as one thread writes for many callers and must not run their code.
+        """Replace in two steps, because one thread writes for many callers and must not run their code.
 
         First ``create_message`` is called with the newest message that a reader sees. Then a transaction writes the
-        result if that message is still the newest one of the key; if not, both steps are repeated.
+        result if that message is still the newest one of the key. Otherwise both steps are repeated.
         """
         ids, at = KeyedIds(key), to_microseconds(now)
         while True:

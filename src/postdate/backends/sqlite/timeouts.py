@@ -32,11 +32,11 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     Args:
         path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
-        table_prefix: of the table's name; any characters. ``None``: that of the endpoint, see
+        table_prefix: of the table's name; any characters. ``None``: the prefix of the endpoint, see
             :func:`postdate.backends.sql.timeouts_layout.table_prefix`. SQLite ignores the case of letters in it.
         synchronous: as of the transport on the file; see :class:`postdate.SqliteStore`.
         recording: as of the transport on the file.
-        create: create the file, and bring the tables of an older one up to date.
+        create: create the file, and migrate the tables of an older one.
 
     Raises:
         ConfigurationError: the table's name is invalid, or the file is open in this process with other settings.
@@ -52,7 +52,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         create: bool = True,
     ) -> None:
         if table_prefix is not None:
-            _check_name(table_name("", prefix=table_prefix))  # before the file is open
+            _check_name(table_name("", prefix=table_prefix))  # before the file is opened
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
         super().__init__(self.file, _SqliteTable, table_prefix)
 
@@ -74,7 +74,7 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
 
     @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """Claim by a locked file; nothing is written to the database."""
+        """Claim a timeout by a locked file, without a write to the database."""
         if (normal := normal_id(timeout_id)) is None:
             return None
         folder, name = claimants_folder(self.file.path), f"{self._checked_table.name.lower()}\n{normal}"

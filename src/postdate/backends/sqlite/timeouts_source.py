@@ -1,4 +1,4 @@
-"""Migrating timeouts from an SQLite file. Only Postdate writes such files: .NET has no such persistence."""
+"""Tables of timeouts in an SQLite file as a source of a migration. Only Postdate writes them; .NET cannot."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SqliteSession:
 
 
 class SqliteDialect(Dialect):
-    """The SQL of SQLite; ``clock`` is that of the machine, which is the database's."""
+    """The SQL of SQLite; ``clock`` is the machine's clock, which is also the database's."""
 
     text = long_text = instant = "text"
     names_of_tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
@@ -75,7 +75,7 @@ class SqliteDialect(Dialect):
 
     @override
     def connect(self) -> Session:
-        """A missing file is not created."""
+        """Open the file; a missing file is not created."""
         if not self._path.exists():
             raise StoreNotSetUp(f"there is no file {self._path}; a migration creates none")
         return SqliteSession(self._path)
@@ -90,11 +90,11 @@ class SqliteDialect(Dialect):
 
     @override
     def limit_waits(self, session: Session, margin: timedelta) -> None:
-        """No limit is needed: after BEGIN a writer waits for nobody. The clock is checked before the commit."""
+        """Do nothing: after BEGIN a writer waits for no other. The clock is checked before the commit."""
 
     @override
     def value_of(self, instant: datetime) -> object:
-        """Return a text, as SQLite has no type for times."""
+        """Return a text, because SQLite has no type for times."""
         return text_time(instant)
 
     @override
@@ -104,7 +104,10 @@ class SqliteDialect(Dialect):
 
     @override
     def due_from_condition(self) -> str:
-        """The index serves the first part of the condition, in which a ``T`` would count as late."""
+        """Return the condition that a timeout is due at ``floor`` or later.
+
+        The index supports its first part, in which a ``T`` would count as late.
+        """
         return f"{self.quote_name(TIME)} >= %(floor)s AND {self._time_with_space()} >= %(floor)s"
 
     @override

@@ -34,11 +34,11 @@ _Work = Callable[[Transaction], Any]
 
 
 class FileTransactions:
-    """Reads and writes one file, and listens for what other processes write.
+    """Reads and writes one file, and listens for writes of other processes.
 
     Args:
         path: of the file.
-        recording: how much is kept for audits.
+        recording: how much is recorded for audits.
         access: to its connections.
         registration: of this process.
     """
@@ -47,7 +47,10 @@ class FileTransactions:
         self.path = path
         self.recording = recording
         self.rules = DEFAULT_RULES
-        """How the queues treat expired messages: by the machine's clock, without rules, until a transport sets them."""
+        """The rules for expired messages in queues.
+
+        By the machine's clock, without more rules, until a transport sets them.
+        """
         self.access = access
         self.registration = registration
 
@@ -76,7 +79,7 @@ class FileTransactions:
         return await self.write(work)
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
-        """:meth:`write` in the calling thread, for pipeline processes and the command line."""
+        """Call :meth:`write` in the calling thread, for pipeline processes and the command line."""
         job = Job[_Work, Any](work)
         self._commit_jobs([job])
         return job.get_result()
@@ -107,7 +110,8 @@ class FileTransactions:
     ) -> tuple[set[str], list[tuple[str, int]]]:
         self.registration.begin(connection, self.access.patience)
         try:
-            self.access.check_in_place()  # again: BEGIN may have waited long, and the file was replaced meanwhile
+            # once more: BEGIN may have waited long, and the file may have been replaced meanwhile
+            self.access.check_in_place()
             topics: set[str] = set()
             for job in jobs:
                 topics |= self._run_job(connection, job, is_only=len(jobs) == 1)
@@ -161,7 +165,7 @@ class FileTransactions:
     query_blocking = read_blocking
 
     def is_in_force(self, claimant: int) -> bool:
-        """Return whether claims under a number are in force. It reads the file only if the last sign of life is old."""
+        """Return whether claims under a number are in force. It reads the file only if the last heartbeat is old."""
         liveness = self.registration.liveness
         if claimant != self.claimant or liveness is None or self.access.is_known_replaced:
             return False

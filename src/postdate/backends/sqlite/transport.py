@@ -78,11 +78,11 @@ _FIRST: Final = f"""
         WHERE m.queue_id = q.queue_id AND {_IS_RECEIVABLE} ORDER BY seq LIMIT 1)
     FROM queue AS q WHERE q.name = :queue"""
 _IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
-# From the first unexpired message that was read before: expired ones are not walked over again under the lock.
+# From the first unexpired message of an earlier read, so that expired ones are not read again under the lock.
 _DELETE: Final = """
     DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
     RETURNING seq, content, message_id"""
-# One by one: for a list of numbers a table that ANALYZE has seen with one row is read from end to end.
+# One by one: for a list of numbers, SQLite reads the whole table if ANALYZE has seen it with one row.
 _DELETE_CONTENT: Final = "DELETE FROM content WHERE seq = ?"
 
 _CLAIM: Final = f"""
@@ -96,7 +96,7 @@ _CLAIM_BY_ID: Final = f"""
         SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_IS_RECEIVABLE})
     RETURNING {QUEUED_COLUMNS}"""
 
-# Each count uses one index; few of the free messages are expired ones.
+# Each count uses one index; only few of the free messages are expired.
 _LENGTHS: Final = """
     SELECT q.name,
         (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_free
@@ -118,7 +118,7 @@ class LocalTransport(UnreadableFileRows, Transport):
     Args:
         path: of the file; created by :meth:`create_queues` or at first use unless ``create`` is false.
         synchronous: see :class:`postdate.SqliteStore`; the store on the same file needs the same value.
-        recording: the same.
+        recording: see :class:`postdate.SqliteStore`; the store on the same file needs the same value.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
         expiry: ``None``: each message has a time to be received of its own, also in a transaction, and expired messages
@@ -216,12 +216,12 @@ class LocalTransport(UnreadableFileRows, Transport):
         return LocalReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """Return the number of messages in each queue, those in progress included."""
+        """Return the number of messages in each queue, including received ones."""
         return await self.file.read(queue_lengths)
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Messages in progress and expired ones are not counted."""
+        """Return the number of messages in each queue, without received and expired ones."""
         values = (self._rules.now(), json.dumps([name for name in names if "\0" not in name]))
         return dict(await self.file.read(lambda c: c.execute(_LENGTHS, values).fetchall()))
 
@@ -402,7 +402,7 @@ def _send_and_run_works(tx: Transaction, rows: Sequence[_Row], work: Sequence[Wo
 
 
 def _record_of(tx: Transaction, received: Received, at: datetime, completion: Completion) -> tuple[object, ...] | None:
-    """Return the record of how a message ended, or ``None``.
+    """Return the record of a message's outcome, or ``None``.
 
     For a message that was not delayed only a discard is recorded: it leaves no other trace, and audits need no more.
     """

@@ -63,7 +63,7 @@ async def read_readable_and_all_rows(
     values: Sequence[Any] | Mapping[str, Any],
     decode: Callable[[Row], T],
 ) -> tuple[list[T], Sequence[Row]]:
-    """:func:`read_readable_rows`; return also all rows of the last run of the statement, unreadable ones included."""
+    """Call :func:`read_readable_rows`; return also all rows of the statement's last run, including unreadable ones."""
     while True:
         rows = await file.read(lambda connection: read_rows(connection, sql, values))
         messages, reasons = decode_rows(rows, decode)

@@ -1,4 +1,7 @@
-"""The work of a process for a file in each second: signs of life, claims of dead processes, expired messages, pages."""
+"""The work of a process for a file in each second.
+
+Heartbeats, claims of dead processes, expired messages, free pages.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class FileUpkeep(Housekeeping):
         return False
 
     def _write_heartbeat(self) -> bool:
-        """Give a sign of life if this process has claims. Without claims no sign is needed."""
+        """Write a heartbeat if this process has claims. Without claims none is needed."""
         liveness, now = self._registration.liveness, steady_seconds()
         if liveness is None or not liveness.is_heartbeat_due(now):
             return False
@@ -144,7 +147,7 @@ class FileUpkeep(Housekeeping):
             holders, lambda claimant: read_heartbeat(self._registration.folder, claimant), elapsed_seconds
         )
 
-    # --- messages that expired, and the room that messages left -------------------------------------------------
+    # --- expired messages, and free pages -----------------------------------------------------------------------
 
     def _remove_expired(self) -> bool:
         now = self._file.rules.now()
