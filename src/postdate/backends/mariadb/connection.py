@@ -113,8 +113,8 @@ _OLDEST: Final = (10, 6)
 _MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
-# in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its
-# beginning to its end. lock_wait_timeout: of locks on tables, which are mostly held for long.
+# in_predicate_conversion_threshold: a list of more than 999 numbers would become a table, which is read from beginning
+# to end. lock_wait_timeout is for locks on tables, which are mostly held for long.
 _SETTINGS: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 3, "
     "lock_wait_timeout = 10, wait_timeout = 28800, idle_transaction_timeout = %(idle)s, "
@@ -124,17 +124,17 @@ _SETTINGS: Final = (
 
 
 class MariaDbServer(DatabaseServer["MariaDbSession"]):
-    """The address of a server, which connects to it.
+    """The address of a server, and how to connect to it.
 
     Args:
-        url: ``mariadb://user:password@host:port/database``; encrypted, and the server's certificate
-            checked, with ``?ssl=true`` or ``?ssl_ca=/path``, besides which may stand ``ssl_cert`` and ``ssl_key``.
-        holds_at_most: the server ends a silent transaction after so long, and the silent connection by which a process
-            shows that it lives; whole seconds. ``None``: it does not.
+        url: ``mariadb://user:password@host:port/database``; with ``?ssl=true`` or ``?ssl_ca=/path`` the connection is
+            encrypted and the server's certificate checked. Then ``ssl_cert`` and ``ssl_key`` are allowed, too.
+        holds_at_most: the server ends a transaction that is silent for so long, and the heartbeat's connection if that
+            is silent; whole seconds. ``None``: it does not end them.
         answers_within: see :class:`postdate.backends.sql.row_locks.connection.DatabaseServer`.
 
     Raises:
-        ConfigurationError: the address is unreadable; the text never has the password.
+        ConfigurationError: the address is invalid; the text never has the password.
     """
 
     product, schemes, port = "MariaDB", ("mariadb", "mysql"), 3306
@@ -146,12 +146,12 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
         check_options(self.address, _TLS)
         self._silence_seconds = 0 if holds_at_most is None else max(round(holds_at_most.total_seconds()), 1)
         tls = self.address.options
-        self._tls = _tls(tls) if tls else None  # once: reading the system's certificates takes 0.1 s
+        self._tls = _tls(tls) if tls else None  # Once, because reading the system's certificates takes 0.1 s.
 
     @override
     def connect(self) -> MariaDbSession:
-        """The login may take longer than an answer."""
-        session = self._open_session(CLIENT.FOUND_ROWS)  # an UPDATE counts what it found
+        """Open a connection. The login may take longer than an answer."""
+        session = self._open_session(CLIENT.FOUND_ROWS)  # With FOUND_ROWS an UPDATE counts the rows that it found.
         with closing_on_error(session):
             session.configure()
             session.set_answer_limit(self.seconds_to_answer)
@@ -181,7 +181,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
                 ssl_disabled=self._tls is None,
             )
             connection.connect(connect_socket((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
-            forks.register_connection(connection)  # with TLS it has another socket than the one that was connected
+            forks.register_connection(connection)  # With TLS the connection has another socket than the connected one.
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         with closing_on_error(session):
             session.check_server()
@@ -201,7 +201,7 @@ def _tls(settings: Mapping[str, str]) -> ssl.SSLContext | None:
 
 
 class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connection):
-    """The driver's connection, with adjustable time limits; another thread may end it."""
+    """A connection of the driver with adjustable deadlines; another thread may end it."""
 
     _sock: socket.socket | None
     largest_packet = 2**30
@@ -217,7 +217,7 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
         self._read_timeout = self._write_timeout = None if seconds == math.inf else seconds
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """Refuse a statement larger than the server's packet, which it would answer by hanging up."""
+        """Refuse a statement larger than the server's packet, because the server would close the connection."""
         text = sql.encode(self.encoding, "surrogateescape") if isinstance(sql, str) else sql
         if len(text) >= self.largest_packet:
             raise pymysql.err.OperationalError(ER.NET_PACKET_TOO_LARGE, f"a statement of {len(text):,} bytes")
@@ -226,13 +226,13 @@ class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connecti
     def abort(self) -> None:
         if self._sock is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # of TLS, too: nothing is to be said any more
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Also with TLS: no more data is to be sent.
 
 
 def literal(value: str | bytes | int | None) -> bytes:
-    """Return a value as SQL, for many rows: the driver's own way takes five times as long.
+    """Return a value as SQL, for many rows: the driver's own conversion takes five times as long.
 
-    Our sessions read backslashes as escapes (``sql_mode``), and in UTF-8 no byte of a longer character is a quote or a
+    Our sessions read backslashes as escapes (``sql_mode``). In UTF-8 no byte of a longer character is a quote or a
     backslash, so only these two need escaping.
     """
     if value is None:
@@ -245,7 +245,7 @@ def literal(value: str | bytes | int | None) -> bytes:
 
 
 _PACKET_ROOM: Final = 64 * 1024
-"""Bytes of a packet for the statement around the content."""
+"""The bytes of a packet that are reserved for the statement around the content."""
 
 
 def max_statement_bytes(session: MariaDbSession) -> int:
@@ -292,7 +292,10 @@ class MariaDbSession(ServerSession):
 
     @override
     def begin_marked(self) -> object:
-        """The mark is a savepoint, which also ends when the server itself rolls the transaction back."""
+        """Begin a transaction for a handler.
+
+        Its mark is a savepoint, which also ends when the server rolls it back itself.
+        """
         self.begin()
         self.change(f"SAVEPOINT {_MARK}")
         return _MARK
@@ -308,7 +311,7 @@ class MariaDbSession(ServerSession):
         return True
 
     def limit_silence(self) -> None:
-        """Let the server end this connection, and its locks, when we fall silent."""
+        """Let the server end this connection, and its locks, when it is silent for too long."""
         if self._silence_seconds:
             self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
 
@@ -325,7 +328,7 @@ class MariaDbSession(ServerSession):
         return translate_errors(self._where, self._connection.seconds)
 
     def rows(self, sql: str | bytes, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
-        """Bytes have no values, and no percent sign in them is doubled."""
+        """Return the rows of a statement. A statement in bytes has no values, and no percent sign in it is doubled."""
         with self._translate_errors(), self._connection.cursor() as cursor:
             cursor.execute(sql, None if isinstance(sql, bytes) else values or {})
             return cursor.fetchall()

@@ -36,7 +36,7 @@ def quote_name(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text literal that is safe whatever the server makes of backslashes."""
+    """Return a text literal that is safe, however the server treats backslashes."""
     return f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)" if "\\" in text else "'" + text.replace("'", "''") + "'"
 
 
@@ -44,8 +44,8 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if MariaDB can have it.
 
     Raises:
-        ConfigurationError: blank, over 64 characters, with a NUL, a space at its end, or a character outside the basic
-            plane (emoji and the like), or it could be mistaken for one of Postdate's own tables.
+        ConfigurationError: the name is blank, over 64 characters, has a NUL, a space at its end, or a character outside
+            the basic plane (such as an emoji), or could be confused with one of Postdate's own tables.
     """
     if not name.strip() or "\0" in name or name.endswith(" "):
         raise ConfigurationError(f"{what} must not be blank, end in a space or have NUL characters: {name!r}")
@@ -84,9 +84,9 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
 
 
 def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
-    """Return migrations as SQL for an administrator, which may be run again: each statement changes nothing then.
+    """Return migrations as SQL for an administrator. The SQL may be run again: then no statement changes anything.
 
-    In a database of an earlier version the initial migration finds all tables there. Its mark is the last one, as it
+    In a database of an earlier version the initial migration finds all tables there. Its mark comes last, because it
     would hide the steps from that version to this one if they did not run to the end.
     """
     refusals = (sql for each in oldest_versions(steps).items() for sql in _refusal(names, *each))
@@ -102,8 +102,8 @@ def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
 
 
 def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
-    """Return statements that fail in a database which is too old."""
-    # Without the database's name, as the text must be a plain literal.
+    """Return statements that fail in a database that is too old."""
+    # The text has no name of the database, because it must be a plain literal.
     signal = (
         f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {literal(f'the database is too old: {too_old_advice(oldest)}')}"
     )
@@ -114,13 +114,14 @@ def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
 def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
     """Apply the missing migrations of ``steps``; several processes may do it at once.
 
-    Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
+    Raises as `find_missing_steps` does, or `StoreUnavailable` when another process has been migrating for half a
+    minute.
     """
     lock = {"name": names.lock_name("setup"), "wait": _WAIT_SECONDS}
     if session.rows("SELECT GET_LOCK(%(name)s, %(wait)s)", lock)[0][0] != 1:
         raise StoreUnavailable("another process has been setting up this database for half a minute; try again")
     try:
-        # An existing one is left alone, so that later starts need no right to create.
+        # An existing table is not changed, so that later starts need no right to create tables.
         if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
@@ -130,7 +131,7 @@ def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
 
 
 class MariaDbSchema(RowLockSchema):
-    """A database on a server, and the connections to it; by default the one that the address names."""
+    """A database on a server, and the connections to it; by default the database in the address."""
 
     dialect, names_of = MariaDbSqlDialect(), MariaDbNames
     tables = TableCreation(setup, setup_statements)

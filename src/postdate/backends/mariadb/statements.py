@@ -1,7 +1,7 @@
 """The SQL of a store in MariaDB. Source: ADR 0008.
 
-FORCE INDEX: a small table would be read whole, through rows that others have locked; and statistics made while it was
-small must not turn a claim into a scan of millions of rows later.
+FORCE INDEX has two reasons. The server would read a small table completely, including rows that others have locked. And
+statistics from a time when it was small must not turn a claim into a scan of millions of rows later.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MariaDbStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
-    # From each lane with messages to the next one: a look into the index for each, however many lanes are empty.
+    # From each lane with messages to the next one: one search of an index for each, however many lanes are empty.
     limits_of_held = (
         f"WITH RECURSIVE held (lane) AS (SELECT ({_next_lane('0')}) UNION ALL "
         f"SELECT ({_next_lane('h.lane + 1')}) FROM held AS h WHERE h.lane < (SELECT MAX(lane) FROM {{limits}})) "
@@ -131,7 +131,7 @@ class MariaDbStatements(RowLockStatements):
         "SELECT (SELECT COUNT(*) FROM {pending} FORCE INDEX (due) WHERE due >= %(first)s AND due < %(end)s) - "
         "(SELECT COUNT(*) FROM {marked} AND p.due >= %(first)s AND p.due < %(end)s)"
     )
-    # In two parts, each a range of the index: compared as a pair, due time and number are none.
+    # Two parts, each a range of the index: a comparison of due time and number as a pair would use no range.
     list_pending = (
         "SELECT p.number, {row} FROM ("
         "(SELECT w.due, w.number FROM {listed} AND w.due = %(due_from)s AND w.number > %(behind)s "
@@ -186,7 +186,7 @@ class MariaDbSqlDialect(ServerSqlDialect):
 
     @override
     def insert_statement(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
-        """No INSERT IGNORE, which would truncate values that are too long."""
+        """Return an INSERT without IGNORE, which would truncate values that are too long."""
         names = list(columns)
         return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.placeholder, names))})"
 
@@ -194,12 +194,12 @@ class MariaDbSqlDialect(ServerSqlDialect):
     def insert_new(self, session: Any, statement: str, values: Mapping[str, Any]) -> bool:
         try:
             return session.change(statement, values) == 1
-        except DuplicateKey:  # the server undoes the statement alone
+        except DuplicateKey:  # The server undoes only this statement.
             return False
 
     @override
     def delete_statement(self, table: str, condition: str, order: str, index: str) -> str:
-        """Tables have the primary key ``number``. A DELETE of one table takes no hint which index to use."""
+        """Return a DELETE for a table with the primary key ``number``. A DELETE of one table accepts no index hint."""
         first = f"SELECT number FROM {table} FORCE INDEX ({index}) WHERE {condition} ORDER BY {order} LIMIT %(limit)s"
         return (
             f"DELETE FROM {table} USING ({first}) AS oldest STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) "

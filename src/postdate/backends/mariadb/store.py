@@ -34,12 +34,12 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
             ``schema``, ``holds_at_most`` and ``answers_within``.
         schema: the database of the tables; ``None``: the database in ``url``.
         table: of the pending messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits.
+        recording: how much is recorded for audits.
         largest_message_bytes: of headers and body together; ``None``: 7 MiB. A message is sent in one statement, in
             which a byte may need two bytes. So the default always fits the packet of 16 MiB that servers allow by
             default (``max_allowed_packet``).
-        holds_at_most: a process that gives no sign of life for this long (frozen, swapped out, cut off) loses its
-            claims, as the server ends its connections. Whole seconds, at least 1; ``None``: 60 s.
+        holds_at_most: a process that sends no heartbeat for this long (frozen, swapped out, cut off) loses its claims,
+            because the server ends its connections. Whole seconds, at least 1; ``None``: 60 s.
         answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: 30 s.
             Statements on whole tables may take 10 minutes.
 
@@ -66,7 +66,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
         ids, at = KeyedIds(key), to_microseconds(now)
         max_bytes, tables = self._capabilities.largest_message_bytes, self._tables
         assert isinstance(tables, MariaDbTables)
-        refusal_counts = dict[str, int]()  # for each newest id, how many ids after it were tried
+        refusal_counts = dict[str, int]()  # for each newest id, how many later ids were tried
 
         def replace(session: MariaDbSession) -> MessageRow | None:
             newest, stored_at, is_pending = tables.newest(session, ids.first, ids.last)
@@ -106,7 +106,7 @@ class MariaDbStore(LockingStore, ArchivableStore, ReplacingStore):
     @property
     @override
     def records_in_commit_order(self) -> bool:
-        """``False``: the server assigns numbers before the commit."""
+        """Return ``False``: the server assigns numbers before the commit."""
         return False
 
     @override

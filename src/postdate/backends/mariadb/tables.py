@@ -1,4 +1,4 @@
-"""The steps of a store that MariaDB takes in its own way; the others: :mod:`postdate.backends.sql.row_locks.tables`."""
+"""The steps of a store that differ in MariaDB; for the others see :mod:`postdate.backends.sql.row_locks.tables`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from postdate.errors import StoreNotWritable
 from postdate.ports import OldSnapshot, Recording, RecordKind
 
 STATEMENT_BYTES: Final = 1024 * 1024
-"""The longest statement, unless a single row is longer: larger ones are not faster."""
+"""The longest statement, unless a single row is longer: larger statements are not faster."""
 ROWS_AT_ONCE: Final = 2_000
 """The most numbers or records in one statement: well below what servers accept in a packet."""
 _SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")

@@ -1,7 +1,7 @@
 """Timeouts in MariaDB 10.6 or newer, in the table of upstream's SQL persistence for MySQL.
 
-Its ids are texts: written in lower case with hyphens, found in either case, with braces or without.
-Source: specification 4.6; ADR 0008, ADR 0014.
+Its ids are texts. They are written in lower case with hyphens, and found in upper and lower case, with and without
+braces. Source: specification 4.6; ADR 0008, ADR 0014.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class MariaDbTimeouts(ServerTimeouts):
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
             :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
             :class:`postdate.backends.mariadb.database.MariaDb`, whose connections and ``schema`` it uses.
-        schema: the database of the table; ``None``: that of ``url``.
-        table_prefix: of the table's name, which has at most 64 characters, none of them an emoji. ``None``: that of the
-            endpoint, see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
+        schema: the database of the table; ``None``: the database in ``url``.
+        table_prefix: of the table's name, which has at most 64 characters, none of them an emoji. ``None``: the prefix
+            of the endpoint, see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
 
     Raises:
         ConfigurationError: the address, the schema or the table's name is invalid.
@@ -91,7 +91,7 @@ class MariaDbTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        """An existing table is left alone, so that later starts need no right to create."""
+        """Create the table only if it is missing, so that later starts need no right to create tables."""
         create_schema, create = self.create
         if session.rows(TABLE_EXISTS, self._values):
             return
@@ -110,18 +110,18 @@ class MariaDbTable(RowLockTimeoutTable):
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """The time is rounded up to the table's precision."""
+        """Insert a row; its time is rounded up to the table's precision."""
         _check_size(row, max_statement_bytes(session))
         time, ids = round_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
             return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
-        except DuplicateKey:  # two who add one id at once: the second of them is told
+        except DuplicateKey:  # If two sessions add the same id at once, the second one gets this error.
             if not session.rows(self._find, ids):
                 raise
             return False
 
     def _time_digits(self, session: Any) -> int:
-        """Return how many digits of a second the table keeps; tables of older .NET endpoints keep none."""
+        """Return how many digits of a second the table stores; tables of older .NET endpoints store none."""
         if self._digits is None:
             rows = session.rows(_PRECISION, self._values)
             if not rows or rows[0][0] is None:
@@ -132,8 +132,8 @@ class MariaDbTable(RowLockTimeoutTable):
 
 
 def _check_size(row: dict[str, Any], limit: int) -> None:
-    """Raise `MessageTooLarge` for a row beyond one packet, to which the server would answer by hanging up."""
-    if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escape is two characters
+    """Raise `MessageTooLarge` for a row that exceeds one packet: the server would close the connection."""
+    if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escaped character takes two characters
         return
     if (size := len(literal(row[HEADERS])) + len(literal(row[STATE]))) > limit:
         raise larger_than_packet_error(f"timeout {row[ID]}", size, limit)

@@ -1,4 +1,4 @@
-"""Timeouts in MariaDB."""
+"""Tables of timeouts in MariaDB as a source of a migration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from postdate.errors import ConfigurationError, StoreUnavailable
 class MariaDbDialect(Dialect):
     """The SQL of MariaDB.
 
-    ``schema`` is a database; ``None``: that of the URL. `ConfigurationError` if neither names one.
+    ``schema`` is a database; ``None``: the database in the URL. Raises `ConfigurationError` if neither names one.
     """
 
     long_text = "longtext"
@@ -37,7 +37,7 @@ class MariaDbDialect(Dialect):
     @override
     def connect(self) -> Session:
         session = cast("Session", self._server.connect_patiently())
-        with closing_on_error(session):  # an alias in a DELETE means one in the chosen database
+        with closing_on_error(session):  # A DELETE resolves an alias in the selected database.
             session.change(f"USE {self.quote_name(self.schema)}", {})
         return session
 
@@ -63,13 +63,13 @@ class MariaDbDialect(Dialect):
 
     @override
     def limit_waits(self, session: Session, margin: timedelta) -> None:
-        """The server also ends a transaction whose client is suspended."""
+        """Limit waits for locks; the server also ends a transaction whose client is suspended."""
         seconds = margin.total_seconds()
         self._set_limits(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
 
     @override
     def reset_limits(self, session: Session) -> None:
-        """Back to the settings of our sessions."""
+        """Restore the settings of our sessions."""
         self._set_limits(session, 0, 3, 0)
 
     @staticmethod
@@ -82,7 +82,7 @@ class MariaDbDialect(Dialect):
 
     @override
     def acquire_turn(self, session: Session) -> None:
-        """The lock is the session's: creating a table ends a transaction."""
+        """Acquire a lock of the session, because creating a table ends a transaction."""
         ((granted,),) = session.rows(
             "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn_lock_name(), "wait": TURN_SECONDS}
         )
