@@ -1,8 +1,8 @@
 """A store, sagas, an outbox and timeouts in a schema of SQL Server 2016 or newer. Source: ADR 0008, ADR 0058.
 
-What differs from the other backends: as in MariaDB, the store is that of :mod:`postdate.backends.sql.row_locks`.
-TLS, time limits and routing of the login are ours (``channel``, ``login``), beneath the driver. It has never been run
-against a server: the tests parse its SQL, and a log line says so once a process.
+Differences from the other backends: as in MariaDB, the store is the one of :mod:`postdate.backends.sql.row_locks`. TLS,
+deadlines and routing of the login are ours (``channel``, ``login``), beneath the driver. It has never been run against
+a server: the tests parse its SQL, and each process logs a line that says so.
 
 Read first: ``statements``, then ``tables`` for the steps that differ.
 """

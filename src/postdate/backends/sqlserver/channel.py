@@ -1,7 +1,7 @@
-"""The connection beneath the driver: TLS by Python's own ``ssl``, time limits, and control of the login.
+"""The connection beneath the driver: TLS by Python's own ``ssl``, deadlines, and control of the login.
 
 The driver sees an unencrypted socket. This module negotiates and starts TLS before the driver sends the login, and
-reads the answer to the login first: so a refusal is raised at once with the server's own text, and a routing to another
+reads the answer to the login first. So a refusal is raised at once with the server's own text, and a routing to another
 server is followed with the same encryption. Source: MS-TDS 2.2.6.5, 3.2.5.
 """
 
@@ -21,7 +21,7 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class LoginRefused(Exception):
-    """The server refused the login, with the first error's number and text: later ones only say that it failed."""
+    """The server refused the login. It has number and text of the first error: later ones only say that it failed."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class LoginRouted(Exception):
 
 
 class _Bytes(Protocol):
-    """A stream of bytes with a time limit for each call."""
+    """A stream of bytes with a deadline for each call."""
 
     def sendall(self, content: bytes, /) -> None: ...
 
@@ -68,7 +68,7 @@ class _Tls:
                     raise ConnectionResetError("the server ended the connection during the TLS handshake") from None
                 self._incoming.write(received)
             except ssl.SSLError:
-                with suppress(OSError):  # says why to the server, which may be gone
+                with suppress(OSError):  # It tells the server why, but the server may be unreachable.
                     self._flush(in_packets=in_packets)
                 raise
             else:
@@ -97,7 +97,7 @@ class _Tls:
 
 
 def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
-    """Return the packets of one message as they came, and their joined content. Raises `ConnectionResetError`."""
+    """Return the packets of one message as they came, and their joined content. Raise `ConnectionResetError`."""
     packets, content = bytearray(), bytearray()
     is_last = False
     while not is_last:
@@ -120,10 +120,10 @@ def _receive_exactly(stream: _Bytes, size: int) -> bytes:
 
 
 class DriverSocket:
-    """Acts as the driver's socket; one thread at a time, except for :meth:`abort`.
+    """A replacement for the driver's socket; one thread at a time, except for :meth:`abort`.
 
-    Until the login is done it keeps the time limit of ``raw``, whatever the driver sets. ``host`` is the name that the
-    server's certificate must have.
+    Until the login is complete it keeps the deadline of ``raw``, whatever the driver sets. The server's certificate
+    must have the name ``host``.
     """
 
     def __init__(self, raw: socket.socket, host: str, encryption: Encryption, where: str) -> None:
@@ -137,24 +137,24 @@ class DriverSocket:
 
     @property
     def tls_version(self) -> str | None:
-        """The version of TLS; ``None``: the connection is not encrypted."""
+        """The version of TLS; ``None`` if the connection is not encrypted."""
         return self._stream.version if isinstance(self._stream, _Tls) else None
 
-    # --- what the driver calls ------------------------------------------------------------------------------------
+    # --- calls of the driver --------------------------------------------------------------------------------------
 
     def setsockopt(self, *_options: object) -> None:
-        """Ignored: all options were set at connecting."""
+        """Do nothing: all options were set when the socket was connected."""
 
     def gettimeout(self) -> float | None:
         return self._raw.gettimeout()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Ignored until the login is done."""
+        """Set the deadline; do nothing until the login is complete."""
         if self._is_logged_in:
             self._raw.settimeout(seconds)
 
     def sendall(self, content: bytes | bytearray, _flags: int = 0) -> None:
-        """The driver's first message is the PRELOGIN, with which encryption is negotiated."""
+        """Send bytes. The driver's first message is the PRELOGIN, with which encryption is negotiated."""
         if self._is_logged_in:
             self._stream.sendall(bytes(content))
             return
@@ -185,16 +185,16 @@ class DriverSocket:
     def close(self) -> None:
         self._raw.close()
 
-    # --- what else is done with it --------------------------------------------------------------------------------
+    # --- other calls ----------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End the connection from any thread: a call that waits for an answer fails. Never raises."""
+        """End the connection from any thread: a call that waits for an answer fails. Never raise."""
         with suppress(OSError):
             self._raw.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _translate_login_errors(self) -> Generator[None]:
-        """Translate errors of the connection at once: the driver would sleep and try again."""
+        """Translate errors of the connection at once, because the driver would sleep and try again."""
         try:
             yield
         except (TimeoutError, ssl.SSLError) as error:
@@ -241,7 +241,7 @@ class DriverSocket:
             raise StoreUnreachable(f"{self._where}: the TLS handshake failed: {error.reason or error}") from error
 
     def _receive_login_answer(self) -> bytes:
-        """Return the packets of a successful answer to the login. Raises `LoginRefused` or `LoginRouted`."""
+        """Return the packets of a successful answer to the login. Raise `LoginRefused` or `LoginRouted`."""
         packets, content = read_message(self._stream)
         try:
             answer = login.parse_login_answer(content)

@@ -1,4 +1,4 @@
-"""A connection to SQL Server with our settings, its address, and its errors as those of Postdate. Source: ADR 0008."""
+"""A connection to SQL Server with our settings, its address, and the translation of its errors. Source: ADR 0008."""
 
 from __future__ import annotations
 
@@ -44,35 +44,37 @@ _MEANINGS: Final[Meanings] = {
     StoreFull: frozenset({1101, 1105, 3257, 9002, 40544}),
     StoreNotWritable: frozenset({229, 230, 262, 297, 300, 916, 2760, 6102, 15247, 18452, 18456}),
     StoreReadOnly: frozenset({3906, 3908, 978}),
-    # The server goes or comes, or has ended our session; or the database (4060) does not exist, or not yet.
+    # The server stops or starts, or has ended our session; or the database (4060) does not exist, or not yet.
     StoreUnreachable: frozenset(
         {64, 233, 596, 921, 922, 927, 976, 983, 4014, 6005, 10053, 10054, 10060, 11001, 4060, 17142, 17187, 40143}
         | {40197, 40540, 40613}
     ),
-    # Data: a conversion, an overflow, a missing value, a constraint, a text, row or index row that is too long, JSON
-    # that cannot be read, a value that the protocol cannot carry; a transaction that a trigger ended (3609, 3616); one
-    # of the application that has failed already (3930).
+    # Data: a conversion, an overflow, a missing value, a constraint, a text, row or index row that is too long, invalid
+    # JSON, a value that the protocol cannot represent. A transaction that a trigger ended (3609, 3616), or one of the
+    # application that has failed already (3930).
     StoreError: frozenset(
         {206, 220, 232, 241, 242, 244, 245, 248, 295, 296, 298, 511, 512, 513, 515, 517, 530, 537, 547, 550, 1946}
         | {2628, 3609, 3616, 3930, 7139, 8009, 8016, 8023, 8114, 8115, 8134, 8152, 8169, 9402, 9420, 9803}
         | {13608, 13609, 13610, 13612, 13613}
     ),
 }
-"""Our error for each number. Every other is `StoreTroubled`: an error counts against a message only where Microsoft's
-documentation says that it is about data. Numbers from 50000 on are raised by a trigger or procedure of the application.
-Source: ADR 50."""
+"""Our error for each number; for every other number it is `StoreTroubled`.
+
+An error counts against a message only where Microsoft's documentation says that it is about data. Numbers from 50000 on
+are raised by a trigger or procedure of the application. Source: ADR 50.
+"""
 
 _FIRST_OF_APPLICATIONS: Final = 50_000
 
 
 def translate(error: Exception, where: str) -> PostdateError:
     if isinstance(error, TimeoutError) and not error.args and isinstance(error.__cause__, Exception):
-        return translate(error.__cause__, where)  # the driver gave up trying; this is why
+        return translate(error.__cause__, where)  # the driver gave up; the cause is the reason
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
     text = str(getattr(error, "text", "") or error).strip().partition("\n")[0] or type(error).__name__
     if (meaning := meaning_of((number,), _MEANINGS)) is not None:
         return error_of(meaning, text, where)
-    if not number:  # not said by the server: the connection is gone, or never was
+    if not number:  # The error is not the server's: the connection was lost, or never opened.
         return StoreUnreachable(f"{where}: {text}")
     return (StoreError if number >= _FIRST_OF_APPLICATIONS else StoreTroubled)(f"{where}: {text} ({number})")
 
@@ -85,7 +87,7 @@ def translate_errors(where: str) -> Generator[None]:
         yield
     except (Error, LoginRefused, OSError, EOFError) as error:
         raise translate(error, where) from error
-    except (AssertionError, IndexError, struct.error) as error:  # how the driver takes a packet that is cut short
+    except (AssertionError, IndexError, struct.error) as error:  # The driver raises these for a truncated packet.
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
@@ -98,28 +100,28 @@ _INDEX_SETTINGS: Final = (
     "SET QUOTED_IDENTIFIER, ANSI_NULLS, ANSI_PADDING, ANSI_WARNINGS, ARITHABORT, CONCAT_NULL_YIELDS_NULL ON; "
     "SET NUMERIC_ROUNDABORT OFF"
 )
-"""Required by filtered indexes and those on computed columns; sqlcmd's default for QUOTED_IDENTIFIER is off."""
+"""Settings that filtered indexes and indexes on computed columns need; sqlcmd's QUOTED_IDENTIFIER is off by default."""
 
 ADMINISTRATORS_SETTINGS: Final = f"{_INDEX_SETTINGS}; SET XACT_ABORT ON"
-"""Also: an error ends a transaction."""
+"""The same, and an error ends a transaction."""
 
-# Nobody waits for locks for long.
+# LOCK_TIMEOUT: no session waits long for a lock.
 _SETTINGS: Final = f"{ADMINISTRATORS_SETTINGS}; SET LOCK_TIMEOUT 3000; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 class SqlServerInstance(DatabaseServer["SqlServerSession"]):
-    """The address of a server, which connects to it.
+    """The address of a server, and how to connect to it.
 
     Args:
         url: ``mssql://user:password@host:port/database``. The connection is encrypted and the server's certificate
             checked against the system's authorities, or those in the file of ``?cafile=``. The certificate must name
-            the host of the address, or what ``hostnameincertificate=`` says. ``trustservercertificate=yes`` takes any
-            certificate; ``encrypt=no`` sends everything in the clear, the password too; ``encrypt=strict`` begins with
-            TLS (TDS 8).
+            the host of the address, or the name in ``hostnameincertificate=``. ``trustservercertificate=yes`` accepts
+            any certificate; ``encrypt=no`` sends everything in the clear, the password too; ``encrypt=strict`` begins
+            with TLS (TDS 8).
         answers_within: see :class:`postdate.backends.sql.row_locks.connection.DatabaseServer`.
 
     Raises:
-        ConfigurationError: the address is unreadable; the text never has the password.
+        ConfigurationError: the address is invalid; the text never has the password.
     """
 
     product, schemes, port = "SQL Server", ("mssql", "sqlserver"), 1433
@@ -130,18 +132,18 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
         check_options(replace(self.address, options=options), OPTIONS)
         if not self.address.database:
             raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
-        self._encryption = encryption_of(options)  # once: reading the system's certificates takes 0.1 s
+        self._encryption = encryption_of(options)  # Once, because reading the system's certificates takes 0.1 s.
 
     @override
     def connect(self) -> SqlServerSession:
-        """Follows a routing to another server."""
+        """Open a connection; follow a routing to another server."""
         return self._connect_following_routes(lambda session: session.configure())
 
     @override
     def connect_as_application(self) -> SqlServerSession:
         session = self._connect_following_routes(
             lambda session: session.configure(_INDEX_SETTINGS)
-        )  # what other drivers set as well
+        )  # other drivers set these, too
         session.set_answer_limit(math.inf)
         return session
 
@@ -175,8 +177,8 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
                     timeout=self.seconds_to_answer,
                     login_timeout=LOG_IN_WITHIN_SECONDS,
                     appname="postdate",
-                    sock=cast("Any", channel),  # as much of a socket as the driver uses
-                    disable_connect_retry=True,  # the first try has all the time there is
+                    sock=cast("Any", channel),  # the part of a socket that the driver uses
+                    disable_connect_retry=True,  # the first attempt has all the time
                 )
         session = SqlServerSession(connection, channel, self.where)
         with closing_on_error(session):
@@ -226,18 +228,19 @@ class SqlServerSession(ServerSession):
 
     @contextmanager
     def _cursor(self) -> Generator[Any]:
-        """Lend a cursor, and read the rest of the answer before it is closed.
+        """Yield a cursor, and read the rest of the answer before it is closed.
 
-        The driver would cancel an answer not read to its end: two more round trips for each statement, and an attention
-        that meets a running request would silently roll its transaction back (``XACT_ABORT``).
+        The driver would cancel an answer that was not read to its end. That costs two more round trips for each
+        statement, and an attention that meets a running request would silently roll its transaction back
+        (``XACT_ABORT``).
         """
         with translate_errors(self._where), closing(self._connection.cursor()) as cursor:
             try:
                 yield cursor
-            except OSError:  # no more will come
+            except OSError:  # no more data can come
                 raise
             except Exception:
-                with suppress(Exception):  # the first error is the one that counts
+                with suppress(Exception):  # Only the first error is reported.
                     _drain(cursor)
                 raise
             _drain(cursor)
@@ -277,11 +280,11 @@ class SqlServerSession(ServerSession):
         self.change("COMMIT TRANSACTION")
 
     def rollback(self) -> None:
-        """Without effect if an error has rolled back already."""
+        """Roll back; without effect if an error has rolled back already."""
         self.change("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
 
     def close(self) -> None:
-        with suppress(Exception):  # the driver closes with what the socket says
+        with suppress(Exception):  # The driver closes with any error of the socket.
             self._connection.close()
 
     def abort(self) -> None:

@@ -1,7 +1,7 @@
-"""How a login to SQL Server is encrypted, and its messages, as bytes in and values out. Source: MS-TDS 2.2.
+"""The encryption of a login to SQL Server, and its messages: bytes in, values out. Source: MS-TDS 2.2.
 
 Options in addresses have the names of Microsoft's drivers. Every packet has a header of eight bytes: type, status (1:
-the last of its message), length with the header, and four more.
+the last packet of its message), length with the header, and four more.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _STRICT: Final = "strict"
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """How a connection is encrypted.
+    """The encryption of a connection.
 
     Args:
         context: of TLS; ``None``: nothing is encrypted, not even the password.
-        is_strict: TLS begins before anything else (TDS 8, SQL Server 2022 and newer), as on the web.
-        expected_name: in the server's certificate; ``None``: the host of the address.
+        is_strict: TLS begins before anything else (TDS 8, SQL Server 2022 and newer), as in HTTPS.
+        expected_name: the name in the server's certificate; ``None``: the host of the address.
     """
 
     context: ssl.SSLContext | None
@@ -40,7 +40,7 @@ class Encryption:
 
 
 def encryption_of(options: Mapping[str, str]) -> Encryption:
-    """Return the encryption of an address' options; names in lower case. Raises `ConfigurationError`."""
+    """Return the encryption for an address's options, whose names are in lower case. Raise `ConfigurationError`."""
     choice = options.get("encrypt", "yes").lower()
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if choice != _STRICT and not _is_yes("encrypt", choice, f"yes, no or {_STRICT}"):
@@ -59,7 +59,7 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
     if choice == _STRICT:
         context.set_alpn_protocols(["tds/8.0"])
     else:
-        # Inside TDS packets servers speak TLS 1.2 at most: after a handshake of TLS 1.3 more would follow in packets.
+        # Inside TDS packets servers use TLS 1.2 at most: after a handshake of TLS 1.3 more would follow in packets.
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     return Encryption(context, choice == _STRICT, options.get("hostnameincertificate"))
 
@@ -71,7 +71,7 @@ def _is_yes(name: str, value: str, choices: str = "yes or no") -> bool:
 
 
 PRELOGIN: Final = 0x12
-"""Type of the packets that negotiate encryption, and of those with the TLS handshake."""
+"""The type of the packets that negotiate encryption, and of those with the TLS handshake."""
 
 ENCRYPT_ON: Final = 1
 ENCRYPT_NOT_SUPPORTED: Final = 2
@@ -95,7 +95,7 @@ class LoginAnswer:
     """A server's answer to a login.
 
     Args:
-        errors: number and text, in the order sent; empty: the login is done.
+        errors: number and text, in the order sent; empty: the login is complete.
         route: host and port of another server to log in to.
     """
 
@@ -109,13 +109,13 @@ def packet(kind: int, content: bytes) -> bytes:
 
 
 def read_encryption(content: bytes) -> int:
-    """Return the encryption option of a PRELOGIN. Raises `ValueError`."""
+    """Return the encryption option of a PRELOGIN. Raise `ValueError`."""
     offset = _encryption_offset(content)
     return ENCRYPT_NOT_SUPPORTED if offset is None else content[offset]
 
 
 def set_encryption(content: bytes, value: int) -> bytes:
-    """Return a PRELOGIN with the encryption option set to ``value``. Raises `ValueError`."""
+    """Return a PRELOGIN with the encryption option set to ``value``. Raise `ValueError`."""
     offset = _encryption_offset(content)
     return content if offset is None else content[:offset] + bytes([value]) + content[offset + 1 :]
 
@@ -138,7 +138,7 @@ def _encryption_offset(content: bytes) -> int | None:
 
 
 def parse_login_answer(content: bytes) -> LoginAnswer:
-    """Parse the tokens of an answer to a login. Raises `ValueError`."""
+    """Parse the tokens of an answer to a login. Raise `ValueError`."""
     errors, route, is_acknowledged = list[tuple[int, str]](), None, False
     try:
         for kind, token in _split_tokens(content):

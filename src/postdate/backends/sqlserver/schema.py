@@ -1,6 +1,6 @@
 """A schema in a database of SQL Server: its names, its set-up in one transaction, its sagas and its outbox.
 
-Never run against a server so far. Source: ADR 0008.
+It has never been run against a server. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if SQL Server can have it.
 
     Raises:
-        ConfigurationError: blank, over 128 UTF-16 units, with a NUL or a lone surrogate, or it could be mistaken for
-            one of Postdate's own tables.
+        ConfigurationError: the name is blank, over 128 UTF-16 units, has a NUL or a lone surrogate, or could be
+            confused with one of Postdate's own tables.
     """
     if not name.strip() or any(character == "\0" or 0xD800 <= ord(character) < 0xE000 for character in name):
         raise ConfigurationError(f"{what} must not be blank or have NUL characters or lone surrogates: {name!r}")
@@ -55,7 +55,7 @@ def check_name(name: str, what: str) -> str:
 
 
 class SqlServerNames(RowLockNames):
-    """The names of one store; those of locks are compared without regard to case beyond 32 characters."""
+    """The names of one store. The server compares names of locks without regard to case beyond 32 characters."""
 
     spelling = Spelling("postdate.backends.sqlserver", quote_name, literal, check_name)
 
@@ -81,7 +81,7 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
 
 
 def create_schema_statement(schema: str) -> str:
-    """Return the statement that creates a missing schema, in EXEC: CREATE SCHEMA must be alone in its batch."""
+    """Return the statement that creates a missing schema, in EXEC, because CREATE SCHEMA must be alone in its batch."""
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quote_name(schema)}')})"
 
 
@@ -98,13 +98,13 @@ def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
 
 
 def _guarded_statement(names: RowLockNames, step: Step, statement: str) -> str:
-    """Return a statement that runs only as part of the next migration; its mark, the last statement, ends that."""
+    """Return a statement that runs only as part of the next migration, which ends with its mark, the last statement."""
     newest = newest_mark_query(names, step.subject)
     return f"IF {newest} {'IS NULL' if step.is_initial else f'= {step.version - 1}'}\n{statement}"
 
 
 def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
-    """Return a statement that fails in a schema which is too old."""
+    """Return a statement that fails in a schema that is too old."""
     text = literal(f"schema {names.schema!r} is too old: {too_old_advice(oldest)}")
     return f"IF {newest_mark_query(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
 
@@ -112,7 +112,8 @@ def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
 def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
     """Apply the missing migrations of ``steps``; several processes may do it at once.
 
-    Raises as `migrations.missing` does, or `StoreUnavailable` when another process has been at it for half a minute.
+    Raises as `find_missing_steps` does, or `StoreUnavailable` when another process has been migrating for half a
+    minute.
     """
     with lock_setup(session, names.lock_name("setup")):
         for statement in foundation(names):

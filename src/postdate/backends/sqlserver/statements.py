@@ -1,12 +1,12 @@
 """The SQL of a store in SQL Server. Source: ADR 0008.
 
-Lists travel as JSON, as a statement takes at most 2,100 parameters. The driver writes ``NULL`` into the text for a
-value of ``None``.
+Lists are sent as JSON, because a statement accepts at most 2,100 parameters. The driver writes ``NULL`` into the text
+for a value of ``None``.
 
-FORCESEEK: a small table would be read whole, through rows that others have locked; and statistics made while it was
-small must not turn a change of some rows into a scan of millions later. READCOMMITTEDLOCK: with row versions switched
-on in the database, READPAST is refused without it. REPEATABLEREAD: a shared lock until the transaction ends, also with
-row versions switched on.
+FORCESEEK has two reasons. The server would read a small table completely, including rows that others have locked. And
+statistics from a time when it was small must not turn a change of some rows into a scan of millions later.
+READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it. REPEATABLEREAD: a
+shared lock until the transaction ends, also with row versions switched on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SqlServerStatements(RowLockStatements):
         "time": "DATEDIFF_BIG(microsecond, CAST('19700101' AS datetime2), SYSUTCDATETIME())",
         "locked_hints": "UPDLOCK, ROWLOCK, READCOMMITTEDLOCK",
         "the_id": "CAST(%(id)s AS nvarchar(500)) COLLATE Latin1_General_BIN2",
-        # In a list that travels as JSON. Spaces at the end, which = ignores, count.
+        # For a list in JSON. Spaces at the end count, although = ignores them.
         "text": "CAST(j.[value] AS nvarchar(500)) COLLATE Latin1_General_BIN2",
         "numbers": "(SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(numbers)s) AS j)",
         "holders": "(SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(holders)s) AS j)",
@@ -130,7 +130,7 @@ class SqlServerStatements(RowLockStatements):
         "AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
         "OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
     )
-    # A recursion may not look for the first row here, so that each lane is looked into.
+    # A recursion may not search the first row here, so each lane is searched.
     limits_of_held = (
         "SELECT l.destination, l.lane, l.limits, l.free_at FROM {limits} AS l WHERE l.store = %(store)s AND EXISTS "
         f"(SELECT 1 FROM {{attempt}} WHERE p.attempt_at >= {LANES_START} + l.lane * {LANE_MICROSECONDS} "
@@ -140,7 +140,7 @@ class SqlServerStatements(RowLockStatements):
         "SELECT (SELECT COUNT_BIG(*) FROM {pending} WITH (INDEX ([due])) WHERE due >= %(first)s AND due < %(end)s) - "
         "(SELECT COUNT_BIG(*) FROM {marked} AND p.due >= %(first)s AND p.due < %(end)s)"
     )
-    # In two parts, each a range of the index: compared as a pair, due time and number are none.
+    # Two parts, each a range of the index: a comparison of due time and number as a pair would use no range.
     list_pending = (
         "SELECT p.number, {row} FROM (SELECT TOP (%(limit)s) both_parts.due, both_parts.number FROM ("
         "SELECT * FROM (SELECT TOP (%(limit)s) w.due, w.number FROM {listed} "
@@ -167,7 +167,7 @@ class SqlServerStatements(RowLockStatements):
         "INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at, seen_at) OUTPUT inserted.holder "
         "VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {time}, {time})"
     )
-    # A session may take a lock twice, so without this it would take itself for dead.
+    # A session may acquire a lock twice, so without this condition it would consider itself dead.
     find_dead = (
         "SELECT holder FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
         "AND APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 1"
@@ -177,7 +177,7 @@ class SqlServerStatements(RowLockStatements):
         "SELECT machine, pid, ahead FROM {holder} "
         "WHERE store_id = %(store)s AND ahead IS NOT NULL AND (lock_name = %(own)s OR {lives})"
     )
-    # A frozen process keeps its connections; processes with the rights end them.
+    # A frozen process keeps its connections; other processes end them, if they have the rights.
     write_heartbeat = "UPDATE {holder} SET seen_at = {time} WHERE lock_name = %(own)s"
     find_silent = (
         "SELECT holder, pid, machine FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
@@ -222,7 +222,7 @@ class SqlServerStatements(RowLockStatements):
 
 
 class SqlServerSqlDialect(ServerSqlDialect):
-    """SQL Server's form of the common statements. Spaces at the end, which ``=`` ignores, count here.
+    """The common statements in the form of SQL Server. Spaces at the end count here, although ``=`` ignores them.
 
     A row is inserted unless its key exists, under a lock on the gap between keys: an error would end the transaction.
     """

@@ -1,8 +1,8 @@
 """Delayed messages in SQL Server 2016 or newer.
 
-Never run against a server so far, as none can be installed where Postdate is built. The conformance suite runs it when
-``POSTDATE_SQLSERVER_URL`` is set; without, its statements are parsed, its wire is tested against a listener of our own,
-and the rest is proven by MariaDB. Source: specification 1.1, 1.3; ADR 0008.
+The store has never been run against a server, because none can be installed where Postdate is built. The conformance
+suite runs it when ``POSTDATE_SQLSERVER_URL`` is set. Otherwise its statements are parsed, its wire protocol is tested
+against our own listener, and MariaDB proves the common part. Source: specification 1.1, 1.3; ADR 0008.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class SqlServerStore(LockingStore):
             :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections it uses, and which has the
             settings ``schema``, ``holds_at_most`` and ``answers_within``.
         schema: of the tables; ``None``: ``dbo``.
-        table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits.
+        table: of the pending messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
+        recording: how much is recorded for audits.
         largest_message_bytes: of headers and body together; ``None``: 16 MiB.
-        holds_at_most: a process that shows no life for so long (frozen, swapped out) loses its claims to others that
-            have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION). The server itself never
-            ends them, so without these rights the process keeps its claims, and that is logged. ``None``: 60 s.
-        answers_within: a connection is given up after so long a silence of the server; above 0. ``None``: 30 s.
+        holds_at_most: a process that sends no heartbeat for this long (frozen, swapped out) loses its claims to other
+            processes that have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION). The
+            server itself never ends them. So without these rights the process keeps its claims, and that is logged.
+            ``None``: 60 s.
+        answers_within: a connection is abandoned if the server does not answer for this long; above 0. ``None``: 30 s.
             Statements on whole tables may take 10 minutes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The steps of a store that SQL Server takes in its own way; see :mod:`postdate.backends.sql.row_locks.tables`."""
+"""The steps of a store that differ in SQL Server; see :mod:`postdate.backends.sql.row_locks.tables`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
 class SqlServerTables(RowLockTables):
     """The steps of one store.
 
-    ``holds_at_most``: a process that shows no life for so long is ended, where we have the rights.
+    ``holds_at_most``: the connections of a process that sends no heartbeat for this long are ended, with the rights for
+    it.
     """
 
     product = "SQL Server"
@@ -49,8 +50,8 @@ class SqlServerTables(RowLockTables):
             {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
             for position, row in enumerate(rows)
         ]
-        # By id: two writers lock the gaps between ids in one order, and wait for each other instead of deadlocking.
-        # Numbers follow ``position``, that is ``rows``, within one statement.
+        # Sorted by id: two writers then lock the gaps between ids in one order, and wait for each other instead of
+        # deadlocking. Numbers follow ``position``, that is ``rows``, within one statement.
         keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
@@ -79,7 +80,7 @@ class SqlServerTables(RowLockTables):
 
     @override
     def find_dead_holders(self, session: Any) -> Sequence[int]:
-        """Silent processes are ended first, where we have the rights."""
+        """Return the numbers of dead processes; end silent processes first, with the rights for it."""
         if steady_seconds() - self._heartbeat_at >= _HEARTBEAT_INTERVAL_SECONDS:
             self._heartbeat_at = steady_seconds()
             session.change(self._sqlserver.write_heartbeat, {"own": self._own_lock})
@@ -87,9 +88,9 @@ class SqlServerTables(RowLockTables):
         return super().find_dead_holders(session)
 
     def _kill_silent(self, session: Any) -> None:
-        """End the connections of frozen processes: the server never does so by itself.
+        """End the connections of frozen processes, because the server never does so by itself.
 
-        Without the rights to see and to end them, it is logged once that such a process is there.
+        Without the rights to see and to end them, the presence of such a process is logged once.
         """
         silence = int(self._holds_at_most.total_seconds())
         values = {**self._own_values(session), "silence": silence * 1_000_000}
@@ -118,7 +119,7 @@ class SqlServerTables(RowLockTables):
 
     @override
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Pages come from one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
+        """Yield pages of a share; they come from one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
         pages = super().scan(session, scan, part, page)
         if session.rows(self._sqlserver.snapshots) == [(1,)]:
             session.change("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
@@ -126,7 +127,7 @@ class SqlServerTables(RowLockTables):
 
 
 def _content(number: int, row: MessageRow) -> dict[str, Any]:
-    body = base64.b64encode(row.body).decode()  # how OPENJSON takes varbinary
+    body = base64.b64encode(row.body).decode()  # OPENJSON reads varbinary in this form.
     return {"number": number, **row._asdict(), "body": body}
 
 

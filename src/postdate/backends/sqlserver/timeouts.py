@@ -1,7 +1,7 @@
 """Timeouts in SQL Server 2016 or newer, in the table of upstream's SQL persistence.
 
-Never run against a server so far; see :mod:`postdate.backends.sqlserver.store`. Source: specification 4.6; ADR 0008,
-ADR 0014.
+It has never been run against a server; see :mod:`postdate.backends.sqlserver.store`. Source: specification 4.6; ADR
+0008, ADR 0014.
 """
 
 from __future__ import annotations
@@ -37,26 +37,28 @@ EARLIEST: Final = datetime(1753, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 997_000, tzinfo=UTC)
 
 _SKIP_LOCKED: Final = "WITH (READPAST, READCOMMITTEDLOCK)"
-"""Skips rows that another transaction has changed: one being removed is that transaction's, and one being added is
-seen by a later look. Claimed rows are seen, as an update lock does not keep readers out.
-READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it."""
+"""Skips rows that another transaction has changed: it removes them, or has added them, for a later query to see.
+
+Claimed rows are read, because an update lock does not block readers. READCOMMITTEDLOCK: with row versions switched on
+in the database, READPAST is refused without it.
+"""
 
 
 _LOCK_FOR_CLAIM: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
-"""Locks the row for the transaction, or skips it if another one has it locked."""
+"""Locks the row for the transaction, or skips it if another transaction has locked it."""
 
 
 class SqlServerTimeouts(ServerTimeouts):
     """Keeps timeouts in a table of SQL Server; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
-    A due time is rounded up to one that a ``datetime`` can hold: by 3 ms at most.
+    A due time is rounded up to one that a ``datetime`` can store: by 3 ms at most.
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
             :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
             :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections and ``schema`` it uses.
         schema: of the table; ``None``: ``dbo``.
-        table_prefix: of the table's name, which has at most 128 characters. ``None``: that of the endpoint, see
+        table_prefix: of the table's name, which has at most 128 characters. ``None``: the prefix of the endpoint, see
             :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
 
     Raises:
@@ -76,7 +78,7 @@ class SqlServerTable(RowLockTimeoutTable):
     def __init__(self, schema: str, name: str) -> None:
         plain = f"{quote_name(schema)}.{quote_name(check_name(name, _TABLE_DESCRIPTION))}"
         table = plain.replace("%", "%%")
-        # The indexes are part of CREATE TABLE, so one check decides on all.
+        # The indexes are part of CREATE TABLE, so one check is enough for all.
         create = (
             create_schema_statement(schema),
             (
@@ -131,7 +133,7 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
-        """Bytes travel as hexadecimal text."""
+        """Insert a row; bytes are sent as hexadecimal text."""
         if (units := len(row[DESTINATION].encode("utf-16-le")) // 2) > DESTINATION_LIMIT:
             raise InvalidMessage(
                 f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
@@ -141,7 +143,7 @@ class SqlServerTable(RowLockTimeoutTable):
 
 
 def round_up_to_datetime(due: datetime) -> datetime:
-    """Return the first ``datetime`` of SQL Server not before ``due``. Raises `InvalidMessage` if there is none."""
+    """Return the first ``datetime`` of SQL Server not before ``due``. Raise `InvalidMessage` if there is none."""
     if due > _LATEST:
         raise InvalidMessage(f"SQL Server keeps no timeout that is due at {due.isoformat()}")
     due = max(round_up(due, 3), EARLIEST)

@@ -1,4 +1,7 @@
-"""Timeouts in SQL Server. Its SQL is parsed by the tests, and has met no server yet: see ADR 0015."""
+"""Tables of timeouts in SQL Server as a source of a migration.
+
+The tests parse its SQL, which has never been run against a server: see ADR 0015.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from postdate.backends.sqlserver.schema import (
 from postdate.errors import StoreUnavailable
 
 _LOCK_MILLISECONDS: Final = 3_000
-"""The setting of our sessions."""
+"""The lock timeout in the settings of our sessions."""
 
 
 class PlainSession:
-    """One connection, see :class:`Session`; without values the driver leaves percent signs alone."""
+    """One connection, see :class:`Session`; the driver does not change percent signs in statements without values."""
 
     def __init__(self, session: SqlServerSession) -> None:
         self._session = session
@@ -58,7 +61,7 @@ class SqlServerDialect(Dialect):
     lock_hint = " WITH (UPDLOCK, ROWLOCK)"
     names_of_tables = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
     run_placeholder = (
-        "CAST(%(run)s AS char(32))"  # as it comes, it would have the column converted, and every batch read and locked
+        "CAST(%(run)s AS char(32))"  # Without the cast the column would be converted, and every batch read and locked.
     )
 
     def __init__(self, url: str, schema: str | None) -> None:
@@ -76,16 +79,16 @@ class SqlServerDialect(Dialect):
 
     @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """Without computed columns."""
+        """Return the names of a table's columns, without computed ones."""
         sql = (
             "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID(%(table)s, 'U') AND is_computed = 0 "
-            "AND system_type_id <> 189 ORDER BY column_id"  # 189: a row version
+            "AND system_type_id <> 189 ORDER BY column_id"  # 189 is a row version
         )
         return [name for (name,) in session.rows(sql, {"table": f"{quote_name(self.schema)}.{quote_name(table)}"})]
 
     @override
     def limit_waits(self, session: Session, margin: timedelta) -> None:
-        """Limits waits for locks; the server has no limit for statements. The clock is checked before the commit."""
+        """Limit waits for locks; the server has no limit for statements. The clock is checked before the commit."""
         session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
 
     @override
@@ -94,7 +97,7 @@ class SqlServerDialect(Dialect):
 
     @override
     def acquire_turn(self, session: Session) -> None:
-        """The lock is held until the end of the transaction."""
+        """Acquire a lock, which is held until the end of the transaction."""
         values = {"name": SqlServerNames(self.schema, "any").lock_name("migration"), "wait": TURN_SECONDS * 1_000}
         ((granted,),) = session.rows(ACQUIRE_LOCK, values)
         if granted < 0:
@@ -113,7 +116,7 @@ class SqlServerDialect(Dialect):
         return f"IF OBJECT_ID({table_literal}, N'U') IS NULL CREATE TABLE {table}"
 
     def _unique_constraint(self) -> str:
-        return ""  # to this server, two NULLs are equal
+        return ""  # for this server, two NULLs are equal
 
     def _statements_after_state(self) -> Sequence[str]:
         index, ongoing, state = f"{STATE_TABLE}_Ongoing", self.quote_name(ONGOING), self.qualified_table(STATE_TABLE)
@@ -140,8 +143,8 @@ class SqlServerDialect(Dialect):
         )
 
     def _earliest_query(self, request: HideRequest, columns: str) -> str:
-        # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
-        # UPDLOCK keeps what was read until it is taken out.
+        # READPAST skips locked rows, and is refused without READCOMMITTEDLOCK where row versions are switched on.
+        # UPDLOCK keeps the rows that were read until they are removed.
         return (
             f"SELECT TOP ({request.limit}) {columns} FROM {self.qualified_table(request.live)} "
             f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
