@@ -1,8 +1,8 @@
 """Queues of MSMQ on Windows, through its COM objects. Source: docs/msmq.md.
 
-What differs from the other backends: COM objects belong to the thread that made them, so each queue has a thread.
-Messages expire in their queues, and may go to the dead-letter queue. It has never been run on Windows by us: the
-tests use a strict model of the COM objects.
+Differences from the other backends: COM objects belong to the thread that created them, so each queue has a thread.
+Messages expire in their queues, and may go to the dead-letter queue. It has never been run on Windows by us: the tests
+use a strict model of the COM objects.
 
 Read first: ``transport``; then ``queues``. Only ``com`` imports pywin32.
 """

@@ -31,12 +31,12 @@ class QueueAddress:
 
     @property
     def path_name(self) -> str:
-        """The name for creating the queue."""
+        """The name with which the queue is created."""
         return f"{self.machine}\\private$\\{self.name}"
 
     @property
     def format_name(self) -> str:
-        """The name for opening the queue, without a look into a directory."""
+        """The name with which the queue is opened, without a search in a directory."""
         return f"DIRECT={'TCP' if _is_ip(self.machine) else 'OS'}:{self.machine}\\private$\\{self.name}"
 
     def text(self, this_machine: str) -> str:
@@ -45,7 +45,7 @@ class QueueAddress:
 
 
 def parse_machine(address: str) -> str:
-    """Return the machine of ``msmq:`` (this one) or ``msmq://machine``."""
+    """Return the machine in ``msmq:`` (this machine) or ``msmq://machine``."""
     scheme, colon, location = address.partition(":")
     slashes, machine = location[:2], location[2:].rstrip("/")
     if f"{scheme.lower()}{colon}" == SCHEME:
@@ -57,7 +57,7 @@ def parse_machine(address: str) -> str:
 
 
 def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddress:
-    """Return the queue that a destination means; raises `QueueNotFound` when MSMQ can have no such queue."""
+    """Return the queue that a destination means; raise `QueueNotFound` when MSMQ can have no such queue."""
     name, separator, machine = destination.partition("@")
     if "@" in machine or not name.strip() or (separator and not machine.strip()):
         raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")

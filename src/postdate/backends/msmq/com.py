@@ -1,7 +1,7 @@
-"""The COM objects of MSMQ, as pywin32 shows them; imports pywin32 at first use, and is the only module that does.
+"""The COM objects of MSMQ, as pywin32 shows them. It imports pywin32 at first use, and is the only module that does.
 
-Its objects have no types here, as pywin32 has none for them. Calls give every parameter: automation has no other way to
-leave one out that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM
+Its objects have no types here, because pywin32 has none for them. Calls give every parameter: automation has no other
+way to omit one that works with early and late binding alike. Source: Microsoft's reference "Message Queuing COM
 Components", and [MC-MQAC].
 """
 
@@ -33,19 +33,21 @@ MQMSG_DELIVERY_RECOVERABLE: Final = 1
 MQMSG_DEADLETTER: Final = 1
 MQMSG_JOURNAL: Final = 2
 INFINITE: Final = -1
-"""Of a timer, which is a signed 32-bit number of seconds here."""
+"""The value of a timer that never ends; a timer is a signed 32-bit number of seconds here."""
 LONGEST_SECONDS: Final = 2**31 - 1
 LONGEST_LABEL: Final = 249
-"""UTF-16 units."""
+"""The longest label in UTF-16 units."""
 ID_BYTES: Final = 20
-"""A GUID and a number."""
+"""The size of a native id: a GUID and a number."""
 
 ByteArray = Any
 """Automation's array of bytes."""
 
 MsmqTransaction = Any
-"""``MSMQTransaction``: an internal transaction of MSMQ, which no other resource can join. After ``Abort`` received
-messages are back in their places."""
+"""``MSMQTransaction``: an internal transaction of MSMQ, which no other resource can join.
+
+After ``Abort``, received messages are back in their places.
+"""
 
 Dispenser = Any
 """``MSMQTransactionDispenser``."""
@@ -54,8 +56,11 @@ Message = Any
 """``MSMQMessage``. ``LookupId``, its place in its queue, stays the same when a receive is undone."""
 
 Queue = Any
-"""``MSMQQueue``: an open queue, for one kind of access, with a cursor. ``Receive`` and ``Peek`` return ``None`` when no
-message comes in time; ``PeekCurrent`` and ``PeekNext`` look at the cursor, which ``Reset`` puts before the first."""
+"""``MSMQQueue``: an open queue, for one kind of access, with a cursor.
+
+``Receive`` and ``Peek`` return ``None`` when no message arrives in time. ``PeekCurrent`` and ``PeekNext`` peek at the
+cursor, which ``Reset`` puts before the first message.
+"""
 
 QueueInfo = Any
 """``MSMQQueueInfo``; ``IsTransactional`` is known after ``Refresh``."""
@@ -66,20 +71,20 @@ class Com(Protocol):
 
     @property
     def errors(self) -> type[Exception]:
-        """The exception that its calls raise."""
+        """The type of exception that its calls raise."""
         ...
 
     @property
     def machine(self) -> str:
-        """Name of this machine."""
+        """The name of this machine."""
         ...
 
     def initialize(self) -> None:
-        """Make the calling thread an apartment; before any other call in it."""
+        """Make the calling thread an apartment; call it before any other call in the thread."""
         ...
 
     def uninitialize(self) -> None:
-        """Undo :meth:`initialize`, when no object that was made in the thread is used any more."""
+        """Undo :meth:`initialize`, when no object that was created in the thread is used any more."""
         ...
 
     def create(self, prog_id: str) -> Any:
@@ -118,11 +123,11 @@ class PyWin32:
         self._pythoncom.CoUninitialize()
 
     def create(self, prog_id: str) -> Any:
-        """Late binding, so that no cache of generated classes matters."""
+        """Return a new object with late binding, so that no cache of generated classes matters."""
         return self._dispatch(prog_id)
 
     def byte_array(self, content: bytes) -> ByteArray:
-        """With its type, since versions of pywin32 differ in what they make of bytes."""
+        """Return an array with its type, because versions of pywin32 convert bytes differently."""
         return self._client.VARIANT(self._pythoncom.VT_ARRAY | self._pythoncom.VT_UI1, content)
 
 
@@ -150,8 +155,8 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
     (
         TransportUnreachable,
         # Service not available, stale or invalid handle (the service was restarted), remote machine not available,
-        # a transaction that is not known any more; the same in the words of RPC: server unavailable, call failed, call
-        # failed and not executed, disconnected.
+        # unknown transaction; and the corresponding errors of RPC: server unavailable, call failed, call failed and not
+        # executed, disconnected.
         frozenset(
             {0xC00E000B, 0xC00E0056, 0xC00E0007, 0xC00E0069, 0x8004D00E, 0x800706BA, 0x800706BE, 0x800706BF, 0x80010108}
         ),
@@ -159,12 +164,12 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
     ),
     (
         DestinationUnavailable,
-        frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # a reached quota, too
+        frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # also a reached quota
         "MSMQ has no room for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
     ),
     (
         DestinationUnavailable,
-        frozenset({IO_TIMEOUT, 0xC00E0008, 0xC00E0009}),  # too late, cancelled, sharing violation
+        frozenset({IO_TIMEOUT, 0xC00E0008, 0xC00E0009}),  # timeout, cancelled, sharing violation
         "MSMQ cannot do that to {where} now: {said}",
     ),
     (
@@ -188,9 +193,9 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
 
 
 def code_of(error: BaseException) -> int:
-    """Return the HRESULT of a COM error; 0 for any other.
+    """Return the HRESULT of a COM error; 0 for any other error.
 
-    Automation wraps errors: then it is the wrapped error's.
+    Automation wraps errors: then it is the HRESULT of the wrapped error.
     """
     hresult: Any = getattr(error, "hresult", 0)
     details: Any = getattr(error, "excepinfo", None)
@@ -200,7 +205,7 @@ def code_of(error: BaseException) -> int:
 
 
 def translate(error: BaseException, queue: str) -> PostdateError:
-    """Return the error for the queue ``queue``, with advice; a code that no list names is an outage of the queue."""
+    """Return the error for the queue ``queue``, with advice; a code that is in no list is an outage of the queue."""
     code = code_of(error)
     problem = f"{_error_text(error)}, 0x{code:08X}"
     for error_type, codes, text in _MEANINGS:
@@ -216,7 +221,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def release_objects(error: BaseException | None) -> None:
-    """Release an error's COM objects in their thread: the error itself may be freed in another."""
+    """Release an error's COM objects in their thread, because the error itself may be freed in another thread."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

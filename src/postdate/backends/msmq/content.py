@@ -46,17 +46,17 @@ log = logging.getLogger("postdate.msmq")
 
 PREFIX: Final = "Postdate.Queue."
 UNREADABLE: Final = PREFIX + "Unreadable"
-"""Header of a message with undecodable headers or body: these, base64."""
+"""Header of a message with undecodable headers or body, which it contains in base64."""
 _MESSAGE_ID: Final = PREFIX + "MessageId"
 _DUE: Final = PREFIX + "Due"
 _EXPIRES_AT: Final = PREFIX + "ExpiresAt"
 _SENDERS_PREFIX: Final = PREFIX + "Header."
-"""Prefix for an application's header that could be taken for one of these."""
+"""Prefix for an application's header whose name looks like one of ours."""
 
 LARGEST_NATIVE_BYTES: Final = 4 * 1024 * 1024 - 8 * 1024
-"""MSMQ takes 4 MB in all, its own properties included."""
+"""The limit of MSMQ, 4 MB in all, without its own properties."""
 LARGEST_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 512 * 1024
-"""Leaves room for headers in XML, and for an error copy's headers."""
+"""The largest message by default; it leaves room for headers in XML, and for an error copy's headers."""
 
 _SECOND: Final = timedelta(seconds=1)
 _NATIVE_ID: Final = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\\([0-9]{1,10})")
@@ -75,8 +75,8 @@ class SendingRules:
 class MessageProperties:
     """The properties of an outgoing message; the tools of Windows show its label.
 
-    ``seconds_to_be_received``: after which MSMQ discards it; ``INFINITE``: never. ``journal``: flags of dead letter and
-    journal. ``correlation_id`` has 20 bytes.
+    ``seconds_to_be_received`` is the time after which MSMQ discards the message; ``INFINITE``: never. ``journal`` has
+    the flags of dead letter and journal. ``correlation_id`` has 20 bytes.
     """
 
     address: QueueAddress
@@ -100,7 +100,7 @@ def encode_message(
     """Return the properties of a message, or ``None`` when it has expired.
 
     ``address_text`` is the address as people write it. In a transaction (see :class:`postdate.ports.ExpiryRules`) an
-    absolute expiry, which MSMQ does not know, is a header for the receiver.
+    absolute expiry, which MSMQ does not have, is a header for the receiver.
     """
     headers = envelope.headers
     check_headers(headers)
@@ -112,7 +112,7 @@ def encode_message(
     span = native_expiry.time_to_be_received
     if (
         span is not None and span <= timedelta(0) and not native_expiry.dead_letter
-    ):  # a dead letter is sent all the same
+    ):  # a dead letter is sent nevertheless
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, address_text)
         return None
     if size_error := too_large_error(envelope, encode_headers(headers), rules.largest_message_bytes):
@@ -136,7 +136,7 @@ def encode_message(
 
 
 def _rename_own_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers, renamed where they look like ours; receiving undoes it."""
+    """Return the headers, renamed if they look like ours; the receiver undoes it."""
     return {
         _SENDERS_PREFIX + name if name.startswith(PREFIX) and name != UNREADABLE else name: text
         for name, text in headers.items()
@@ -167,8 +167,8 @@ def _seconds(span: timedelta | None) -> int:
 def decode_message(queue: str, message: Message) -> Envelope:
     """Return the envelope of a message of any sender.
 
-    One that cannot be decoded is an envelope, too: it goes to the error queue, and does not block the messages behind
-    it.
+    A message that cannot be decoded is an envelope, too: it goes to the error queue, and does not block the messages
+    behind it.
     """
     headers = _headers_of(message, queue)
     body = _body_of(message, headers)
@@ -180,7 +180,7 @@ def decode_message(queue: str, message: Message) -> Envelope:
 
 
 def id_of(message: Message, queue: str) -> str:
-    """Return a message's id; its body need not have been read."""
+    """Return a message's id; its body may be unread."""
     native_id = native_id_of(message)
     return _valid_id(_headers_of(message, queue).get(_MESSAGE_ID, native_id), native_id)
 
@@ -206,7 +206,7 @@ def _headers_of(message: Message, queue: str) -> dict[str, str]:
 def _body_of(message: Message, headers: dict[str, str]) -> bytes:
     try:
         body = message.Body
-        if isinstance(body, str):  # another program's text: the bytes that MSMQ stores
+        if isinstance(body, str):  # another program's text; MSMQ stores it as bytes
             return body.encode("utf-16-le")
         return _as_bytes(body)
     except Exception as error:
@@ -225,7 +225,7 @@ def _as_bytes(value: Any) -> bytes:
 def _pop_instant(headers: dict[str, str], name: str) -> datetime | None:
     try:
         instant = None if name not in headers else parse_timestamp(headers[name])
-    except InvalidTimestamp:  # not ours: it stays a header
+    except InvalidTimestamp:  # It is not ours, so it stays a header.
         return None
     headers.pop(name, None)
     return instant
@@ -243,13 +243,13 @@ def _valid_id(message_id: str, native_id: str) -> str:
 
 
 def from_native_id(native: bytes) -> str:
-    """Return 20 bytes as the specification's text."""
+    """Return 20 bytes in the text form of the specification."""
     guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16:ID_BYTES], "little")
     return f"{guid}\\{number}"
 
 
 def to_native_id(text: str) -> bytes | None:
-    """Reverse :func:`from_native_id`; ``None`` for other texts."""
+    """Return the bytes of an id, the reverse of :func:`from_native_id`; ``None`` for other texts."""
     match = _NATIVE_ID.fullmatch(text)
     if match is None or int(match[2]) > 0xFFFFFFFF:
         return None
@@ -268,7 +268,7 @@ def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
     """Return the headers as the XML blob of MSMQ messages: ``ArrayOfHeaderInfo`` of ``Key`` and ``Value``, UTF-8.
 
     Raises:
-        InvalidHeaders: a character that XML 1.0 cannot carry.
+        InvalidHeaders: a character that XML 1.0 cannot represent.
 
     Source: specification 1.2.
     """
@@ -284,13 +284,13 @@ def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers_xml(blob: bytes) -> dict[str, str]:
-    """Return the headers of an ``ArrayOfHeaderInfo`` blob; bytes behind its end are left out.
+    """Return the headers of an ``ArrayOfHeaderInfo`` blob; bytes after its end are ignored.
 
-    Some senders have the blob in a longer buffer, with zeros or old content behind it.
+    Some senders have the blob in a longer buffer, with zeros or old content after it.
 
     Raises:
-        InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and the way
-            to make a parser expand without end), or a key twice.
+        InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and a way to make
+            a parser expand without end), or a key twice.
     """
     end = _XML_END.search(blob)
     blob = blob if end is None else blob[: end.end()]

@@ -1,7 +1,7 @@
-"""Operations on queues of MSMQ, in the thread of their COM objects; no event loop here.
+"""Operations on queues of MSMQ, in the thread of their COM objects; there is no event loop here.
 
-Every message in progress has an internal transaction of MSMQ: it was received in it, and its handler's messages are
-sent in it. Source: specification 1.5, 6.
+Every received message has an internal transaction of MSMQ. It was received in this transaction, and its handler's
+messages are sent in it. Source: specification 1.5, 6.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from postdate.messages import Envelope
 log = logging.getLogger("postdate.msmq")
 
 WAIT_MILLISECONDS = 1_000
-"""A receiver waits this long for a message before it checks whether it was closed."""
+"""How long a receiver waits for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0
 _MOST_OPEN_QUEUES: Final = 64
 _MESSAGE_ABSENT_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
@@ -58,10 +58,10 @@ _MESSAGE_ABSENT_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_REC
 
 @dataclass(slots=True)
 class ReceivedMessage:
-    """A message in progress; belongs to the desk that took it.
+    """A received message; it belongs to the apartment that received it.
 
     ``lookup_id`` is its place in the queue, for receiving it again. Without a ``transaction`` its queue is not
-    transactional: the message has left it, and is given back by sending the COM object ``com_message``.
+    transactional: the message has left it, and is rejected by sending the COM object ``com_message``.
     """
 
     source: QueueAddress
@@ -70,11 +70,11 @@ class ReceivedMessage:
     transaction: MsmqTransaction | None
     com_message: Message | None
     is_lost: bool = False
-    """A transaction failed and the message could not be received again: it is free."""
+    """Whether a transaction failed and the message could not be received again: then it is free."""
 
 
 class MsmqSession:
-    """Opens, sends, receives; for one thread."""
+    """Opens queues, sends and receives; for one thread."""
 
     def __init__(self, com: Com) -> None:
         self._com = com
@@ -84,7 +84,7 @@ class MsmqSession:
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def create(self, address: QueueAddress, transactional: bool) -> None:
-        """Create a queue; an existing one stays, and must be transactional or not as asked."""
+        """Create a queue; an existing one is not changed, and must be transactional or not as requested."""
         info: QueueInfo = self._com.create(QUEUE_INFO)
         info.PathName = address.path_name
         info.Label = address.name
@@ -109,7 +109,7 @@ class MsmqSession:
             )
 
     def _open_queue(self, address: QueueAddress, access: int) -> Queue:
-        """Return an open queue; closes those not used for long."""
+        """Return an open queue; close queues that were not used for long."""
         key = (address.format_name.lower(), access)
         if (queue := self._open_queues.get(key)) is None:
             with self._translate_errors(address):
@@ -122,7 +122,7 @@ class MsmqSession:
         return queue
 
     def _forget_queue(self, address: QueueAddress) -> None:
-        """Open the queue anew next time: after an error its handle may be invalid."""
+        """Forget an open queue, so that it is opened again: after an error its handle may be invalid."""
         for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
             if (queue := self._open_queues.pop((address.format_name.lower(), access), None)) is not None:
                 self._close_queue(queue)
@@ -130,7 +130,7 @@ class MsmqSession:
     def _close_queue(self, queue: Queue) -> None:
         try:
             queue.Close()
-        except self._com.errors as error:  # a handle of a service that was restarted cannot even be closed
+        except self._com.errors as error:  # After a restart of the service a handle cannot even be closed.
             log.debug("a queue cannot be closed: %s", error)
 
     def close(self) -> None:
@@ -179,14 +179,14 @@ class MsmqSession:
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def wait_for_message(self, address: QueueAddress) -> bool:
-        """Wait briefly for a message; return whether there is one, without taking it."""
+        """Wait briefly for a message; return whether there is one, without receiving it."""
         queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
         with self._translate_errors(address, ignored_code=IO_TIMEOUT):
             return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
         return False
 
     def receive(self, address: QueueAddress, name: str, transactional: bool) -> ReceivedMessage | None:
-        """Take the first message, if there is one now; ``name`` is the envelope's destination."""
+        """Receive the first message, if there is one now; ``name`` is the envelope's destination."""
         queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
         return self._receive_in_transaction(
             address,
@@ -199,7 +199,7 @@ class MsmqSession:
     def receive_by_id(
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
     ) -> ReceivedMessage | None:
-        """Take a message by its id; ``None`` when it is not there or is being handled."""
+        """Receive a message by its id; ``None`` when it is missing or being handled."""
         queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
         with self._translate_errors(address):
             message = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
@@ -222,7 +222,10 @@ class MsmqSession:
         absence_code: int,
         receive: Callable[[MsmqTransaction | int], Message | None],
     ) -> ReceivedMessage | None:
-        """Take the message that ``receive`` returns, in a new transaction; the code ``absence_code``: there is none."""
+        """Receive the message that ``receive`` returns, in a new transaction.
+
+        ``absence_code`` means that there is none.
+        """
         transaction = self._begin_transaction(address) if transactional else None
         try:
             with self._translate_errors(address, ignored_code=absence_code):
@@ -239,7 +242,7 @@ class MsmqSession:
         return None
 
     def count(self, address: QueueAddress) -> int:
-        """Return the number of messages that nobody is handling; looks at each."""
+        """Return the number of messages that are not being handled; peeks at each."""
         queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
         with self._translate_errors(address):
             return sum(1 for _ in self._messages(queue))
@@ -262,14 +265,14 @@ class MsmqSession:
                 yield message
             peek = queue.PeekNext
 
-    # --- the end of what is in hand -----------------------------------------------------------------------------------
+    # --- settling -----------------------------------------------------------------------------------------------------
 
     def commit(self, received: ReceivedMessage, messages: Sequence[MessageProperties]) -> None:
-        """Remove a message from its queue for good and send others, in its transaction.
+        """Remove a message from its queue and send others, in its transaction.
 
-        After an error nothing was sent, and the message is held as before; or ``hold.is_lost``.
+        After an error nothing was sent, and the message is still received; or ``received.is_lost`` is set.
         """
-        for message in messages:  # a missing queue is found before there is anything to undo
+        for message in messages:  # a missing queue is found before anything must be undone
             self._open_queue(message.address, MQ_SEND_ACCESS)
         if received.transaction is None:
             for message in messages:
@@ -304,7 +307,7 @@ class MsmqSession:
             received.is_lost = True
 
     def reject(self, received: ReceivedMessage) -> None:
-        """Put a message back in its place; without a transaction, at the end of its queue."""
+        """Return a message to its place; without a transaction, to the end of its queue."""
         if received.transaction is not None:
             self._abort_transaction(received.transaction)
         elif received.com_message is not None:
@@ -314,11 +317,11 @@ class MsmqSession:
         self.forget_objects(received)
 
     def forget_objects(self, received: ReceivedMessage) -> None:
-        """Release a message's COM objects: here, not in the thread that has the hold."""
+        """Release a message's COM objects in this thread, not in a thread that has the received message."""
         received.transaction = received.com_message = None
 
     def _copy_message(self, message: Message) -> Message:
-        """Return a copy to send; the queue no longer limits its time."""
+        """Return a copy to send, without its time limit in the queue."""
         native: Message = self._com.create(MESSAGE)
         native.Label = message.Label
         native.Delivery = MQMSG_DELIVERY_RECOVERABLE
@@ -344,7 +347,7 @@ class MsmqSession:
             return
         try:
             transaction.Abort()
-        except self._com.errors as error:  # a transaction that MSMQ does not know any more is undone already
+        except self._com.errors as error:  # A transaction that MSMQ does not know any more is undone already.
             log.warning("a transaction of MSMQ cannot be aborted: %s", error)
 
     # --- errors -------------------------------------------------------------------------------------------------------
@@ -371,21 +374,21 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Apartment:
-    """A thread with a `MsmqSession`: COM objects are used only in the thread that made them."""
+    """A thread with a `MsmqSession`, because COM objects are used only in the thread that created them."""
 
     def __init__(self, com: Com, name: str) -> None:
         self._com = com
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
         self._session: MsmqSession | None = None
         self.message_count = 0
-        """Messages that are held here; for choosing among apartments."""
+        """The number of received messages in this apartment, for choosing among apartments."""
 
     def start(self, work: Callable[[MsmqSession, Unpack[Arguments]], T], *arguments: *Arguments) -> Future[T]:
-        """Run ``work`` at the desk after all earlier work."""
+        """Start ``work`` in the apartment after all earlier work."""
         return self._thread.submit(self._run_in_thread, work, *arguments)
 
     async def run(self, work: Callable[[MsmqSession, Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """As `start`, for short work; a cancelled caller waits for its end."""
+        """Run short work as `start` does; a cancelled caller waits for its end."""
         future = asyncio.wrap_future(self.start(work, *arguments))
         with anyio.CancelScope(shield=True):
             await asyncio.wait([future])
@@ -402,7 +405,7 @@ class Apartment:
             raise
 
     def stop(self) -> None:
-        """Close the desk and end the thread after all earlier work; does not wait."""
+        """Close the session and end the thread after all earlier work; do not wait."""
         self._thread.submit(self._close_session)
         self._thread.shutdown(wait=False)
 

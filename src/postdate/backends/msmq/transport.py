@@ -58,23 +58,23 @@ log = logging.getLogger("postdate.msmq")
 
 _REMEMBERED_FAILURES: Final = 1_000
 _APARTMENTS: Final = 16
-"""The most threads of one receiver; up to this number, each message in progress has its own."""
+"""The most threads of one receiver; up to this number, each received message has its own."""
 
 
 class MsmqTransport(Transport):
     """Private queues of MSMQ, on this machine or, for sending, on any other that it can reach.
 
-    Only on Windows, with the extra ``msmq``. Without distributed transactions: the mode ``transaction_scope`` is
-    refused, and so is work in a database. MSMQ does not count a message's failures; this process counts them for the
+    Only on Windows, with the extra ``msmq``. There are no distributed transactions: the mode ``transaction_scope`` is
+    refused, and so is work in a database. MSMQ does not count a message's failures. This process counts them for the
     latest 1,000 messages that failed, and forgets them when it ends.
 
     Args:
-        address: ``msmq:`` for queues of this machine; ``msmq://machine`` for another one's, where a destination names
-            none.
-        transactional: whether the queues are transactional, those that are created included. Other queues have the mode
-            ``none`` only: a process that dies loses the messages that it was handling, and a message that is given back
-            goes to the end.
-        largest_message_bytes: of headers and body together; MSMQ takes 4 MB with all that it adds.
+        address: ``msmq:`` for queues of this machine; ``msmq://machine`` for those of another machine, where a
+            destination names none.
+        transactional: whether the queues are transactional, including those that are created. Other queues have the
+            mode ``none`` only: a process that dies loses the messages that it was handling, and a rejected message goes
+            to the end.
+        largest_message_bytes: of headers and body together; MSMQ accepts 4 MB with its own properties.
         disable_native_time_to_be_received_in_transactions: in a transaction, leave a time to be received to the
             receiver instead of refusing the send: see :class:`postdate.ports.ExpiryRules`.
         use_dead_letter_queue: see there.
@@ -146,7 +146,7 @@ class MsmqTransport(Transport):
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """MSMQ creates private queues on their own machine only."""
+        """Create queues; MSMQ creates private queues on their own machine only."""
         for name in names:
             try:
                 address = self.receiving_address(name)
@@ -158,7 +158,7 @@ class MsmqTransport(Transport):
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """Each message is a transaction of its own.
+        """Send each message in a transaction of its own.
 
         A queue on another machine is not checked: if it is missing, the message goes to the dead-letter queue of this
         machine.
@@ -175,7 +175,7 @@ class MsmqTransport(Transport):
             return error
 
     def encode(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
-        """Return a message as MSMQ sends it, or ``None`` when it has expired."""
+        """Return a message in the form that MSMQ sends, or ``None`` when it has expired."""
         address = parse_address(envelope.destination, self._default_machine)
         address_text = address.text(self.com.machine)
         return encode_message(envelope, address, address_text, now, self._rules, in_transaction=in_transaction)
@@ -189,7 +189,7 @@ class MsmqTransport(Transport):
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Looks at every message, without its body."""
+        """Return the lengths of queues; peeks at every message, without its body."""
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
@@ -198,7 +198,7 @@ class MsmqTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """Closes its receivers first, which give back their messages."""
+        """Close the receivers first, which reject their messages."""
         for receiver in list(self.receivers):
             await receiver.close()
         apartment, self._send_apartment = self._send_apartment, None
@@ -215,8 +215,8 @@ class _ClaimedMessage(NamedTuple):
 class MsmqReceiver(Receiver):
     """Receives from one queue.
 
-    A thread of its own waits for messages without taking them, so a cancelled wait holds nothing. Each message taken
-    has a transaction, which stays in its thread; the threads share the messages evenly.
+    A separate thread waits for messages without receiving them, so a cancelled wait has no message. Each received
+    message has a transaction, which stays in its thread; the threads share the messages evenly.
     """
 
     def __init__(self, transport: MsmqTransport, queue: str) -> None:
@@ -236,7 +236,7 @@ class MsmqReceiver(Receiver):
         return received
 
     async def _wait_for_message(self, address: QueueAddress) -> bool:
-        """Wait briefly for a message; a cancelled wait goes on for the next caller."""
+        """Wait briefly for a message; a cancelled wait continues for the next caller."""
         if self._wait_apartment is None:
             self._wait_apartment = Apartment(self._transport.com, "wait")
         pending_wait = self._pending_wait = self._pending_wait or self._wait_apartment.start(
@@ -260,12 +260,12 @@ class MsmqReceiver(Receiver):
         except PostdateError:
             if not received:
                 raise
-            # Return the messages so far; the next call meets the error again.
+            # Return the received messages; the next call meets the error again.
         return received
 
     @override
     async def receive_by_id(self, message_id: str) -> Received | None:
-        """Looks at the messages before it, without their bodies."""
+        """Receive a message by its id; peeks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
         transactional = self._transport.transactional
         self._transport.receivers.add(self)
@@ -279,7 +279,7 @@ class MsmqReceiver(Receiver):
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([asyncio_future])
         except BaseException:
-            # Cancelled, though not through anyio: the thread puts back any message that it still takes.
+            # It was cancelled, but not through anyio: the thread rejects any message that it still receives.
             future.add_done_callback(lambda done: _reject_unclaimed(apartment, done))
             raise
         message = asyncio_future.result()
@@ -312,7 +312,7 @@ class MsmqReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
-        """One transaction of MSMQ if its queues are transactional."""
+        """Commit in one transaction of MSMQ if its queues are transactional."""
         check_no_work(completion.work, "of MSMQ")
         claim = self._claim_of(received)
         transport = self._transport
@@ -329,10 +329,10 @@ class MsmqReceiver(Receiver):
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """A message that is no longer held is in its queue already."""
+        """Reject a message; a message whose claim was lost is in its queue already."""
         with suppress(ClaimLost):
             claim = self._claim_of(received)
-            if failed:  # before others can receive it
+            if failed:  # before other receivers can get it
                 self._transport.failures[self._queue, received.envelope.message_id] = received.failures + 1
             await self._reject(claim)
 
@@ -342,7 +342,7 @@ class MsmqReceiver(Receiver):
 
     @override
     async def close(self) -> None:
-        """Without a transaction, a message that MSMQ does not take back is lost."""
+        """Close the receiver. Without a transaction, a message that MSMQ does not accept back is lost."""
         with anyio.CancelScope(shield=True):
             for claim in list(self._claims.values()):
                 try:
@@ -368,11 +368,11 @@ def _reject_unclaimed(apartment: Apartment, future: Future[ReceivedMessage | Non
 
 
 class Msmq(DatabaseObject):
-    """The message queues of a Windows machine. They keep no messages until these are due: give an endpoint a store.
+    """The message queues of a Windows machine. They do not delay messages, so an endpoint also needs a store.
 
     Args:
         address: ``msmq:`` for this machine, or ``msmq://machine``.
-        transactional: whether queues and sends are.
+        transactional: whether queues and sends are transactional.
     """
 
     def __init__(self, address: str = "msmq:", *, transactional: bool = True) -> None:
@@ -381,5 +381,5 @@ class Msmq(DatabaseObject):
 
     @cached_property
     def queues(self) -> MsmqTransport:
-        """The transport."""
+        """The transport for the queues."""
         return self.register_adapter(MsmqTransport(self._address, transactional=self._transactional))
