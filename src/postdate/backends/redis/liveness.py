@@ -76,7 +76,7 @@ class Subscriptions(forks.ForkAware):
             self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
         try:
             if not subscription_event.is_set():
-                await self._subscribe(name)  # perhaps again: an earlier caller may have given up
+                await self._subscribe(name)  # perhaps again: an earlier call may have timed out
             await self._wait_until_subscribed(subscription_event)
         except BaseException:
             self._forget_callback(name, callback)
@@ -204,21 +204,23 @@ class RedisLiveness(forks.ForkAware):
     """One holder, from its first claim on. After ``holds_at_most`` without a heartbeat, it loses its claims."""
 
     def __init__(self, connections: RedisConnections, listening: Subscriptions, holds_at_most: timedelta) -> None:
-        self._connections, self._listening, self.holds_at_most = connections, listening, holds_at_most
+        self._connections = connections  # of the event loop; the heartbeat thread has connections of its own
+        self._listening = listening
+        self.holds_at_most = holds_at_most
         self._clock = SystemClock()
         self.process_facts: dict[str, Any] = {}
         """What the process reports about itself besides its place; sent with the next heartbeat."""
         self.loss_callbacks: list[Callable[[], None]] = []
         """Functions to call when all claims are void."""
         self._started_at: datetime | None = None
-        self._name: str | None = None
-        self._holder: str | None = None
+        self._name: str | None = None  # chosen before the registration, which may need several attempts
+        self._holder: str | None = None  # the same name after the registration; read by the heartbeat thread
         self._last_beat_at = -math.inf
         """When the last answered heartbeat, or the registration, was requested; in seconds since boot."""
-        self._beats: Housekeeping | None = None
+        self._beats: Housekeeping | None = None  # the heartbeat thread
         self._stop_subscription: Callable[[], None] | None = None
         """A function that ends the subscription which shows that ``_name`` is alive."""
-        self._registration_lock = asyncio.Lock()
+        self._registration_lock = asyncio.Lock()  # so that concurrent first claims register one holder
         self.postponed_calls: list[Call] = []
         """Scripts to run with the next heartbeat that the server answers. Any thread may append."""
         forks.register(self)
