@@ -225,7 +225,7 @@ log_of_keeper = logging.getLogger("postdate.azure.keeper")
 class LeaseTask:
     """Keeps the lease and polls, in the event loop of its first caller, until it is stopped.
 
-    ``on_acquired`` is called when the lease was acquired anew; ``poll`` queries messages that other processes stored.
+    ``on_acquired`` is called after the lease was acquired; ``poll`` queries messages that other processes stored.
     """
 
     def __init__(

@@ -111,7 +111,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         for service in ("table", "blob"):
             self._login.endpoint(service)
         self._table_name = None if table is None else normalize_table(table)
-        self._recording, self.polling = recording, polling or Polling()
+        self._recording = recording
+        self.polling = polling or Polling()
         if largest_message_bytes > LARGEST_BODY:
             raise ConfigurationError(
                 f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
@@ -127,9 +128,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             holds_at_most=timedelta(seconds=LASTS_SECONDS),
             has_clock=True,
         )
-        self._claims, self._claim_limit = AzureClaims(), ClaimLimit(self.polling.page_size)
-        self._waits_for_capacity = False
-        self._next_due, self._back_off = NextDue[int](), BackOff(self.polling)
+        self._claims = AzureClaims()
+        self._claim_limit = ClaimLimit(self.polling.page_size)
+        self._waits_for_capacity = False  # whether the last claim found no capacity
+        self._next_due = NextDue[int]()
+        self._back_off = BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._parts: _TableParts | None = None
         self._claim_lock = anyio.Lock()
