@@ -127,24 +127,30 @@ class Listener:
         resource: Resource,
     ) -> None:
         self._resource = resource
-        self._connect, self._abandoned = connect, abandoned
-        self.names, self._reaper, self._life = names, reaper, life
-        self._heartbeats = ObservedHeartbeats()
+        self._connect = connect  # called in the thread
+        self._abandoned = abandoned
+        self.names = names
+        self._reaper = reaper
+        self._life = life
+        self._heartbeats = ObservedHeartbeats()  # of other processes; used by the thread only
         _LISTENERS.add(self)
-        self._callbacks: list[Callback] = []
+        self._callbacks: list[Callback] = []  # changed in any thread, called in the thread; guarded by `_lock`
         self._lock = forks.lock()
+        # A byte in this pipe ends the waiting of the thread.
         self._wake_reader, self._wake_writer = os.pipe()
-        self._pipe_users = 2
-        self._is_stopping = self._is_renewing = False
+        self._pipe_users = 2  # the thread and `stop`; the last one closes the pipe. Guarded by `_lock`
+        self._is_stopping = False  # set by `stop`, read by the thread
+        self._is_renewing = False  # set by `renew_holder` in any thread, reset by the thread
         self._is_lost = False
         """Whether the thread waits for another connection after a failure. Guarded by ``_lock``."""
-        self._ready = threading.Event()
-        self._holder: int | None = None
-        self._failure: PostdateError | None = None
-        self._delivers, self._receives = False, set[str]()
-        self._is_role_written = False
+        self._ready = threading.Event()  # set when there is a number, or an attempt to connect has failed
+        self._holder: int | None = None  # written by the thread; guarded by `_lock`
+        self._failure: PostdateError | None = None  # of the last attempt to connect; guarded by `_lock`
+        self._delivers = False  # set by `add_role` in any thread; guarded by `_lock`
+        self._receives = set[str]()  # the queues of receivers; guarded by `_lock`
+        self._is_role_written = False  # whether the row of this process has the latest `_delivers` and `_receives`
         self._live_holders_query = live_holders_query(names)
-        self._logged = set[str]()
+        self._logged = set[str]()  # failures that were logged already, so that each is logged once
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
 
     @property
@@ -344,7 +350,7 @@ class Listener:
             return None
 
     def _handle_notifications(self, connection: Connection) -> None:
-        """Handle notifications, also those that arrived with an answer, after which the socket is not readable."""
+        """Handle notifications, including any that arrived with an answer, after which the socket is not readable."""
         while (notification := connection.pgconn.notifies()) is not None:
             self._handle_notification(notification.extra.decode(errors="replace"))
 

@@ -59,7 +59,7 @@ class PostgresNextDue(NextDue[datetime]):
     def finish_bounded_query(
         self, query: int, first: datetime | None, first_locked: datetime | None, now: datetime | None
     ) -> datetime | None:
-        """Note the result of a query; return when to poll again.
+        """Remember the result of a query; return when to poll again.
 
         Args:
             query: the number of the query.

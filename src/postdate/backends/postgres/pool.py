@@ -261,7 +261,7 @@ class PostgresPool:
         return connection
 
     async def release_for_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
-        """Take a connection back from a handler; close it unless it is idle. ``answers`` limit its silence now.
+        """Release a connection of a handler; close it unless it is idle. ``answers`` limit its silence now.
 
         The session state that a handler has left, such as settings, locks and temporary tables, must not reach another
         handler.
