@@ -57,22 +57,26 @@ class ConsumingChannel(Channel):
 
     def __init__(self, link: AmqpConnection, number: int, queue: str, prefetch: int) -> None:
         super().__init__(link, number)
-        self._queue, self._prefetch = queue, prefetch
+        self._queue = queue
+        self._prefetch = prefetch  # messages to push in addition to those that the receiver asks for
+        # Called with a message that was pushed and that the receiver no longer asks for.
         self.on_unwanted: Callable[[Delivery], None] = lambda delivery: self.requeue(delivery.tag)
         self.time_to_live: Callable[[], float] = lambda: math.inf
         """Returns the seconds after which the queue drops each message, if they are known; otherwise infinity."""
 
-        self._consumers: dict[str, int] = {}
-        self._consumer_count = 0
-        self._deliveries: deque[Delivery] = deque()
-        self._unsettled_tags: dict[int, None] = {}
-        self._attached_count = self._last_tag = self._last_detached_tag = 0
-        self._acknowledged_tags: set[int] = set()
-        self._change_event = asyncio.Event()
-        self._waiting_count = 0
+        self._consumers: dict[str, int] = {}  # the prefetch of each consumer, by name
+        self._consumer_count = 0  # of all consumers so far; makes their names unique
+        self._deliveries: deque[Delivery] = deque()  # messages that were pushed and not received
+        self._unsettled_tags: dict[int, None] = {}  # neither acknowledged nor requeued; an ordered set
+        self._attached_count = 0  # unsettled messages that count against the prefetch of the current consumers
+        self._last_tag = 0  # of the last pushed message
+        self._last_detached_tag = 0  # of the last message that was pushed before the consumers were cancelled
+        self._acknowledged_tags: set[int] = set()  # not written yet
+        self._change_event = asyncio.Event()  # set when a message arrives, or the channel or the queue ends
+        self._waiting_count = 0  # callers of `receive`
         self._queue_is_deleted = False
-        self._was_requested = False
-        self._requeue_at = -math.inf
+        self._was_requested = False  # whether the receiver asked since the last call of `_stop_if_idle`
+        self._requeue_at = -math.inf  # when `_deliveries` must be requeued, in seconds of the event loop's clock
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def receive(self, limit: int) -> list[Delivery]:

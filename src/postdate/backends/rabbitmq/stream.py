@@ -40,25 +40,29 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
     _transport: asyncio.Transport
 
     def __init__(self, login: Login) -> None:
-        self.login, self.loop = login, asyncio.get_running_loop()
-        self.end_error: PostdateError | None = None
+        self.login = login
+        self.loop = asyncio.get_running_loop()
+        self.end_error: PostdateError | None = None  # the first error; `None` while the connection is open
         self.last_read_at = self.loop.time()
-        self._lost_future: asyncio.Future[None] = self.loop.create_future()
+        self._lost_future: asyncio.Future[None] = self.loop.create_future()  # done when the transport is closed
         self._read_buffer = memoryview(bytearray(_READ_AT_ONCE))
-        self._can_write = asyncio.Event()
+        self._can_write = asyncio.Event()  # cleared while the buffer of the transport is full
         self._can_write.set()
-        self._tls_input, self._tls_output, self._greeting = ssl.MemoryBIO(), ssl.MemoryBIO(), wire.PROTOCOL_HEADER
+        self._tls_input = ssl.MemoryBIO()  # encrypted bytes from the server
+        self._tls_output = ssl.MemoryBIO()  # encrypted bytes to the server
+        self._greeting = wire.PROTOCOL_HEADER  # the first bytes of AMQP; with TLS, the part that is not sent yet
         self._tls = (
             None
             if login.tls is None
             else login.tls.wrap_bio(self._tls_input, self._tls_output, server_hostname=login.host)
         )
         self._tls_error: ssl.SSLError | None = None
-        self._write_lock = forks.lock()
-        self._unsent, self._has_written = b"", True
+        self._write_lock = forks.lock()  # guards TLS and writes: both the event loop and the heartbeat thread write
+        self._unsent = b""  # the rest of a heartbeat that the socket did not accept; guarded by `_write_lock`
+        self._has_written = True  # whether the event loop has written since the last heartbeat
         self._silence_seconds = _SILENT_SECONDS
         self._silence_check: asyncio.TimerHandle | None = None
-        self._beats: Housekeeping | None = None
+        self._beats: Housekeeping | None = None  # the heartbeat thread
 
     def fileno(self) -> int:
         descriptor: int = self._transport.get_extra_info("socket").fileno()
