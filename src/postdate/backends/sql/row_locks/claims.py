@@ -272,7 +272,7 @@ class Claims(forks.ForkAware):
         return changed_count
 
     def _remember_unlock(self, batch: LockedBatch, settled: Iterable[ClaimToken], holder: int | None) -> None:
-        """Note that the transaction of a batch has ended: claims in ``settled`` end, and the others are leases."""
+        """Remember that the transaction of a batch has ended: claims in ``settled`` end, and the others are leases."""
         batch.session = None
         self._forget(settled)
         for token in batch.tokens:

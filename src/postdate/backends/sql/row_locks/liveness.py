@@ -66,17 +66,20 @@ class Liveness(forks.ForkAware):
     ) -> None:
         self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
         self._ping_after_seconds = min(_PING_AFTER_SECONDS, self._ends_after_seconds / _PINGS_BEFORE_TIMEOUT)
-        self._ping_thread: threading.Thread | None = None
-        self._server, self._tables, self._next_due = server, tables, next_due
-        self._claims: Claims | None = None
-        self._ready, self._stop = threading.Event(), threading.Event()
-        self._holder: int | None = None
-        self._session: Any | None = None
-        self._failure: PostdateError | None = None
-        self._failures = 0
-        self._failed_steps: set[str] = set()
+        self._ping_thread: threading.Thread | None = None  # started by the thread, joined by `stop`
+        self._server = server
+        self._tables = tables
+        self._next_due = next_due
+        self._claims: Claims | None = None  # set by `start`, before the thread runs
+        self._ready = threading.Event()  # set when there is a number, or after the second failure in a row
+        self._stop = threading.Event()
+        self._holder: int | None = None  # written by the thread
+        self._session: Any | None = None  # of the thread; `abort` ends it from another thread
+        self._failure: PostdateError | None = None  # of the last connection; raised to callers of `wait_for_holder`
+        self._failures = 0  # in a row
+        self._failed_steps: set[str] = set()  # names of steps whose failure was logged; used by the thread only
         self._thread: threading.Thread | None = None
-        self._lock = forks.lock()
+        self._lock = forks.lock()  # guards the start of the thread against `stop`
         forks.register(self)
 
     @override

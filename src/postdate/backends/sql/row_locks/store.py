@@ -90,12 +90,14 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         answers_within: timedelta | None = None,
     ) -> None:
         self._database = database = self.database_type.of(url, schema, holds_at_most, answers_within)
-        self._table, self._recording = table, recording
-        self.server, self._dialect = database.server, database.dialect
+        self._table = table
+        self._recording = recording
+        self.server = database.server
+        self._dialect = database.dialect
         self._holds_at_most = database.holds_at_most if self.ends_silent_connections else None
         self._sessions = self._pool = Pool(database.connections)
         self._next_due = NextDue[int]()
-        self._parts: tuple[RowLockTables, Claims, Liveness] | None = None
+        self._parts: tuple[RowLockTables, Claims, Liveness] | None = None  # `None` until the table's name is known
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
