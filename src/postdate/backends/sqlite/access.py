@@ -66,8 +66,8 @@ class FileAccess(forks.ForkAware):
         self.is_closing = False
         """Whether the last user is about to close it; then writers wait for a short time only."""
         self.is_closed = False
-        self.write_lock = forks.rlock()
-        self.read_lock = forks.rlock()
+        self.write_lock = forks.rlock()  # held by the thread that uses the writer
+        self.read_lock = forks.rlock()  # held by the thread that uses the reader
         self._locked_for_fork = list[threading.RLock]()
         """The locks of both connections that the forking thread holds now."""
         self._no_fork_ahead = threading.Event()
