@@ -130,7 +130,7 @@ def _encode_json(envelope: Envelope) -> bytes:
 def _short_copy(value: str | None) -> str | None:
     """Return the copy of a header that is an address or an id.
 
-    ``None`` for a longer value, which stays in the headers only.
+    The result is ``None`` for a longer value, which stays in the headers only.
     """
     return value if value is None or len(value.encode()) <= _COPIED_BYTES else None
 

@@ -363,7 +363,7 @@ class MessageEntities:
     async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
         """Return the copies of a pending message, the latest last, and its id's row.
 
-        ``None`` when it is not pending.
+        Returns ``None`` when the message is not pending.
         """
         index = await self._records.find(message_id)
         while index is not None:

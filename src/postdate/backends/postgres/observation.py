@@ -263,7 +263,7 @@ async def server_facts(database: Access, table: str | None) -> ServerFacts:
 def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
     """Return the present and the newest version.
 
-    Of the schema, or of the store's table if only the table lags behind.
+    They are those of the schema, or of the store's table if only the table lags behind.
     """
     current_versions = dict[str, int]()
     marks = database.names.name_of("migration")

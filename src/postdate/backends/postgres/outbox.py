@@ -65,9 +65,9 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
     """
 
     longest_id = 450
-    """The name of an endpoint is in the same index entry, with four bytes a character.
+    """The most characters of a message's id.
 
-    An entry has 2,704 bytes at most.
+    The name of an endpoint is in the same index entry, with four bytes a character. An entry has 2,704 bytes at most.
     """
 
     def __init__(

@@ -228,9 +228,9 @@ def _truncate_text(text: bytes, count: int) -> bytes:
 
 
 def _split_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
-    """Split headers into table fields, other headers with a property's name, and properties (``None``.
+    """Split headers into table fields, other headers with a property's name, and properties.
 
-    To be omitted).
+    A property that is ``None`` is to be omitted.
     """
     table_headers: dict[str, str] = {}
     overflow: dict[str, str] = {}

@@ -386,7 +386,7 @@ class RedisTransaction:
         self.commit_callbacks: list[Callable[[], None]] = []
         """Functions to call after a successful commit, but not when it is refused or its answer is lost."""
         self.ended_messages: list[DelayedMessage | Envelope] = []
-        """Messages that it completes.
+        """Messages that the transaction completes.
 
         With a full memory it is allowed unless it adds many more bytes than it completes.
         """

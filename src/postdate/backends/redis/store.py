@@ -428,9 +428,9 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
 
 def _due_of(member: bytes, default: datetime) -> datetime:
-    """Return when a message was due.
+    """Return when a moved message was due.
 
-    ``default`` if the member was damaged by hand, as the message has moved already.
+    The result is ``default`` if the member was damaged by hand, because the message has moved already.
     """
     try:
         return instant_of(member)

@@ -47,9 +47,9 @@ class FileTransactions:
         self.path = path
         self.recording = recording
         self.rules = DEFAULT_RULES
-        """The rules for expired messages in queues.
+        """The rules for expired messages in queues, which a transport may replace.
 
-        By the machine's clock, without more rules, until a transport sets them.
+        By default messages expire by the machine's clock, without more rules.
         """
         self.access = access
         self.registration = registration

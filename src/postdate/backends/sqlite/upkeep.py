@@ -1,7 +1,4 @@
-"""The work of a process for a file in each second.
-
-Heartbeats, claims of dead processes, expired messages, free pages.
-"""
+"""Heartbeats, claims of dead processes, expired messages, free pages: a process's work for a file in each second."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
 def destination_of(stored: str | None, headers: Mapping[str, str]) -> str:
     """Return a timeout's destination.
 
-    Without one, the address to which its sender wants replies (specification 4.5).
+    Without one, it is the address to which the sender wants replies (specification 4.5).
     """
     return stored if stored and stored.strip() else headers.get(Headers.REPLY_TO_ADDRESS, "")
 
