@@ -50,9 +50,9 @@ _FAILURE_COUNTS: Final = "GivenBack"
 _Value = TypeVar("_Value")
 
 _INTENTS: Final = {"Send": 1, "Publish": 2, "Subscribe": 3, "Unsubscribe": 4, "Reply": 5}
-_COPIED_BYTES: Final = 256
+_COPIED_BYTES: Final = 256  # a longer header is not copied beside the headers; see `_OVERHEAD_BYTES`
 _BOM: Final = "\ufeff"
-_ERROR_TEXT_LIMIT: Final = 1_000
+_ERROR_TEXT_LIMIT: Final = 1_000  # characters of the exception's message that a too large error copy keeps
 _FAULT: Final = re.compile(r"NServiceBus\.ExceptionInfo\.|\$\.diagnostics\.|NServiceBus\.Processing")
 _LONG_FAULT: Final = re.compile(
     f"{re.escape(Headers.EXCEPTION_STACK_TRACE)}$|{re.escape(Headers.EXCEPTION_DATA_PREFIX)}"

@@ -31,7 +31,7 @@ from postdate.errors import (
     first_line,
 )
 
-_LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)
+_LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)  # a longer pause that the service asks for is cut
 _RETRY_AFTER: Final = {"Retry-After": timedelta(seconds=1), "x-ms-retry-after-ms": timedelta(milliseconds=1)}
 _TOO_LARGE: Final = frozenset(
     {"RequestBodyTooLarge", "EntityTooLarge", "PropertyValueTooLarge", "MessageTooLarge", "ContentLengthExceeded"}

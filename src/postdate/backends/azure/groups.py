@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_OPERATIONS: Final = 100
+_MOST_OPERATIONS: Final = 100  # Azure's limit of one transaction
 _LARGEST_BYTES: Final = 900 * 1024
 """The most bytes of one request. Azure accepts four megabytes, but encoding these would block the event loop."""
 _REFUSED_STATUSES: Final = frozenset({404, 409, 412})
 """Statuses of a refusal because of one entity; any other status is about the table or the account."""
 _NO_TABLE_CODES: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
-_OVERHEAD_BYTES: Final = 1_000
+_OVERHEAD_BYTES: Final = 1_000  # of one operation, besides the values of its columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LASTS_SECONDS: Final = 15
 """The duration of the lease. It is upstream's, and the shortest that Azure has."""
 
-RENEWED_AFTER_SECONDS: Final = 5.0
+RENEWED_AFTER_SECONDS: Final = 5.0  # early enough that a use rarely has to wait for a renewal
 SURE_FOR_SECONDS: Final = 10.0
 """For so long after a renewal was requested, no other process can have the lease. Later it is renewed before use."""
 
@@ -304,10 +304,10 @@ class LeaseTask:
 # --- claims of this process -------------------------------------------------------------------------------------------
 
 
-_SLOW_SECONDS: Final = 0.8
-_SHORTEST: Final = 16
+_SLOW_SECONDS: Final = 0.8  # below the second after which a destination counts as hanging
+_SHORTEST: Final = 16  # the lowest limit
 _PIECES_IN_HAND: Final = 4
-_MEASURED_FOR_SECONDS: Final = 2.0
+_MEASURED_FOR_SECONDS: Final = 2.0  # after so long without a completed batch the limit is not valid any more
 
 
 class ClaimLimit:

@@ -54,7 +54,7 @@ SHORTEST_NAME, LONGEST_NAME = 3, 63
 _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
 _FORBIDDEN: Final = re.compile(r"[^a-z0-9-]")
 _DASHES: Final = re.compile(r"-{2,}")
-_NUMBER_LENGTH: Final = 36
+_NUMBER_LENGTH: Final = 36  # of a GUID as text
 _OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 

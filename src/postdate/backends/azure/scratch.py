@@ -19,7 +19,7 @@ from postdate.errors import StoreUnavailable
 from postdate.ports.backends import Scratch
 
 _SANITIZER: Final = "dashes"
-_IS_LEASED: Final = 412
+_IS_LEASED: Final = 412  # the status for a container that has a lease
 _NO_RETRIES: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
 """Settings of a client that reports failed deletions at once: by default the SDK retries for more than a minute."""
 

@@ -197,7 +197,7 @@ LARGEST_BATCH: Final = 32
 
 SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
 
-_RENEWALS_IN_A_HOLD: Final = 3
+_RENEWALS_IN_A_HOLD: Final = 3  # one of them may fail before the message becomes visible
 _CLOCK_GRAIN_SECONDS: Final = 1.0
 """The precision of Azure's times, which are whole seconds."""
 

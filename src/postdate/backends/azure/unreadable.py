@@ -29,7 +29,7 @@ _FORMER_PARTITION: Final = "malformed"
 
 _REASON: Final = "Reason"
 _MARK_COLUMNS: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
-_NUMBER_BYTES: Final = 5
+_NUMBER_BYTES: Final = 5  # of the hash that is an entity's number
 _LONGEST_LOGGED: Final = 500
 
 log = logging.getLogger("postdate.stores.azure_table")

@@ -108,7 +108,7 @@ def translate_errors(where: str, seconds: float | None = None) -> Generator[None
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
-_NO_SUCH_SAVEPOINT: Final = 1305
+_NO_SUCH_SAVEPOINT: Final = 1305  # the server's error number
 _OLDEST: Final = (10, 6)
 _MARK: Final = "postdate_handler"
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})

@@ -21,7 +21,7 @@ STATEMENT_BYTES: Final = 1024 * 1024
 ROWS_AT_ONCE: Final = 2_000
 """The most numbers or records in one statement: well below what servers accept in a packet."""
 _SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
-_OLD_SECONDS: Final = 60
+_OLD_SECONDS: Final = 60  # younger snapshots are normal
 # A transaction at READ COMMITTED has a new snapshot for each statement, so it does not keep old row versions.
 _OLD_SNAPSHOTS: Final = (
     "SELECT t.trx_mysql_thread_id, p.user, TIMESTAMPDIFF(SECOND, t.trx_started, SYSDATE()), "

@@ -34,7 +34,7 @@ MQMSG_DEADLETTER: Final = 1
 MQMSG_JOURNAL: Final = 2
 INFINITE: Final = -1
 """The value of a timer that never ends; a timer is a signed 32-bit number of seconds here."""
-LONGEST_SECONDS: Final = 2**31 - 1
+LONGEST_SECONDS: Final = 2**31 - 1  # of a timer
 LONGEST_LABEL: Final = 249
 """The longest label in UTF-16 units."""
 ID_BYTES: Final = 20
@@ -142,8 +142,8 @@ ACCESS_DENIED: Final = 0xC00E0025
 INSUFFICIENT_RESOURCES: Final = 0xC00E0027
 TRANSACTION_USAGE: Final = 0xC00E0050
 
-_EXCEPTION_OCCURRED: Final = 0x80020009
-_SCODE: Final = 5
+_EXCEPTION_OCCURRED: Final = 0x80020009  # automation's code for an error that it wraps
+_SCODE: Final = 5  # the index of the wrapped error's code
 
 _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] = (
     (

@@ -40,7 +40,7 @@ from postdate.runtime.threads import run_in_thread
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 
-_MAX_ATTEMPTS: Final = 5
+_MAX_ATTEMPTS: Final = 5  # of a transaction that has conflicts
 _SHORT_WAIT: Final = "lock_timeout=5s"
 """For the connection of the listener, which must send heartbeats also while other sessions have locked tables."""
 

@@ -40,7 +40,7 @@ _CLOSING_SECONDS: Final = 2.0
 """The limit on an answer, or on a connection attempt, while the adapter closes."""
 
 _TURN_SECONDS: Final = 0.1
-_TERMINATE_WITHIN_SECONDS: Final = 1.0
+_TERMINATE_WITHIN_SECONDS: Final = 1.0  # for waiting until abandoned sessions have ended
 _SHORT_SLEEP: Final = "SELECT pg_sleep(0.01)"
 
 _TERMINATE: Final = sql(f"""

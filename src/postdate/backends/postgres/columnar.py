@@ -37,7 +37,7 @@ _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _READ_BYTES: Final = 4 * 1024 * 1024
 """The size of an Arrow batch that is read. It is large enough that a batch costs little besides its rows."""
 
-_MAX_ATTEMPTS: Final = 5
+_MAX_ATTEMPTS: Final = 5  # of a batch that has conflicts
 _UNIQUE_VIOLATION: Final = "23505"
 _SERVER_ERROR: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
 _STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}

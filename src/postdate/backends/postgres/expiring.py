@@ -24,7 +24,7 @@ EXPIRED_IN_QUEUE: Final = "expired in its queue"
 REAPED_AT_ONCE: Final = 500
 """The messages that one statement removes: some 10 ms, in which the listener thread gets no notification."""
 
-_EVERY_SECONDS: Final = 2.0
+_EVERY_SECONDS: Final = 2.0  # the shortest pause between two queries, except after a full batch
 _PART_OF_THE_TIME: Final = 1 / 50
 """The largest share of the time for such queries: while an old snapshot keeps removed rows, they are slow."""
 

@@ -39,14 +39,14 @@ Connection = psycopg.Connection[Any]
 Callback = Callable[[str, int, int], None]
 """Called with topic, number and value of a notification. Topic ``lost``: notifications may have been missed."""
 
-_CHECK_INTERVAL_SECONDS: Final = 1.0
-_RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
-_START_WITHIN_SECONDS: Final = 15.0
+_CHECK_INTERVAL_SECONDS: Final = 1.0  # the longest pause between checks for dead processes
+_RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)  # after each failure in a row, then the last one
+_START_WITHIN_SECONDS: Final = 15.0  # how long a caller waits for a number
 _STOP_WITHIN_SECONDS: Final = 6.0
 """Enough time to release the claims, or to notice that the server is silent. After it the thread is not waited for."""
 
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
-_MAX_HEARTBEAT_INTERVAL_SECONDS: Final = 5.0
+HOLDS_AT_MOST: Final = timedelta(seconds=60)  # default of ``holds_at_most``
+_MAX_HEARTBEAT_INTERVAL_SECONDS: Final = 5.0  # or a sixth of ``holds_at_most``, if that is shorter
 _OBSERVATION_GAP_SECONDS: Final = 3.0
 """If a process checks others later than planned by this time, it was frozen itself, and starts the observation again.
 """

@@ -20,7 +20,7 @@ from postdate.backends.sql.migrations import (
 )
 from postdate.errors import ConfigurationError
 
-LONGEST_NAME_BYTES = 63
+LONGEST_NAME_BYTES = 63  # PostgreSQL cuts longer names
 DEFAULT_SCHEMA = "postdate"
 
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from postdate.clock import steady_seconds
 from postdate.runtime.next_due import NextDue
 
-_SWEEP_EVERY_SECONDS: Final = 30.0
-_CLAIMS_WITHOUT_A_QUERY: Final = 16
+_SWEEP_EVERY_SECONDS: Final = 30.0  # how often a query has no lower bound, to find messages that were missed
+_CLAIMS_WITHOUT_A_QUERY: Final = 16  # batches after which the lower bound is far behind
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 

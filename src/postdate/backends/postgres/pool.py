@@ -37,7 +37,8 @@ from postdate.runtime.threads import run_in_thread
 _MOST_IDLE: Final = 16
 """The most idle connections of each kind without an endpoint's limit."""
 
-FOR_BRIEF_WORK: Final = 2
+FOR_BRIEF_WORK: Final = 2  # connections that handlers do not get
+# For a connection; after that the limit is exceeded, because it must never stop messages.
 _MAX_WAIT_SECONDS: Final = 5.0
 _FAIL_FAST_SECONDS: Final = 5.0
 """After a closing adapter has waited in vain for a connection, closing adapters fail at once for so long."""

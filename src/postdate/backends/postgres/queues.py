@@ -133,7 +133,7 @@ def lengths_query(names: SchemaNames) -> str:
         FROM {queue} AS q"""
 
 
-_MAX_BATCH: Final = 500
+_MAX_BATCH: Final = 500  # messages settled in one transaction
 
 _SHORT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '50ms'"
 _DEFAULT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout TO DEFAULT"

@@ -22,7 +22,7 @@ from postdate.runtime.resource import Resource
 ANSWERS_WITHIN_SECONDS = 15.0
 """The limit on an answer. It is long because a quorum queue that elects a leader takes a while."""
 
-CLOSES_WITHIN_SECONDS = 2.0
+CLOSES_WITHIN_SECONDS = 2.0  # after that the connection is aborted
 _LONGEST_PAUSE_SECONDS = 1.0
 """The longest pause between attempts to connect, and so the delay after a server is back."""
 
@@ -30,8 +30,8 @@ CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 406
 _CLOSE_ARGUMENTS: Final = wire.uint16(200) + bytes(5)
-LARGEST_FRAME: Final = 131_072
-_MOST_CHANNELS: Final = 2_047
+LARGEST_FRAME: Final = 131_072  # in bytes; the server may ask for less
+_MOST_CHANNELS: Final = 2_047  # the server may ask for less
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
     "basic.nack": True,

@@ -18,9 +18,9 @@ from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.runtime.bounded import Bounded
 
-_MOST_CONSUMERS: Final = 8
-_LARGEST_PREFETCH: Final = 65_535
-_NOT_WAITING: Final = b"\x01"
+_MOST_CONSUMERS: Final = 8  # of one channel; then all are cancelled and one with the whole prefetch is started
+_LARGEST_PREFETCH: Final = 65_535  # the largest number in the 16 bits of the protocol
+_NOT_WAITING: Final = b"\x01"  # the bit ``no-wait``: the server sends no answer
 _IDLE_SECONDS: Final = 0.1
 """If a receiver asks for no message for this time, or up to twice this time, the broker is told to stop pushing."""
 

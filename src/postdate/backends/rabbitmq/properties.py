@@ -92,7 +92,7 @@ _EXPIRING: Final = (int.from_bytes(_PLAIN, "big") | BITS["expiration"]).to_bytes
 
 _UINT32: Final = Struct(">I").pack
 _UINT32_AT: Final = Struct(">I").unpack_from
-_SHORT: Final = 1_024
+_SHORT: Final = 1_024  # texts of headers below this length have their encoded length ready
 _LENGTHS: Final = [_UINT32(number) for number in range(_SHORT)]
 _INT64: Final = Struct(">q").pack
 _DUE_FIELD: Final = short_bytes(_DUE) + b"l"
@@ -102,7 +102,7 @@ _TIMES: Final = frozenset({_DUE, _EXPIRES_AT, _TO_BE_RECEIVED})
 
 _EPOCH: Final = from_microseconds(0)
 
-_MOST_NAMES = 10_000
+_MOST_NAMES = 10_000  # limits the memory, as other programs may choose names of headers
 _names: dict[str, bytes] = {}
 _NO_FIELD: Final = b""
 

@@ -44,7 +44,7 @@ Each other reply is an outage of the destination: no permission, locked by anoth
 allowed, not implemented, a fault of the server. Source: the reply codes of AMQP 0-9-1, and ADR 50.
 """
 
-_MOST_PARTS_IN_FLIGHT = 8
+_MOST_PARTS_IN_FLIGHT = 8  # each part has a channel of its own
 
 
 class Publisher:

@@ -84,7 +84,7 @@ _CONNECTS_WITHIN_SECONDS = 5.0
 _RETRY_MANAGEMENT_SECONDS = 30.0
 """The pause after the management interface did not answer. It is long, as messages wait during each request."""
 
-_CHECK_BINDINGS_SECONDS = 60.0
+_CHECK_BINDINGS_SECONDS = 60.0  # the pause between checks of the bindings of an intake
 _REFRESH_LIMITS_SECONDS = 1.0
 """The pause after an answer about a queue. The management interface does not know a new queue for some seconds."""
 

@@ -15,7 +15,7 @@ Part = bytes | str | int
 """An argument of a script."""
 
 _BEFORE_1970: Final = -to_microseconds(EARLIEST)
-_DIGITS: Final = 18
+_DIGITS: Final = 18  # enough for microseconds of all years up to 9999, so that texts sort as instants do
 
 
 def format_instant(instant: datetime) -> str:

@@ -39,8 +39,8 @@ from postdate.runtime.threads import run_in_thread
 OnMessage = Callable[[bytes | None], None]
 """A callback for the text of a message; it gets ``None`` when messages may have been missed."""
 
-_SPEAK_EVERY_SECONDS: Final = 5.0
-_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+_SPEAK_EVERY_SECONDS: Final = 5.0  # after so long without a message, a PING shows whether the connection lives
+_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)  # after each failure in a row, then the last one
 
 log = logging.getLogger("postdate.redis")
 
@@ -186,7 +186,7 @@ class Subscriptions(forks.ForkAware):
 # --- heartbeats -------------------------------------------------------------------------------------------------------
 
 
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
+HOLDS_AT_MOST: Final = timedelta(seconds=60)  # default of ``holds_at_most``
 _BEATS_EVERY_SECONDS: Final = 1.0
 _DEAD_AFTER: Final = timedelta(seconds=3)
 """A holder without subscription and heartbeat for so long is dead; reconnecting takes less time than that."""

@@ -45,7 +45,7 @@ from postdate.ports import (
 )
 from postdate.ports.administration import invalid_cursor_error
 
-_PAGE: Final = 500
+_PAGE: Final = 500  # messages read by one script, as other clients wait for a script
 _CURSOR: Final = re.compile(rb"[0-9]{18}:[0-9]{16}")
 """The beginning of a member of ``:due``: due time and number of storing, which are the message's cursor."""
 

@@ -161,7 +161,7 @@ def translate(error: Exception, error_types: RedisErrorTypes, server_description
 
 _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
-_CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
+_CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1  # see `cancel_task`
 ANSWERS_WITHIN: Final = timedelta(seconds=30)
 """Default; a call that is not answered for so long fails."""
 
@@ -320,7 +320,7 @@ async def cancel_task(task: asyncio.Task[None] | None) -> None:
 # --- the server's clock, version, and the settings that decide about durability ---------------------------------------
 
 
-_OLDEST: Final = (7, 0)
+_OLDEST: Final = (7, 0)  # the oldest version that is accepted
 _REPORTED_SETTINGS: Final = (
     "aof_enabled",
     "aof_last_write_status",

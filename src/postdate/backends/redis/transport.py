@@ -203,7 +203,7 @@ class RedisTransport(UnreadableHashes, Transport):
 _POLL_SECONDS: Final = 30.0
 """The interval of polling without a notification: the channel announces messages only to connected listeners."""
 
-_MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+_MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024  # of headers and bodies in one call; a single message may have more
 
 
 class _ReceiveToken(NamedTuple):

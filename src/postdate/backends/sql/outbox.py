@@ -31,7 +31,7 @@ from postdate.ports.endpoint import Operation, OutboxRecord
 from postdate.runtime import forks
 from postdate.runtime.threads import run_in_group, run_in_thread
 
-_VERSION: Final = 1
+_VERSION: Final = 1  # of the encoded operations
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 

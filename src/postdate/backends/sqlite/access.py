@@ -38,7 +38,7 @@ from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreError, StoreNotSetUp, StoreUnavailable, StoreUnreachable
 from postdate.runtime import forks
 
-_CLOSING_PATIENCE_SECONDS = 1.0
+_CLOSING_PATIENCE_SECONDS = 1.0  # how long a writer waits for the lock while the file is being closed
 
 log = logging.getLogger("postdate.embedded")
 

@@ -43,7 +43,7 @@ from postdate.runtime import forks
 
 # --- errors of SQLite as those of Postdate -------------------------------------------------------------------------
 
-_PRIMARY_CODE = 0xFF
+_PRIMARY_CODE = 0xFF  # the mask that removes the extension of SQLite's error code
 _STATEMENT_ERRORS = frozenset(
     {
         0,  # an error of the driver itself
@@ -112,7 +112,7 @@ Identity = tuple[int, int]
 """Device and inode number of a file."""
 
 _LOCK: Final = "opening.lock"
-_OPENING_SECONDS: Final = 10.0
+_OPENING_SECONDS: Final = 10.0  # how long to wait for another process that opens the file
 _NAME: Final = "log-of"
 _PINNED: Final = "file-of-log"
 """A hard link to the file, made by earlier versions while it had a log. It would keep the disk space of a removed file.
@@ -282,7 +282,7 @@ _READING_CACHE_KIB = 4_096
 _CHECKPOINT_PAGES = 4_000
 
 
-_CHECKED_BYTES = 4 * 1024 * 1024
+_CHECKED_BYTES = 4 * 1024 * 1024  # a larger file is not checked for damage when it is opened
 
 
 def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -> sqlite3.Connection:

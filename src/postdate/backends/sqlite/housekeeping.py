@@ -123,11 +123,11 @@ def _move_to_dead_letters(tx: Transaction, dead_letters: Sequence[_Message]) -> 
 ROUNDS_UNUSED: Final = 10
 """The number of checks, one a second, in all of which the pages must have been free."""
 
-_LEAST_BYTES: Final = 8 * 1024 * 1024
+_LEAST_BYTES: Final = 8 * 1024 * 1024  # fewer free bytes are not returned to the disk
 _PAGES_AT_ONCE: Final = 500
 """The most pages returned in one transaction (2 MB). It takes some 10 ms."""
 
-_INCREMENTAL: Final = 2
+_INCREMENTAL: Final = 2  # SQLite's value of ``auto_vacuum`` for a file that can shrink
 
 
 class FreePages:

@@ -23,7 +23,7 @@ from postdate.ports import Recording, Wake
 from postdate.runtime.threads import Job, group_of, run_in_thread
 
 DEFAULT_RULES = QueueRules()
-_JOBS_IN_ONE_COMMIT = 500
+_JOBS_IN_ONE_COMMIT = 500  # the most works that share a commit
 # The pause after a commit if another process writes, too. It is long enough for that process to get the lock, as it
 # tries every 0.1 ms, and short compared with a batch.
 _YIELD_SECONDS = 0.001

@@ -64,7 +64,7 @@ An error counts against a message only where Microsoft's documentation says that
 are raised by a trigger or procedure of the application. Source: ADR 50.
 """
 
-_FIRST_OF_APPLICATIONS: Final = 50_000
+_FIRST_OF_APPLICATIONS: Final = 50_000  # numbers from this one on are raised by triggers and procedures
 
 
 def translate(error: Exception, where: str) -> PostdateError:
@@ -91,10 +91,10 @@ def translate_errors(where: str) -> Generator[None]:
         raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
-_OLDEST: Final = 13
-_AZURE: Final = frozenset({5, 8})
-_COMPATIBILITY: Final = 130
-_MAX_ROUTES: Final = 3
+_OLDEST: Final = 13  # SQL Server 2016
+_AZURE: Final = frozenset({5, 8})  # editions of Azure, whose version is not checked
+_COMPATIBILITY: Final = 130  # the level of SQL Server 2016
+_MAX_ROUTES: Final = 3  # then the routing is taken for a loop
 
 _INDEX_SETTINGS: Final = (
     "SET QUOTED_IDENTIFIER, ANSI_NULLS, ANSI_PADDING, ANSI_WARNINGS, ARITHABORT, CONCAT_NULL_YIELDS_NULL ON; "

@@ -23,7 +23,7 @@ from postdate.ports import Recording, Scan, ScanPart
 log = logging.getLogger("postdate.stores")
 
 _HEARTBEAT_INTERVAL_SECONDS: Final = 5.0
-_STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
+_STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024  # of one statement's JSON, unless a single row is longer
 
 
 class SqlServerTables(RowLockTables):

@@ -19,8 +19,8 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "T
 CONNECT_WITHIN_SECONDS: Final = 5.0
 LOG_IN_WITHIN_SECONDS: Final = 10.0
 _ANSWER_WITHIN_SECONDS: Final = 30.0
-_PATIENCE_SECONDS: Final = 600.0
-_ALIVE_WITHIN_SECONDS: Final = 2.0
+_PATIENCE_SECONDS: Final = 600.0  # the deadline for statements on whole tables
+_ALIVE_WITHIN_SECONDS: Final = 2.0  # for the ping of an idle connection, as opening another one is as good
 
 
 def connect_socket(address: tuple[str, int], seconds: float) -> socket.socket:

@@ -21,7 +21,7 @@ from postdate.ports import Scripted
 from postdate.ports.backends import DatabaseObject
 from postdate.runtime.threads import run_in_thread
 
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
+HOLDS_AT_MOST: Final = timedelta(seconds=60)  # default of ``holds_at_most``
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,14 @@ from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreac
 from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 
-_POLL_INTERVAL_SECONDS: Final = 0.1
-_RELEASE_INTERVAL_SECONDS: Final = 1.0
+_POLL_INTERVAL_SECONDS: Final = 0.1  # the servers do not notify of stored messages
+_RELEASE_INTERVAL_SECONDS: Final = 1.0  # between two checks for dead processes
 _PING_AFTER_SECONDS: Final = 10.0
 """The longest silence on a batch's connection; less if the server ends silent ones earlier."""
 _PINGS_BEFORE_TIMEOUT: Final = 4
 """The number of pings within the time after which the server ends a silent connection."""
-_RECONNECT_PAUSES_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
-_START_WITHIN_SECONDS: Final = 15.0
+_RECONNECT_PAUSES_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)  # after each failure in a row, then the last one
+_START_WITHIN_SECONDS: Final = 15.0  # how long a caller waits for a number
 _STOP_WITHIN_SECONDS: Final = 20.0
 """The time in which a silent server is noticed. After that the thread ends by itself and is not waited for."""
 

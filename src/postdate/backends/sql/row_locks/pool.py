@@ -23,7 +23,7 @@ from postdate.runtime.threads import run_in_thread
 T = TypeVar("T")
 
 _MOST_IDLE: Final = 16
-_MAX_ATTEMPTS: Final = 8
+_MAX_ATTEMPTS: Final = 8  # of a transaction that has conflicts
 _RETRY_FOR_SECONDS: Final = 20.0
 """After conflicts for so long a transaction is not repeated: most likely a whole table is locked."""
 _TRUSTED_SECONDS: Final = 0.5

@@ -62,7 +62,7 @@ from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import run_in_group, run_in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)
-_CLOSE_WITHIN_SECONDS: Final = 5.0
+_CLOSE_WITHIN_SECONDS: Final = 5.0  # then connections are aborted, as the server may be silent
 
 log = logging.getLogger("postdate.stores")
 
