@@ -30,7 +30,7 @@ log = logging.getLogger("postdate.rabbitmq")
 
 Answers = list[PostdateError | None]
 
-_WRITTEN_AT_ONCE_BYTES = 1024 * 1024  # then other tasks of the event loop run
+_WRITTEN_AT_ONCE_BYTES = 1024 * 1024  # then the channel waits until the socket accepts more
 _MOST_ADDRESSES = 10_000  # limits the memory for encoded addresses
 _MOST_ABANDONED = 100_000
 """The most abandoned messages that are remembered. If an older one is returned, it may be mistaken for another one."""
