@@ -108,7 +108,7 @@ class Pages:
             self.forget_buffer()
 
     @property
-    def next_known_attempt(self) -> datetime | None:
+    def next_cached_attempt(self) -> datetime | None:
         """The time of the next attempt, as far as it is known without a request."""
         if self._buffer:
             return self._buffer[0].attempt_at

@@ -573,7 +573,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             try:
                 # A process that died between the two steps of a move left another copy, which would be delivered. A
                 # process that is alive may delete it first.
-                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in others]))
+                is_single = all(await parts.table.apply_each([deletion_of(each, is_repeated=True) for each in older]))
                 yield (index, latest) if is_single else None
             finally:
                 parts.pages.forget_buffer()

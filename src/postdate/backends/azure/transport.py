@@ -209,12 +209,12 @@ class MessageWithReceipt:
     Args:
         native_id: Azure's id.
         receipt: the latest pop receipt.
-        until: when it becomes visible again, by the loop's clock.
+        hidden_until: when it becomes visible again, by the loop's clock.
         expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
         received: the object that the endpoint gets.
         times_received: number of deliveries, including this one.
         text: of the message.
-        lost: why this process no longer has it.
+        lost_reason: why this process no longer has it.
     """
 
     native_id: str
@@ -286,7 +286,7 @@ class AzureQueueReceiver(Receiver):
         expiry_time = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both times are by Azure's clock; only their difference is used, because our clock may differ.
-            expires_at = until + (message.expires_on - message.next_visible_on).total_seconds()
+            expiry_time = until + (message.expires_on - message.next_visible_on).total_seconds()
         received = Received(envelope, failures, object(), unanswered)
         message_with_receipt = MessageWithReceipt(
             native_id, receipt, until, expiry_time, received, times_received, text
@@ -421,7 +421,7 @@ class AzureQueueReceiver(Receiver):
             except QueueNotFound as error:  # the message is gone, or the queue
                 if attempts.is_repeated:
                     return  # An earlier attempt, whose answer was lost, has deleted it.
-                if asyncio.get_running_loop().time() < message.expires_at - _CLOCK_GRAIN_SECONDS:
+                if asyncio.get_running_loop().time() < message.expiry_time - _CLOCK_GRAIN_SECONDS:
                     raise ClaimLost(f"message {message.native_id} in {self._queue!r} is gone: {error}") from error
 
     @override

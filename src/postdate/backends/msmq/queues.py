@@ -53,7 +53,7 @@ WAIT_MILLISECONDS = 1_000
 """How long a receiver waits for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0  # milliseconds: do not wait
 _MOST_OPEN_QUEUES: Final = 64  # of one thread; queues not used for long are closed
-_MESSAGE_GONE_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+_MESSAGE_ABSENT_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)

@@ -312,12 +312,15 @@ class MsmqReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
-        """Commit in one transaction of MSMQ if its queues are transactional."""
+        """Remove the message and send the outgoing ones: in one transaction if the queues are transactional.
+
+        Otherwise they are sent one after the other, and the message was removed when it was received.
+        """
         check_no_work(completion.work, "of MSMQ")
         claim = self._claim_of(received)
         transport = self._transport
         messages = [transport.encode(each, now, in_transaction=transport.transactional) for each in completion.outgoing]
-        outgoing_messages = [message for message in messages if message is not None]
+        outgoing_messages = [message for message in messages if message is not None]  # None: it has expired
         try:
             await claim.apartment.run(MsmqSession.commit, claim.message, outgoing_messages)
         except PostdateError:

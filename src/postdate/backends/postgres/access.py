@@ -226,7 +226,7 @@ class Access:
         if self._closed:
             raise StoreUnavailable(f"{self.where}: closed")
 
-    def roll_back(self, connection: BoundedConnection) -> None:
+    def roll_back_and_close(self, connection: BoundedConnection) -> None:
         """Roll back the transaction of an acquired connection and close it, without waiting for a silent server."""
         abandoned = self.shared.pool.abandoned
         if not connection.closed and abandoned.is_distrusted(connection):

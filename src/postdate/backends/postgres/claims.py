@@ -32,7 +32,9 @@ class PostgresClaims(Claims):
     """
 
     def __init__(self, database: Access, statements: Callable[[], Statements]) -> None:
-        super().__init__(_Connections(database), _Leases(statements), lambda: database.listener().wait_for_holder())
+        super().__init__(
+            _ClaimConnections(database), _Leases(statements), lambda: database.listener().wait_for_holder()
+        )
         self._database, self._statements = database, statements
         self._finished: list[ClaimToken] = []
         self.may_leave_leases = False
@@ -106,14 +108,17 @@ class _Leases:
         return session.execute(self._statements().release_leases, values).rowcount
 
 
-class _Connections:
-    """Connections for claims; see :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`."""
+class _ClaimConnections:
+    """Lends connections of the database to the claims of a store.
+
+    It is a :class:`postdate.backends.sql.row_locks.claims.ClaimConnections`.
+    """
 
     def __init__(self, database: Access) -> None:
         self.release, self.close_connection, self.roll_back_and_close = (
             database.release,
             database.close_connection,
-            database.roll_back,
+            database.roll_back_and_close,
         )
         self._database = database
 

@@ -432,7 +432,7 @@ class Listener:
             self._release_holders(connection, dead)
 
     def _tables(self, connection: Connection) -> list[tuple[str, str]]:
-        """Return the message tables that this role may change, each with more SQL for its SET clause."""
+        """Return the message tables that this role may change, each with what else an end of a claim sets in a row."""
         names = self.names
         stores = connection.execute(
             sql(
@@ -447,18 +447,21 @@ class Listener:
         ]
 
     def _release_holders(self, connection: Connection, holders: list[int | None]) -> None:
-        """Release the messages of some numbers, table by table: a failure in one table must not stop the others."""
+        """End all claims under these numbers, table by table: a failure in one table must not stop the others.
+
+        They are the numbers of dead processes, or of this one when it stops or takes another number.
+        """
         names, released_count = self.names, 0
-        for table, more in self._tables(connection):
+        for table, more_assignments in self._tables(connection):
             try:
-                statement = sql(f"UPDATE {table} SET holder = NULL{more} WHERE holder = ANY(%s)")
+                statement = sql(f"UPDATE {table} SET holder = NULL{more_assignments} WHERE holder = ANY(%s)")
                 released_count += connection.execute(statement, (holders,)).rowcount
             except psycopg.Error as error:
                 if connection.closed:
                     raise
                 if table not in self._logged:
                     self._logged.add(table)
-                    log.warning("what dead processes hold in %s cannot be freed: %s", table, error)
+                    log.warning("claims of processes that have ended cannot be released in %s: %s", table, error)
         connection.execute(sql(f"DELETE FROM {names.name_of('holder')} WHERE holder = ANY(%s)"), (holders,))
         if released_count:
             connection.execute("SELECT pg_notify(%s, 'lost 0 0')", (names.channel,))

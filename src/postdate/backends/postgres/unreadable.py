@@ -36,8 +36,8 @@ class _Table:
     Args:
         name: quoted.
         fields: its columns with the parts of a message.
-        release: the SET clause of an UPDATE after which no claim finds the row; it is not claimed any more.
-        claimed: condition on the rows that are marked.
+        release_clause: the SET clause of an UPDATE after which no claim finds the row; it is not claimed any more.
+        is_claimed: condition on the rows that are marked.
         content: expression for the number of its content.
         queue: expression for the queue of a row; empty for a store.
         destination: expression for the destination in the record.

@@ -58,7 +58,7 @@ log = logging.getLogger("postdate.redis")
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMessage:
+class ListedMessage:
     """A pending message. ``member`` is its entry in ``:free``, which begins with the instant of its next attempt."""
 
     message: DelayedMessage
@@ -109,7 +109,7 @@ class Questions(AdministrableStore):
                     break
         return PendingPage.of(messages, limit)
 
-    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[WaitingMessage]:
+    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[ListedMessage]:
         """Yield readable messages by due time, page by page.
 
         They are all messages that match ``message_filter``, and maybe others.
@@ -134,7 +134,7 @@ class Questions(AdministrableStore):
                 return
             lower_bound, page_size = b"(" + last_member, _PAGE
 
-    async def find_row(self, message_id: str) -> WaitingMessage | None:
+    async def find_row(self, message_id: str) -> ListedMessage | None:
         """Return a pending message; ``None`` when it is not pending or cannot be read."""
         fields: list[Any] = await self._server.run("row", self.key_prefix, message_id)
         return _read_row(message_id.encode(), fields)
@@ -247,7 +247,7 @@ class RedisStoreObserver(_HolderObserver):
         return standings
 
     @override
-    async def latest_deliveries(self, limit: int) -> Sequence[Delivery]:
+    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
         """Return the last delivery only: the server keeps no other, and not its due time."""
         delivered_at: bytes | None = await self._server.execute_command("GET", f"{self._store.key_prefix}:last")
         return [] if delivered_at is None else [DeliveredMessage(instant_of(delivered_at), None)][:limit]

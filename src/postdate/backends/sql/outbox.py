@@ -137,7 +137,7 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
         dialect: of the database.
         table: its name in statements.
         where: the description of the database, without secrets.
-        free: limits the connections that handlers use at once.
+        connection_limit: limits the connections that handlers use at once.
     """
 
     longest_id: ClassVar[int | None] = None

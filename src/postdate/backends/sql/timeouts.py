@@ -132,7 +132,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     Args:
         sessions: run its statements.
-        make_table: creates the SQL of a table from its name, which it checks.
+        build_table: creates the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 

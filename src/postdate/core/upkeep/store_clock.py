@@ -85,8 +85,8 @@ class FollowingClock:
     :meth:`latest`: counted from the earliest time it would be too short by that difference.
 
     It runs on the seconds since the machine was started. So setting the machine's time does not change it, and time in
-    which the machine was suspended counts. ``is_authoritative`` says that the store's clock decides what is due. Without
-    it, :meth:`now` shows the machine's time, and the difference is only reported.
+    which the machine was suspended counts. With ``is_authoritative`` the store's clock decides what is due. Without it,
+    :meth:`now` shows the machine's time, and the difference is only reported.
     """
 
     def __init__(self, machine_clock: SystemClock, store: ClaimingStore, *, is_authoritative: bool = True) -> None:

@@ -279,6 +279,10 @@ class Claims(forks.ForkAware):
             token.holder = holder
 
     def _settle_leased(self, tokens: Sequence[ClaimToken], step: SettlingStep) -> int:
+        """Run the step on claims whose batch transaction has ended.
+
+        They are leases: the row of each has the number in its token's ``holder``, and no row lock holds it.
+        """
         with self._lock:
             claimed = [token for token in tokens if self._tokens.get(token.number) is token]
         changed_count = 0

@@ -56,7 +56,7 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
 
     Args:
         database: of the table.
-        make_table: creates the SQL of a table from its name, which it checks.
+        build_table: creates the SQL of a table from its name, which it checks.
         table_prefix: of the table's name; ``None``: see :func:`postdate.backends.sql.timeouts_layout.table_prefix`.
     """
 
