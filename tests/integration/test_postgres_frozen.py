@@ -177,7 +177,7 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     holder.freeze()
     claims, taken = await claimed(store, 5, now()), await received(receiver, 2)
     assert sorted(claim.message.message_id for claim in claims) == ["m-0", "m-1", "m-2", "m-4", "m-5"]
-    assert "has shown no life for 2 s" in caplog.text
+    assert "has sent no heartbeat for 2 s" in caplog.text
     free = "SELECT bool_and(pg_try_advisory_lock(key, hashtext(%s))) FROM generate_series(1, 2) AS key"
     await until(lambda: place.rows(free, place.schema) == [(True,)])
     holder.signal(signal.SIGCONT)
@@ -297,7 +297,7 @@ async def test_whoever_may_not_end_the_sessions_says_so_once(
         holder.freeze()
         refused = "cannot be ended; that needs its role"
         await until(lambda: caplog.text.count(refused) >= 2)
-        assert caplog.text.count("has shown no life") == 2  # of its store, and of its queues
+        assert caplog.text.count("has sent no heartbeat") == 2  # of its store, and of its queues
         stop()
         await store.close()
     finally:

@@ -241,7 +241,7 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(
     number = transport.database.listener().wait_for_holder()
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
-        await until(lambda: "what dead processes hold cannot be freed" in caplog.text)
+        await until(lambda: "claims of processes that have ended cannot be released" in caplog.text)
     assert transport.database.listener().wait_for_holder() == number
     await receiver.commit(received, now())
     await transport.close()

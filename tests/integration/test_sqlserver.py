@@ -236,7 +236,7 @@ def test_a_process_that_shows_no_life_is_ended_where_we_may(caplog: pytest.LogCa
     assert all("KILL" not in change for change in without.changes)
     said = [record.message for record in caplog.records]
     assert len(said) == 1, "once"
-    assert "process 123 on machine has shown no life for 60 s" in said[0]
+    assert "process 123 on machine has sent no heartbeat for 60 s" in said[0]
 
 
 # --- what goes to the server ------------------------------------------------------------------------------------------

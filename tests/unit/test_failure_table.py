@@ -95,7 +95,7 @@ ONE_LINE_A_MINUTE = 2
 """Lines of an outage of a minute: one at its beginning, and one when it has lasted for so long."""
 
 CLAIM, STORE, RECEIVE = (
-    "cannot take due messages",
+    "cannot claim due messages",
     "cannot store the delayed messages of sales.timeouts",
     "cannot receive from sales",
 )
@@ -104,7 +104,7 @@ SEND, SEND_ONE, FULL_QUEUES = (
     "cannot send message m-1 to sales",
     "some queues take no messages now",
 )
-WRITE, END = "cannot finish or give back due messages", "cannot end messages of sales"
+WRITE, END = "cannot complete or release due messages", "cannot end messages of sales"
 FAILED, NOT_FINISHED = "message m-1 of sales.timeouts failed, attempt 1", "message m-1 was not finished"
 
 BREAKERS = {

@@ -105,7 +105,7 @@ async def test_what_is_paused_waits_and_goes_out_when_it_is_resumed(
         await change_limits(shop.limits, "q", remove_pause, shop.clock.now())
         await shop.all_arrive(30)
         await shop.pass_time(30)
-    assert "cannot take due messages" not in caplog.text
+    assert "cannot claim due messages" not in caplog.text
 
 
 async def test_what_others_pause_and_resume_is_obeyed_within_a_second(services: Running) -> None:

@@ -406,7 +406,7 @@ async def test_a_store_that_refuses_only_to_wake_it_is_looked_at_and_asked_again
         assert len(work.looks) <= 6
         assert poller.problem is None
         assert critical == []
-        assert "cannot be told of what is stored: no connection to listen on" in caplog.text
+        assert "cannot be notified of new messages: no connection to listen on" in caplog.text
         assert "reachable again" not in caplog.text
         resource = poller._listening_calls.resource
         assert "no connection to listen on" in str(resource.outage_text(work.clock.monotonic())), "/readyz says so"

@@ -29,7 +29,7 @@ def receiving(sales: Resource) -> CallHealth:
 
 @pytest.fixture
 def claiming(sales: Resource) -> CallHealth:
-    return sales.calls("cannot take due messages", LOG)
+    return sales.calls("cannot claim due messages", LOG)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -64,8 +64,8 @@ def test_a_long_one_is_a_line_a_minute_that_names_what_fails(
             claiming.report_failure(DOWN, second)
     assert [text for _, text in lines(caplog)[1:]] == [
         "cannot receive from sales, for 60 s now (61 failures): connection refused",
-        "cannot receive from sales; cannot take due messages, for 2 min now (140 failures): connection refused",
-        "cannot receive from sales; cannot take due messages, for 3 min now (260 failures): connection refused",
+        "cannot receive from sales; cannot claim due messages, for 2 min now (140 failures): connection refused",
+        "cannot receive from sales; cannot claim due messages, for 3 min now (260 failures): connection refused",
     ]
 
 

@@ -70,7 +70,7 @@ async def test_a_look_that_is_never_answered_is_an_outage_and_what_it_claims_at_
     await bench.keep(bench.message("m-1", -1))
     async with bench.polling():
         await bench.clock.advance(41 * SECOND)
-        assert "cannot take due messages: FaultyStore did not answer within 40 s" in caplog.messages
+        assert "cannot claim due messages: FaultyStore did not answer within 40 s" in caplog.messages
         await bench.clock.advance(5 * SECOND)  # the next look is answered
         assert bench.ids("billing") == ["m-1"]
         await bench.keep(bench.message("m-2", 90), bench.message("m-3", 3_600))
@@ -80,7 +80,7 @@ async def test_a_look_that_is_never_answered_is_an_outage_and_what_it_claims_at_
         await bench.clock.run_until_idle()
         assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
         assert bench.ids("billing") == ["m-1", "m-2"]  # what is given back wakes
-    assert len([each for each in caplog.messages if each.startswith("cannot take due")]) == 1
+    assert len([each for each in caplog.messages if each.startswith("cannot claim due")]) == 1
 
 
 async def test_what_a_late_look_has_claimed_goes_back_though_the_store_fails_at_that_first(bench) -> None:

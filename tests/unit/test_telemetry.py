@@ -197,7 +197,7 @@ def test_health_is_told_in_words() -> None:
         assert ask(port, "/readyz")[0] == 200
         assert "postdate_outages 0.0" in ask(port, "/metrics")[2]
         claiming = resource.resource_at("shop", "PostgreSQL shop").calls(
-            "cannot take due messages", logging.getLogger()
+            "cannot claim due messages", logging.getLogger()
         )
         claiming.report_failure(StoreUnreachable("connection refused"), steady_seconds())
         assert ask(port, "/readyz")[::2] == (503, "PostgreSQL shop is out of reach for 0.0 s: connection refused\n")

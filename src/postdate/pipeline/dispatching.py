@@ -240,7 +240,7 @@ async def _open_machine(spec: SweepSpec, counts: CountedMetrics, journal: Journa
         clock: Clock = store_clock or SystemClock()
         if store_clock is not None:  # Measure before any claim: a message might not be due by the clock of the store.
             await store_clock.measure()
-        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, add_trip_error)
+        fetching = RepeatedFailures("SweepFetch", "cannot claim due messages", spec.patience, add_trip_error)
         sending = _SendBreaker("SweepDispatch", "cannot send due messages", spec.patience, add_trip_error)
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, add_trip_error)
         settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))

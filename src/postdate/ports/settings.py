@@ -316,7 +316,7 @@ HoldsAtMost = Annotated[
     timedelta | None,
     Span(_SECOND, timedelta(hours=1)),
     Meta(
-        description="a process that shows no life for so long loses what it holds to others, 1 s to 1 h; default: the "
+        description="a process without a heartbeat for so long loses its claims to others, 1 s to 1 h; default: the "
         "store's own, 60 s. Of queues in the store's database, too"
     ),
 ]

@@ -210,7 +210,7 @@ class CallHealth:
 
     Args:
         resource: the resource that is called.
-        failure_text: what a failed call could not do, for the log: ``cannot take due messages``.
+        failure_text: what a failed call could not do, for the log: ``cannot claim due messages``.
         log: logger of the loop.
         level: level of the lines about an outage that begins with one of these calls.
         is_rare: the calls are so rare that an outage ends without waiting for the next of them.

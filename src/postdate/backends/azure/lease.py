@@ -238,8 +238,8 @@ class LeaseTask:
     ) -> None:
         self._lease, self._on_acquired, self._poll, self._back_off = lease, on_acquired, poll, back_off
         self._task: asyncio.Task[None] | None = None
-        self._lease_health = resource.calls("the lease cannot be kept", log_of_keeper, logging.WARNING)
-        self._poll_health = resource.calls("new messages cannot be looked for", log_of_keeper, logging.WARNING)
+        self._lease_health = resource.calls("the lease cannot be renewed", log_of_keeper, logging.WARNING)
+        self._poll_health = resource.calls("new messages cannot be queried", log_of_keeper, logging.WARNING)
         self.is_needed = False
         """Whether a poller waits. Only then a free lease is acquired, and the table is polled."""
 

@@ -237,7 +237,7 @@ class Listener:
 
     def _serve(self) -> None:
         failures = 0
-        calls = self._resource.calls("no connection to PostgreSQL that hears of stored messages", log, logging.WARNING)
+        calls = self._resource.calls("no connection to PostgreSQL for notifications", log, logging.WARNING)
         while not self._is_stopping:
             try:
                 with self._open_connection(is_retry=failures > 0) as connection:
@@ -320,7 +320,9 @@ class Listener:
                 checked_at = steady_seconds()
                 if self._abandoned:
                     self._abandoned.terminate(connection)
-                self._run_step(connection, "what dead processes hold cannot be freed", self._release_dead_holders)
+                self._run_step(
+                    connection, "claims of processes that have ended cannot be released", self._release_dead_holders
+                )
             more_to_reap = self._run_step(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._handle_notifications(connection)
         if self._is_stopping and self._abandoned.is_distrusted(
@@ -405,7 +407,7 @@ class Listener:
             if (process_text := f"process {pid} on {machine} (number {holder})") not in self._logged:
                 self._logged.add(process_text)
                 log.warning(
-                    "%s has shown no life for %g s: its sessions are ended, what it holds is free",
+                    "%s has sent no heartbeat for %g s: its sessions are ended and its claims released",
                     process_text,
                     seconds,
                 )
@@ -513,5 +515,5 @@ def _translate(error: Exception) -> PostdateError:
         return error
     if isinstance(error, psycopg.Error):
         return translate(error, "PostgreSQL")
-    log.error("the thread that hears of stored messages failed, and goes on", exc_info=error)
+    log.error("the thread for notifications failed, and continues", exc_info=error)
     return StoreUnavailable(f"PostgreSQL: {type(error).__name__}: {error}")

@@ -293,7 +293,9 @@ class RedisLiveness(forks.ForkAware):
         """Void all claims if ``holder``, which the server no longer knows, is the current one."""
         if holder == self._holder:
             place = self._connections.login.description
-            log.warning("others may have what this process held in %s: it was not heard in time", place)
+            log.warning(
+                "other processes may claim what this process had claimed in %s: its heartbeat came too late", place
+            )
             self._forget_name()
             for callback in list(self.loss_callbacks):
                 callback()

@@ -109,7 +109,7 @@ class Registration(forks.ForkAware):
         previous_claimant, liveness = self.claimant, self.liveness
         self._register(connection, patience)
         log.warning(
-            "%s: this process showed no life, or its lock file was removed: what it held is with others now, and what "
+            "%s: this process sent no heartbeat, or its lock file was removed: others have its claims now, and what "
             "it still does with that has no effect; it goes on as claimant %d instead of %d",
             self._path,
             self.claimant,

@@ -131,7 +131,9 @@ class FileUpkeep(Housekeeping):
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
         silent = self._find_silent(holders - {self._file.claimant, *dead})
         for claimant in silent:
-            text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
+            text = (
+                "process with claimant number %d sends no heartbeat (frozen, or swapped out); its claims are released"
+            )
             log.warning(text, claimant)
             self._file.write_blocking(lambda tx, claimant=claimant: unregister(tx, claimant, has_died=True))
             remove_files(folder, claimant)

@@ -104,7 +104,7 @@ class SqlServerTables(RowLockTables):
                 sessions = []
             if not sessions and holder not in self._logged_holders:
                 log.warning(
-                    "process %d on %s has shown no life for %d s and keeps what it holds; others may end its "
+                    "process %d on %s has sent no heartbeat for %d s and keeps what it holds; others may end its "
                     "connections with the rights VIEW SERVER STATE and ALTER ANY CONNECTION",
                     pid,
                     machine,

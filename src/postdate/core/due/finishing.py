@@ -120,7 +120,7 @@ class Finisher:
         """Monotonic seconds when a failure was last reported to the failure rate."""
         self._failed_at = -math.inf
         """Monotonic seconds of the last failed write."""
-        self._outage = resource_of(store).calls("cannot finish or give back due messages", log)
+        self._outage = resource_of(store).calls("cannot complete or release due messages", log)
 
     @property
     def unwritten_outcomes(self) -> Mapping[str, UnwrittenOutcome]:

@@ -123,9 +123,9 @@ class Poller:
         self._stalled_after = longest_sleep + in_real_time(clock, _STALLED_AFTER)
         self._stop_deadline = in_real_time(clock, STOP_DEADLINE)
         self._calls = (resource or Resource("the store")).calls(
-            "cannot take due messages", log, logging.WARNING, breaker=breaker
+            "cannot claim due messages", log, logging.WARNING, breaker=breaker
         )
-        self._listening_calls = self._calls.resource.calls("cannot be told of what is stored", log, logging.WARNING)
+        self._listening_calls = self._calls.resource.calls("cannot be notified of new messages", log, logging.WARNING)
 
     async def run(self) -> None:
         """Deliver due messages until stopped; then wait for the batches in flight."""

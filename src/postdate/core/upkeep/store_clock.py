@@ -103,7 +103,7 @@ class FollowingClock:
         resource = resource_of(store)
         self._outage = resource.calls("cannot read the clock of the store", log, is_rare=True)
         self._report_calls = resource.calls(
-            "cannot tell others how far the clock of this machine is off", log, logging.WARNING, is_rare=True
+            "cannot report by how much the clock of this machine differs", log, logging.WARNING, is_rare=True
         )
 
     def now(self) -> datetime:
