@@ -210,7 +210,7 @@ class MessageWithReceipt:
         native_id: Azure's id.
         receipt: the latest pop receipt.
         hidden_until: when it becomes visible again, by the loop's clock.
-        expires: when the queue drops it, by the same clock, give or take a second; infinite: never.
+        expiry_time: when the queue drops it, by the same clock, give or take a second; infinite: never.
         received: the object that the endpoint gets.
         times_received: number of deliveries, including this one.
         text: of the message.
