@@ -352,7 +352,7 @@ AtWall = Annotated[
         metavar="TIME",
     ),
 ]
-Limit = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000_000)]
+Limit = Annotated[int, option("--limit", "The most entries to list.", min=1, max=1_000_000)]
 DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
 Queue = Annotated[str, typer.Argument(parser=NAME, metavar="QUEUE", help="Name of the queue.")]
 MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]

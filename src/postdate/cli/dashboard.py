@@ -26,17 +26,27 @@ log = logging.getLogger("postdate.dashboard")
 def dashboard(
     use: Use,
     listen: Annotated[str, option("--listen", "Where to listen.", metavar="ADDRESS:PORT")] = "127.0.0.1:8080",
-    host: Annotated[list[str] | None, option("--host", "Another name of it; may be repeated.", metavar="NAME")] = None,
-    allow_actions: Annotated[bool, option("--allow-actions", "Let people act, too; say who.")] = False,
+    host: Annotated[
+        list[str] | None, option("--host", "Another host name of the page; may be repeated.", metavar="NAME")
+    ] = None,
+    allow_actions: Annotated[bool, option("--allow-actions", "Allow changes; say by whom.")] = False,
     token_file: Annotated[
         typer.FileText | None,
-        option("--token-file", "Who has its token acts.", metavar="FILE", encoding="ascii", errors="replace"),
+        option(
+            "--token-file",
+            "File with a token; its bearer may make changes.",
+            metavar="FILE",
+            encoding="ascii",
+            errors="replace",
+        ),
     ] = None,
-    user_header: Annotated[str | None, option("--user-header", "Who is named there acts.", metavar="NAME")] = None,
+    user_header: Annotated[
+        str | None, option("--user-header", "Header with the user who makes changes.", metavar="NAME")
+    ] = None,
     also: Annotated[list[str] | None, option("--also", "Another deployment; repeatable.", metavar="NAME=FILE")] = None,
     log_level: LogLevel = "INFO",
 ) -> None:
-    """Show what waits, what is due when, and what went wrong, as a page for the browser.
+    """Show pending, due and failed messages as a page in the browser.
 
     With --also, the first page shows several deployments: this one, by its endpoint.name, and others, each by a name
     and a file of settings. Requests are answered by the address, as localhost, and by names of --host.

@@ -11,7 +11,7 @@ from postdate.core.limits import Limits, add_pause, limit_change, limiting_store
 from postdate.errors import QueueNotFound
 from postdate.operations.destinations import change_destination
 
-app = create_group("destinations", "Pause queues, and limit how much they are sent, and when.")
+app = create_group("destinations", "Pause destination queues, and limit their rate and hours.")
 
 
 @command(app, "list")
@@ -35,13 +35,13 @@ MissingOk = Annotated[bool, option("--missing-ok", "The queue need not exist yet
 
 @command(app, "pause")
 def pause(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
-    """Hold what is due for a queue, until it is resumed."""
+    """Keep due messages for a queue in the store until it is resumed."""
     _change(use, queue, add_pause, missing_ok=missing_ok)
 
 
 @command(app, "resume")
 def resume(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
-    """Let a paused queue have what was held; its other limits stay."""
+    """Deliver to a paused queue again. Its other limits stay."""
     _change(use, queue, remove_pause, missing_ok=missing_ok)
 
 
@@ -49,14 +49,18 @@ def resume(use: Use, queue: Queue, missing_ok: MissingOk = False) -> None:
 def limit(
     use: Use,
     queue: Queue,
-    per_second: Annotated[float | None, option("--per-second", "So many messages a second at most.")] = None,
+    per_second: Annotated[float | None, option("--per-second", "Most messages a second.")] = None,
     windows: Annotated[
         list[str] | None,
-        option("--window", "Only then: 'mon-fri 09:00-17:00 Europe/Paris'; may be repeated.", metavar="WINDOW"),
+        option(
+            "--window",
+            "When messages may be delivered: 'mon-fri 09:00-17:00 Europe/Paris'; may be repeated.",
+            metavar="WINDOW",
+        ),
     ] = None,
     missing_ok: MissingOk = False,
 ) -> None:
-    """Limit what a queue is sent, instead of the limits that it had. Without options: lift them."""
+    """Set the rate and windows of a queue, in place of those it has. A pause stays. Without options: remove them."""
     _change(use, queue, limit_change(per_second, windows or ()), missing_ok=missing_ok)
 
 

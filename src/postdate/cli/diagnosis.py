@@ -17,13 +17,13 @@ from postdate.clock import SystemClock
 from postdate.wiring import load_library_facts
 
 app = typer.Typer(add_completion=False)
-config = create_group("config", "Look at the settings.")
+config = create_group("config", "Show the settings.")
 app.add_typer(config)
 
 
 @command(app, "doctor")
 def doctor(use: Use) -> None:
-    """Check this installation, without changing anything, and say how to mend what is wrong."""
+    """Check this installation without changing anything, and say how to correct what is wrong."""
     diagnosis = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
     use.report(
         {"result": diagnosis.worst, "checks": diagnosis.checks},
@@ -41,7 +41,7 @@ def _print_checks(diagnosis: operations.Diagnosis) -> None:
 
 @command(app, "version")
 def version(use: Use) -> None:
-    """Say which Postdate, Python and SQLite these are."""
+    """Print the versions of Postdate, Python and SQLite."""
     main_library, *more = load_library_facts()
     versions = {
         "postdate": postdate.__version__,

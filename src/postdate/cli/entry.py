@@ -78,19 +78,19 @@ def _register_command(name: str, module: str, meaning: str) -> None:
 _register_command("run", "postdate.cli.service", "Deliver delayed messages until told to stop.")
 _register_command("setup", "postdate.cli.sending", "Create tables and queues.")
 _register_command("send", "postdate.cli.sending", "Send a message, now or when it is due.")
-_register_command("messages", "postdate.cli.messages", "Look at delayed messages, and change them.")
-_register_command("errors", "postdate.cli.error_queue", "Look at failed messages, mend them, send them back.")
-_register_command("queues", "postdate.cli.queues", "Look into queues, take messages off them, empty them.")
+_register_command("messages", "postdate.cli.messages", "List and change delayed messages.")
+_register_command("errors", "postdate.cli.error_queue", "List failed messages, correct them, and return them.")
+_register_command("queues", "postdate.cli.queues", "Show, receive and remove messages of queues.")
 _register_command(
-    "destinations", "postdate.cli.destinations", "Pause queues, and limit how much they are sent, and when."
+    "destinations", "postdate.cli.destinations", "Pause destination queues, and limit their rate and hours."
 )
-_register_command("dashboard", "postdate.cli.dashboard", "Show what waits as a page for the browser.")
-_register_command("move", "postdate.cli.move", "Move what waits into another store.")
+_register_command("dashboard", "postdate.cli.dashboard", "Show messages as a page for the browser.")
+_register_command("move", "postdate.cli.move", "Move pending messages to another store.")
 _register_command("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
 _register_command("bench", "postdate.cli.bench.commands", "Measure this machine's own store and queues.")
-_register_command("config", "postdate.cli.diagnosis", "Look at the settings.")
-_register_command("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to mend it.")
-_register_command("version", "postdate.cli.diagnosis", "Say which Postdate, Python and SQLite these are.")
+_register_command("config", "postdate.cli.diagnosis", "Show the settings.")
+_register_command("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to correct it.")
+_register_command("version", "postdate.cli.diagnosis", "Print the versions of Postdate, Python and SQLite.")
 
 
 @app.command("demo", cls=_ForwardingCommand, hidden=True)

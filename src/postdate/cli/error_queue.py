@@ -31,20 +31,18 @@ from postdate.messages import Headers
 from postdate.operations.plain import format_count
 from postdate.wiring import OpenDeployment
 
-app = create_group("errors", "Look at failed messages, mend them, send them back.")
+app = create_group("errors", "List failed messages, correct them, and return them.")
 
 T = TypeVar("T")
 
 Queue = Annotated[str | None, name_option("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
 FailedQueue = Annotated[
-    str | None, name_option("--failed-queue", "Only those that failed in this queue.", metavar="QUEUE")
+    str | None, name_option("--failed-queue", "Only messages that failed in this queue.", metavar="QUEUE")
 ]
 Exception_ = Annotated[
-    str | None, name_option("--exception", "Only those with this type of exception.", metavar="TYPE")
+    str | None, name_option("--exception", "Only messages with this type of exception.", metavar="TYPE")
 ]
-FailedText = Annotated[
-    str | None, option("--text", "Only those with this text in their reason or body.", metavar="TEXT")
-]
+FailedText = Annotated[str | None, option("--text", "Only messages with this text in reason or body.", metavar="TEXT")]
 
 
 _UNREADABLE = (
@@ -81,7 +79,7 @@ def list_(
     set_aside: Annotated[bool, option("--set-aside", "Gone.", hidden=True)] = False,
     limit: Limit = 50,
 ) -> None:
-    """List failed messages, and what cannot be read; oldest first."""
+    """List failed and unreadable messages, oldest first."""
     if set_aside:
         raise usage_error(f"--set-aside is gone: {_UNREADABLE}")
     error_filter = operations.ErrorFilter(failed_queue, exception, text)
@@ -93,7 +91,7 @@ def list_(
 
 @command(app, "groups")
 def groups(use: Use, queue: Queue = None) -> None:
-    """Count failed messages by exception, and queue where they failed."""
+    """Count failed messages by exception and failed queue."""
     errors = _call_with_error_queue(
         use, queue, lambda deployment, source, _: operations.group_errors(deployment, source)
     )
@@ -172,16 +170,14 @@ def return_(
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    to: Annotated[
-        str | None, name_option("--to", "Put them there instead of where they failed.", metavar="QUEUE")
-    ] = None,
+    to: Annotated[str | None, name_option("--to", "Return them to this queue instead.", metavar="QUEUE")] = None,
     without_expiry: Annotated[
-        bool, option("--without-expiry", "Take off when their use ends: what is past it is handled, too.")
+        bool, option("--without-expiry", "Remove the expiry, so that expired messages are handled, too.")
     ] = False,
     set_aside: SetAside = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Put failed messages back where they failed, to be tried again. Mend the cause first."""
+    """Return failed messages to the queues where they failed. Remove the cause first."""
     treatment = operations.Treatment(to, without_expiry, dry_run=dry_run)
     _treat_messages(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), treatment)
 
@@ -197,7 +193,7 @@ def discard(
     text: FailedText = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Throw failed messages away, for good."""
+    """Discard failed messages permanently."""
     treatment = operations.Treatment(discard=True, dry_run=dry_run)
     _treat_messages(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), treatment)
 
@@ -248,11 +244,11 @@ def edit(
     use: Use,
     message_id: MessageId,
     queue: Queue = None,
-    body: Annotated[str | None, option("--body", "Its body from now on.", metavar="TEXT|@FILE")] = None,
+    body: Annotated[str | None, option("--body", "The new body.", metavar="TEXT|@FILE")] = None,
     header: Annotated[
-        list[str] | None, option("--header", "A header that it gets; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, option("--header", "A header to set; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    to: Annotated[str | None, name_option("--to", "Send it there instead of where it failed.", metavar="QUEUE")] = None,
+    to: Annotated[str | None, name_option("--to", "Send it to this queue instead.", metavar="QUEUE")] = None,
 ) -> None:
     """Send a failed message changed, under a new id. The failed one stays in the error queue."""
     if body is None and not header:
@@ -279,7 +275,7 @@ def _read_content(option: str, text: str) -> bytes:
 
 @command(app, "delete", hidden=True)
 def delete(use: Use, names: Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[NAME…]")] = None) -> None:
-    """Name the command that does what this one did once."""
+    """Say which command replaces this one."""
     raise usage_error(f"`errors delete` is gone: {_UNREADABLE}")
 
 

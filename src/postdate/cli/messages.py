@@ -46,7 +46,7 @@ from postdate.messages import DelayedMessage, Origin
 from postdate.operations.plain import Event, format_count, format_time
 from postdate.wiring import OpenDeployment
 
-app = create_group("messages", "Look at delayed messages, and change them.")
+app = create_group("messages", "List and change delayed messages.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,22 @@ class MessageSelection:
     """Which of the messages that wait: options of commands for many of them."""
 
     queue: Annotated[str | None, name_option("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
-    due_from: Annotated[datetime | None, instant_option("--due-from", "Only those due then or later.")] = None
-    due_to: Annotated[datetime | None, instant_option("--due-to", "Only those due before that.")] = None
+    due_from: Annotated[datetime | None, instant_option("--due-from", "Only messages due at this time or later.")] = (
+        None
+    )
+    due_to: Annotated[datetime | None, instant_option("--due-to", "Only messages due before this time.")] = None
     header: Annotated[
-        list[str] | None, option("--header", "Only those with this header; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, option("--header", "Only messages with this header; may be repeated.", metavar="NAME=VALUE")
     ] = None
-    text: Annotated[str | None, option("--text", "Only those with this text in their bodies.", metavar="TEXT")] = None
-    failing: Annotated[bool, option("--failing", "Only those that could not be delivered so far.")] = False
+    text: Annotated[str | None, option("--text", "Only messages with this text in the body.", metavar="TEXT")] = None
+    failing: Annotated[bool, option("--failing", "Only messages whose delivery has failed so far.")] = False
     zone: Annotated[
-        str | None, name_option("--zone", "Only those due by the clocks of this zone, as Europe/Paris.", metavar="ZONE")
+        str | None,
+        name_option("--zone", "Only messages due at a wall time in this zone, as Europe/Paris.", metavar="ZONE"),
     ] = None
     origin: Annotated[
         list[Origin] | None,
-        option("--origin", "Those that wait for this reason, in place of what was scheduled; may be repeated."),
+        option("--origin", "Messages of this origin instead of those that were scheduled; may be repeated."),
     ] = None
 
     def pending_filter(self) -> Pending:
@@ -81,13 +84,13 @@ def list_(
     which: MessageSelection,
     limit: Limit = 50,
     after: Annotated[
-        str | None, option("--after", "Go on behind the cursor that the list before ended with.", metavar="CURSOR")
+        str | None, option("--after", "Continue after the cursor that the previous list ended with.", metavar="CURSOR")
     ] = None,
     unreadable: Annotated[
-        bool, option("--unreadable", "List what cannot be read instead, of the store and the queues.")
+        bool, option("--unreadable", "List unreadable rows of the store and the queues instead.")
     ] = False,
 ) -> None:
-    """List messages that wait, the next due first."""
+    """List pending messages by due time."""
     pending_filter = which.pending_filter()
     if unreadable:
         if pending_filter.has_condition or which.origin or after is not None:
@@ -144,10 +147,10 @@ def show(
         str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --unreadable.")
     ] = None,
     unreadable: Annotated[
-        str | None, name_option("--unreadable", "Show a row that cannot be read, as s12 or q3.", metavar="NAME")
+        str | None, name_option("--unreadable", "Show an unreadable row, as s12 or q3.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Show a message: where it is, what it says, what became of it.
+    """Show a message: its location, content and history.
 
     What cannot be read is shown in hex.
     """
@@ -210,7 +213,7 @@ def _print_location(location: operations.MessageLocation) -> None:
 
 @command(app, "explain")
 def explain(use: Use, message_id: MessageId) -> None:
-    """Say why a message has not arrived, and what to do about it."""
+    """Explain why a message has not arrived, and what to do."""
     explanation = use.call_with_deployment(lambda deployment, now: operations.explain(deployment, message_id, now))
     use.report(
         explanation,
@@ -233,7 +236,7 @@ def _print_explanation(explanation: operations.Explanation) -> None:
 
 @command(app, "cancel")
 def cancel(use: Use, message_ids: SomeIds = None, *, which: MessageSelection, dry_run: DryRun = False) -> None:
-    """Remove messages that wait, for good.
+    """Cancel pending messages permanently.
 
     Those named, or all that the options say. Those that do not wait any more are left alone.
     """
@@ -256,7 +259,7 @@ def discard(
     use: Use,
     names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="Unreadable rows, as s12 or q3.")],
 ) -> None:
-    """Delete rows that cannot be read, for good.
+    """Delete unreadable rows permanently.
 
     For failed messages there is `errors discard`, for waiting ones `cancel`.
     """
@@ -286,12 +289,14 @@ def reschedule(
             metavar="ZONE",
         ),
     ] = None,
-    later_by: Annotated[timedelta | None, duration_option("--later-by", "Due so much later than each is now.")] = None,
+    later_by: Annotated[
+        timedelta | None, duration_option("--later-by", "How much later each message becomes due.")
+    ] = None,
     *,
     which: MessageSelection,
     dry_run: DryRun = False,
 ) -> None:
-    """Give messages that wait another due time. Those named, or all that the options say."""
+    """Change the due time of pending messages. They are named, or all that match the options."""
     pending_filter = which.pending_filter()
     has_ids = _has_ids(message_ids, pending_filter, dry_run=dry_run)
     if (delay, at, later_by).count(None) != 2 or (has_ids and later_by is not None):
@@ -364,7 +369,7 @@ def _report_changes(use: Use, changes: list[operations.Change], participle: str)
 
 @command(app, "stats")
 def stats(use: Use) -> None:
-    """Count what waits, what happened, and what is in the queues."""
+    """Count pending messages, outcomes, and messages in the queues."""
     statistics = use.call_with_deployment(operations.statistics)
     use.report(statistics, lambda: _print_statistics(statistics))
 

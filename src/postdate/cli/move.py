@@ -21,20 +21,20 @@ app = typer.Typer(name="move", add_completion=False)
 def move(
     use: Use,
     source: Annotated[
-        str, option("--from", "Where messages wait now; env:NAME and file:PATH name it.", metavar="ADDRESS")
+        str, option("--from", "Address of the old store; env:NAME and file:PATH are allowed.", metavar="ADDRESS")
     ],
     target: Annotated[
-        str | None, option("--to", "Where they are to wait; default: the store of the settings.", metavar="ADDRESS")
+        str | None, option("--to", "Address of the new store; default: the store of the settings.", metavar="ADDRESS")
     ] = None,
     from_schema: Annotated[str | None, option("--from-schema", "Schema of the old store, if not the default.")] = None,
     from_table: Annotated[str | None, option("--from-table", "Table of the old store, if not the endpoint's.")] = None,
     services_stopped: Annotated[
         bool,
-        option("--services-stopped", "You know that no service delivers from the old store: move, whatever is seen."),
+        option("--services-stopped", "Confirm that no service delivers from the old store, and skip that check."),
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Move waiting messages from one store into another, whose services may run.
+    """Move pending messages to another store. Services of the target may run.
 
     Stop the services of the old store first. After an interruption run it again before you start them. Exit code 1 if
     something stays in the old store.

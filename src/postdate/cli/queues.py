@@ -10,7 +10,7 @@ from postdate.operations import queues
 from postdate.operations.plain import format_count
 from postdate.operations.queues import MessageContent, QueueContents
 
-app = create_group("queues", "Look into queues, take messages off them, empty them.")
+app = create_group("queues", "Show, receive and remove messages of queues.")
 
 
 @command(app, "peek")
@@ -43,7 +43,7 @@ def _print_message(message: MessageContent) -> None:
 
 @command(app, "receive")
 def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
-    """Take messages off a queue, for good, and print them. With --json an object a line."""
+    """Remove messages from a queue permanently, and print them. With --json, one object a line."""
 
     def print_out(message: MessageContent) -> None:
         use.report(message, lambda: _print_message(message))
@@ -56,7 +56,7 @@ def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
 
 @command(app, "purge")
 def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
-    """Throw away all messages of a queue that nobody holds now."""
+    """Discard all messages of a queue. Messages that a receiver has at the moment stay."""
     result = use.call_with_deployment(
         lambda deployment, now: queues.purge(deployment, queue, now, create_progress_printer(), dry_run=dry_run)
     )

@@ -42,7 +42,7 @@ def setup(
     ] = False,
     print_sql: Annotated[bool, option("--print-sql", "Print the SQL of the tables; change nothing.")] = False,
 ) -> None:
-    """Create the tables, the endpoint's queues and the queues of the settings; what is there already is left alone.
+    """Create the tables, the endpoint's queues and the queues of the settings. Existing ones stay unchanged.
 
     The tables of a timeout manager, of sagas and of the outbox are among them if the settings say where they are.
     """
@@ -87,7 +87,7 @@ def send(
             metavar="ZONE",
         ),
     ] = None,
-    expires_at: Annotated[datetime | None, instant_option("--expires-at", "Not to be delivered after that.")] = None,
+    expires_at: Annotated[datetime | None, instant_option("--expires-at", "When the message expires.")] = None,
     time_to_be_received: Annotated[
         timedelta | None,
         duration_option("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),

@@ -80,7 +80,7 @@ def restore(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Put the records of an archive back into the store. Those that are there stay as they are."""
+    """Restore the records of an archive to the store. Existing records stay unchanged."""
     store = store_of(use)
 
     def job(spark: SparkSession) -> RestoreResult:

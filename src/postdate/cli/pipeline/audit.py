@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @command(app, "audit")
 def audit(
     use: Use,
-    html: Annotated[Path | None, option("--html", "Write a report to look at.", metavar="FILE")] = None,
-    late_after: Annotated[timedelta, duration_option("--late-after", "Later than that is late.")] = timedelta(
-        seconds=1
-    ),
+    html: Annotated[Path | None, option("--html", "Write a report for the browser.", metavar="FILE")] = None,
+    late_after: Annotated[
+        timedelta, duration_option("--late-after", "From which lateness on a message counts as late.")
+    ] = timedelta(seconds=1),
     records: Annotated[
         list[str] | None,
         option("--records", "Archive, or ledger of a sweep, to read as well; repeatable.", metavar="DIR"),

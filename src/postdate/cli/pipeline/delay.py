@@ -25,26 +25,28 @@ def delay(
     source_format: Annotated[str, option("--format", "Of the source: json, csv or parquet.")] = "json",
     encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
     target_format: Annotated[str, option("--to-format", "Of the target: json or parquet.")] = "json",
-    id_column: Annotated[str | None, option("--id", "What --cancels refers to; of both.", metavar="COLUMN")] = None,
+    id_column: Annotated[
+        str | None, option("--id", "Column with the id, in the rows and in --cancels.", metavar="COLUMN")
+    ] = None,
     cancels: Annotated[
         str | None, option("--cancels", "Folder of JSON files with ids to be cancelled.", metavar="DIR")
     ] = None,
     null_due: Annotated[str, option("--null-due", "Rows without a due time: fail, now or drop.")] = "fail",
-    resolution: Annotated[timedelta, duration_option("--resolution", "Rows go at multiples of it.")] = timedelta(
-        milliseconds=250
-    ),
-    slots: Annotated[int | None, option("--slots", "Over how many keys rows are spread.", min=1)] = None,
-    keep_cancels: Annotated[timedelta, duration_option("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
-        hours=1
-    ),
-    trigger: Annotated[timedelta, duration_option("--trigger", "How often a micro-batch begins.")] = timedelta(
+    resolution: Annotated[
+        timedelta, duration_option("--resolution", "Rows are passed on at multiples of it.")
+    ] = timedelta(milliseconds=250),
+    slots: Annotated[int | None, option("--slots", "Number of keys that rows are spread over.", min=1)] = None,
+    keep_cancels: Annotated[
+        timedelta, duration_option("--keep-cancels", "How long later rows of a cancelled id are dropped.")
+    ] = timedelta(hours=1),
+    trigger: Annotated[timedelta, duration_option("--trigger", "How often a micro-batch starts.")] = timedelta(
         milliseconds=500
     ),
     log_level: LogLevel = "INFO",
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Hand on the rows of a folder's files when they are due.
+    """Pass on the rows of files in a folder when they are due.
 
     Until SIGTERM or Ctrl-C; needs no store. Never early, each row once. The same folders and options go on where it
     was stopped or killed.

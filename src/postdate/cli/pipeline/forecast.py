@@ -28,7 +28,7 @@ def forecast(
         float, option("--herd-factor", "How many times the usual load makes a herd.", metavar="N")
     ] = 10.0,
     herd_least: Annotated[int, option("--herd-least", "Messages in a second that make a herd.", metavar="N")] = 1_000,
-    html: Annotated[Path | None, option("--html", "Write a page to look at.", metavar="FILE")] = None,
+    html: Annotated[Path | None, option("--html", "Write a page for the browser.", metavar="FILE")] = None,
     load: Annotated[
         Path | None, option("--load", "Write the table of the load to a new folder.", metavar="DIR")
     ] = None,
@@ -37,7 +37,7 @@ def forecast(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Say what falls due when and where, and which rate it needs.
+    """Forecast when messages fall due, and which rate they need.
 
     Changes nothing; services may go on.
     """

@@ -34,9 +34,9 @@ Endpoints = Annotated[
 ]
 Cutoff = Annotated[
     datetime | None,
-    instant_option("--cutoff", "Leave what is due earlier; ISO 8601 with offset. Default: everything moves."),
+    instant_option("--cutoff", "Leave messages due earlier; ISO 8601 with offset. Default: all move."),
 ]
-Margin = Annotated[timedelta | None, duration_option("--margin", "Leave what is due sooner than that; default: 60s.")]
+Margin = Annotated[timedelta | None, duration_option("--margin", "Leave messages due sooner than this; default: 60s.")]
 
 
 def _refuse_store(text: str | None) -> None:
@@ -98,7 +98,7 @@ class MoveOptions:
 def preview(
     use: Use, origin: OriginOptions, whose: EndpointSelection, cutoff: Cutoff = None, margin: Margin = None
 ) -> None:
-    """Say what would move and what is in the way; change nothing.
+    """Show what would move and what prevents it; change nothing.
 
     Exit code 1 if something is in the way.
     """
@@ -122,7 +122,7 @@ def run(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Move messages, and compare what there is with what there was.
+    """Move messages, and verify the result.
 
     Begun with the same options before, it goes on. What fires them there may run meanwhile, and so may services on
     the store. Exit code 1 if anything is not as it was.
@@ -140,7 +140,7 @@ def resume(
     *,
     cluster: SparkOptions,
 ) -> None:
-    """Go on with the runs that have not ended, each as it was begun.
+    """Continue unfinished runs with their former parameters.
 
     Or with those of the endpoints named. Exit code 1 if anything is not as it was.
     """
@@ -158,7 +158,7 @@ def _move(use: Use, job: MigrateJob, cluster: SparkOptions, log_level: str, *, i
 
 @command(migrations, "abort")
 def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
-    """Give back what the store does not have yet to where it came from.
+    """Return messages that the store does not have yet to their source.
 
     What it has stays there. Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store
     has is not as it was.
@@ -173,7 +173,7 @@ def abort(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
 
 @command(migrations, "status")
 def status(use: Use, origin: OriginOptions, endpoints: Endpoints = None) -> None:
-    """Say how far each run is; change nothing."""
+    """Show the progress of each run; change nothing."""
     spec = origin.spec()
 
     from postdate.pipeline import migrate

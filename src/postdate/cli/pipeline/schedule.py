@@ -47,7 +47,7 @@ def schedule(
         Literal["forward", "reject"], option("--nonexistent", "A clock time that does not occur, in spring.")
     ] = "reject",
     rejected: Annotated[
-        Path | None, option("--rejected", "New folder for rows that are no message.", metavar="DIR")
+        Path | None, option("--rejected", "New folder for rows that cannot be stored.", metavar="DIR")
     ] = None,
     report: Annotated[
         Path | None, option("--report", "New folder for the counts, as a Parquet table.", metavar="DIR")
@@ -55,7 +55,11 @@ def schedule(
     encoding: Annotated[str, option("--encoding", "Of CSV and JSON, as in cp1252.", metavar="NAME")] = "UTF-8",
     unused: Annotated[
         list[str] | None,
-        option("--unused", "A column that looks like one of a message and is none; repeatable.", metavar="COLUMN"),
+        option(
+            "--unused",
+            "A column to ignore although its name is similar to that of a message; repeatable.",
+            metavar="COLUMN",
+        ),
     ] = None,
     *,
     cluster: SparkOptions,

@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 @command(app, "sweep")
 def sweep(
     use: Use,
-    continuous: Annotated[bool, option("--continuous", "Go on until SIGTERM or Ctrl-C; needs --checkpoint.")] = False,
+    continuous: Annotated[
+        bool, option("--continuous", "Continue until SIGTERM or Ctrl-C; needs --checkpoint.")
+    ] = False,
     checkpoint: Annotated[
-        str | None, option("--checkpoint", "Folder of the query, to go on with it later.", metavar="DIR")
+        str | None, option("--checkpoint", "Folder of the query, to continue it later.", metavar="DIR")
     ] = None,
     ledger: Annotated[
-        str | None, option("--ledger", "Add what was done to Parquet files there.", metavar="DIR")
+        str | None, option("--ledger", "Folder of Parquet files to which outcomes are added.", metavar="DIR")
     ] = None,
     slots: Annotated[
         int | None, option("--slots", "Dispatchers at once; default: as many as Spark has cores.", min=1)
     ] = None,
     residency: Annotated[
-        timedelta | None, duration_option("--residency", "With --continuous: a task lasts; default: 30s.")
+        timedelta | None, duration_option("--residency", "With --continuous: how long a task lasts; default: 30s.")
     ] = None,
     discard_lapsed: Annotated[bool, typer.Option("--discard-lapsed", hidden=True)] = False,
     allowance: Annotated[str | None, typer.Option("--allowance", hidden=True)] = None,
