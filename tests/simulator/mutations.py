@@ -176,7 +176,7 @@ def memory_of_what_was_sent() -> Generator[Breaks]:
         finally:
             unwritten = [claim for claim in claims if claim.message.message_id in self.unwritten_outcomes]
             for claim in unwritten:
-                self._attempts.forget_unwritten(claim.message.message_id)
+                self._attempts.forget_unwritten_outcome(claim.message.message_id)
             if unwritten:
                 await self.release_claims([attempts.Release(claim, None) for claim in unwritten])
 

@@ -73,7 +73,7 @@ def test_an_outcome_whose_claim_is_held_is_never_dropped() -> None:
     assert len(attempts.outcomes_with_claim) == 300
     assert len(attempts) <= 310
     for number in range(300):
-        attempts.forget_unwritten(f"claimed-{number}")
+        attempts.forget_unwritten_outcome(f"claimed-{number}")
     assert not attempts.outcomes_with_claim
 
 
@@ -122,5 +122,5 @@ def test_what_is_known_of_one_kind_stays_when_another_kind_is_forgotten() -> Non
     attempts.report_success("m-1")
     assert attempts.unwritten_of("m-1") is not None
     assert attempts.pop_doom(message(), 0.0) is NACK
-    attempts.forget_unwritten("m-1")
+    attempts.forget_unwritten_outcome("m-1")
     assert not attempts

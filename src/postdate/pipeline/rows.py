@@ -221,11 +221,11 @@ def messages_of(batch: pa.RecordBatch) -> list[DelayedMessage]:
 
 
 def split_columns(
-    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_store_messages: bool = False
+    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_internal_messages: bool = False
 ) -> tuple[pa.RecordBatch, list[BadRow]]:
     """Return the messages of a batch as columns, and the rows that are not messages, as :func:`split_rows` finds them.
 
-    Headers are text. ``allows_store_messages``: the rows come from a store, which also has its own messages among them.
+    Headers are text. ``allows_internal_messages``: the rows come from a store, which also has messages of its own.
     """
     columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
     not_utf8 = pa.array([bool(names) for names in find_invalid_texts(batch)], pa.bool_())
@@ -235,7 +235,7 @@ def split_columns(
         return columns, []
     positions = cast("list[int]", pc.indices_nonzero(doubtful).to_pylist())
     messages, bad_rows = split_rows(
-        batch.filter(doubtful), largest_message_bytes, allows_store_messages=allows_store_messages
+        batch.filter(doubtful), largest_message_bytes, allows_internal_messages=allows_internal_messages
     )
     good_columns = concat_batches([columns.filter(pc.invert(doubtful)), to_columns(messages)])
     return good_columns, [BadRow(positions[row.position], row.code, row.detail) for row in bad_rows]
@@ -259,7 +259,7 @@ def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
 
 
 def split_rows(
-    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_store_messages: bool = False
+    batch: pa.RecordBatch, largest_message_bytes: int, *, allows_internal_messages: bool = False
 ) -> tuple[list[DelayedMessage], list[BadRow]]:
     """Return the messages of a batch, and the rows that are not messages. Each row is checked alone."""
     messages, bad_rows = list[DelayedMessage](), list[BadRow]()
@@ -269,7 +269,7 @@ def split_rows(
             bad_rows.append(BadRow(position, NOT_UTF8, f"{' and '.join(names)}: the text is no UTF-8"))
             continue
         try:
-            message = _message(row, allows_store_messages=allows_store_messages)
+            message = _message(row, allows_internal_messages=allows_internal_messages)
         except PostdateError as error:
             bad_rows.append(BadRow(position, error.code, str(error)))
             continue
@@ -426,9 +426,9 @@ def _values(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
     return (pc.cast(pc.cast(column, INSTANT), pa.int64()) if name in TIME_COLUMNS else column).to_pylist()
 
 
-def _message(row: _Row, *, allows_store_messages: bool) -> DelayedMessage:
+def _message(row: _Row, *, allows_internal_messages: bool) -> DelayedMessage:
     message_id, destination, due, expires_at, headers, body = row
-    if not (allows_store_messages and destination in OF_THE_STORE):
+    if not (allows_internal_messages and destination in OF_THE_STORE):
         check_id(message_id)
         check_destination(destination)
     return DelayedMessage(

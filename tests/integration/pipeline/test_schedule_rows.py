@@ -134,5 +134,5 @@ def test_destinations_of_the_stores_own_messages_are_refused(destination: str) -
     good, bad = split_columns(batch, LIMIT)
     assert (good.column("message_id").to_pylist(), [row.position for row in bad]) == (["b"], [0, 1])
     assert f"destination {destination!r} is a name for the store's own messages" in bad[1].detail
-    good, bad = split_columns(batch, LIMIT, allows_store_messages=True)
+    good, bad = split_columns(batch, LIMIT, allows_internal_messages=True)
     assert (good.column("message_id").to_pylist(), bad) == (["b", *ids[:2]], [])

@@ -183,7 +183,7 @@ class Finisher:
         is_another = may_have_returned or unwritten.fingerprint != fingerprint(claim.message)
         is_due_again = unwritten.outcome is None and (attempt_at is None or attempt_at <= self._clock.now())
         if is_another or is_due_again:
-            self._attempts.forget_unwritten(message_id)
+            self._attempts.forget_unwritten_outcome(message_id)
             return False
         if unwritten.release is not None:
             unwritten.release.claim = claim
@@ -230,7 +230,7 @@ class Finisher:
         """
         self._forget_old_claims()
         for claim in claims:
-            if self._resolve_release(claim, Outcome.DELIVERED):
+            if self._replace_pending_release(claim, Outcome.DELIVERED):
                 continue
             unwritten = _unwritten(claim, Outcome.DELIVERED)
             if are_claimed:
@@ -238,7 +238,7 @@ class Finisher:
             else:
                 self._remember_lost_claim(unwritten)
 
-    def _resolve_release(self, claim: Claim, outcome: Outcome, detail: str = "") -> bool:
+    def _replace_pending_release(self, claim: Claim, outcome: Outcome, detail: str = "") -> bool:
         """Return whether an unwritten outcome of a message is remembered under a claim of this process.
 
         An unwritten release becomes this outcome. The case: the claim was lost while the message was being sent, this
@@ -264,7 +264,7 @@ class Finisher:
             finished = await self._finish_in_store(claims, outcome, at, detail)
         except PostdateError as error:
             self._report_failure(error)
-            new = [claim for claim in claims if not self._resolve_release(claim, outcome, detail)]
+            new = [claim for claim in claims if not self._replace_pending_release(claim, outcome, detail)]
             self._write_later([_unwritten(claim, outcome, detail) for claim in new], error)
             return
         finally:
@@ -424,7 +424,7 @@ class Finisher:
         await self.release_claims(releases_again)
         for message_id, unwritten in remembered_outcomes.items():
             if self.unwritten_outcomes.get(message_id) is unwritten:
-                self._attempts.forget_unwritten(message_id)
+                self._attempts.forget_unwritten_outcome(message_id)
 
     async def _finish_again(self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
         """Remove messages in one call. If that fails, remove some one by one, as a single message may be the cause."""
@@ -460,6 +460,7 @@ class Finisher:
     async def _finish_once(
         self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str
     ) -> PostdateError | None:
+        """Remove messages whose outcome is not written yet, in one call. Return the error if the store fails."""
         claims = [unwritten.claim for unwritten in outcomes if unwritten.claim is not None]
         at = self._clock.now()
         try:
@@ -473,7 +474,7 @@ class Finisher:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
                 # A message may be returned from the error queue, with the same id and content. If it were mistaken for
                 # the message to remove, it would be lost. A second error copy is only a duplicate.
-                self._attempts.forget_unwritten(unwritten.message_id)
+                self._attempts.forget_unwritten_outcome(unwritten.message_id)
             else:  # some claims were lost: their messages are removed already, or will be claimed again
                 self._remember_lost_claim(unwritten)
         return None

@@ -262,7 +262,7 @@ class Attempts:
             self._claimed_outcomes[message_id] = unwritten
         self.get_or_create(message_id).unwritten = unwritten
 
-    def forget_unwritten(self, message_id: str) -> None:
+    def forget_unwritten_outcome(self, message_id: str) -> None:
         """Forget the outcome of a message, as it is written or does not matter any more."""
         self._claimed_outcomes.pop(message_id, None)
         attempt = self._entries.get(message_id)
@@ -280,7 +280,7 @@ class Attempts:
                 break
             expired.append(message_id)
         for message_id in expired:
-            self.forget_unwritten(message_id)
+            self.forget_unwritten_outcome(message_id)
 
 
 def fingerprint(message: DelayedMessage) -> int:

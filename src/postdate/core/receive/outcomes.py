@@ -238,7 +238,10 @@ class StoreWaits:
         self._resume_event.set()
 
     def resume(self) -> None:
-        """End the pauses of waiting messages. Call this when the store answers again."""
+        """End the pauses of messages that wait together for the store, as it answers again.
+
+        Messages that wait alone go on waiting.
+        """
         # A call that hung during the outage fails a little later, and must not cause a long pause then.
         self._calls.report_recovery()
         self._resume_event.set()

@@ -81,7 +81,7 @@ def move_batch(source: MigrationSource, target: TargetStore, run: MigrationRun, 
             f"batch {number} of run {run.run_id} has {stored_messages.num_rows:,} messages in the source, and not "
             f"{task.count:,}"
         )
-    messages, bad_rows = split_columns(stored_messages, target.largest_message_bytes, allows_store_messages=True)
+    messages, bad_rows = split_columns(stored_messages, target.largest_message_bytes, allows_internal_messages=True)
     if bad_rows:
         first = stored_messages.column("message_id")[bad_rows[0].position].as_py()
         more = f", and {len(bad_rows) - 1} more like it" if len(bad_rows) > 1 else ""
