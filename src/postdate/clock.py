@@ -195,7 +195,8 @@ def check_clock(clock: Clock) -> Clock:
     if missing:
         raise ConfigurationError(
             f"{type(clock).__name__} is not a clock: it has no {' and no '.join(missing)}; subclass SystemClock, or "
-            f"write what is missing (durations are measured by monotonic and wait_for, which no set clock moves)"
+            f"define the missing methods (monotonic and wait_for measure durations; setting the clock must not "
+            f"change them)"
         )
     return clock
 

@@ -150,7 +150,7 @@ class DuplicateMessage(StoreError):
         subject = f"message {message_ids[0]!r} was"
         if len(message_ids) > 1:
             subject = f"messages {', '.join(map(repr, message_ids))} were"
-        return cls(f"{subject} stored before: an id is used once, whatever became of the first one")
+        return cls(f"{subject} stored before: an id is used once, even if the first message has ended")
 
 
 class SagaConflict(StoreError):
@@ -267,7 +267,7 @@ class ClaimLost(TransportError):
         """Return the error for messages of a store or a queue; this process has lost the claim on one of them."""
         subject = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
         queue_text, reason_text = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
-        return cls(f"{subject}{queue_text} is no longer held here{reason_text}")
+        return cls(f"{subject}{queue_text} is not claimed by this process any more{reason_text}")
 
 
 class TimeoutConcurrentlyProcessed(PostdateError):

@@ -95,4 +95,4 @@ def test_what_such_queues_do_not_show_is_said(cli, site: Site) -> None:
     cli.ok("setup")
     ran = cli("errors", "list", "--queue", site.poison)
     assert "[not_supported]" in ran.err
-    assert "cannot be looked into without taking messages out" in ran.err
+    assert "cannot be browsed without removing messages" in ran.err

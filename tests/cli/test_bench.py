@@ -14,7 +14,7 @@ from redis import Redis
 from tests.cli.conftest import Ran
 from tests.cli.test_benchmarks import names_in
 
-from postdate.cli.bench import commands, messages, places
+from postdate.cli.bench import messages, places
 from postdate.cli.bench.messages import id_of, lateness_of, message_of, percentiles
 
 RUN = "0123456789ab"
@@ -115,12 +115,12 @@ def test_a_person_reads_a_name_and_a_figure_a_line(cli):
     ids=["each once", "one lost", "two doubled", "one of nobody"],
 )
 def test_a_promise_that_is_not_kept_is_counted(cli, monkeypatch, arrivals, figures):
-    received_ids = commands.receive_ids
+    received_ids = messages.receive_ids
 
     async def received(*arguments):
         return arrivals(await received_ids(*arguments))
 
-    monkeypatch.setattr(commands, "receive_ids", received)
+    monkeypatch.setattr(messages, "receive_ids", received)
     ran = cli("bench", "drain", "--n", "20", "--json")
     assert (ran.json["lost"], ran.json["duplicated"], ran.json["early"]) == figures
     assert ran.status == (1 if any(figures) else 0)

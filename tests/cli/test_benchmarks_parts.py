@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from benchmarks import deployment as benchmarks_deployment
 from benchmarks import system
 from benchmarks.bench import Arrivals, Services
 from benchmarks.churn import rates
-from benchmarks.deployment import Deployment, Opening, from_json, load, number_of, parts, to_json
 from benchmarks.limits import due_times, moving_floor
 from benchmarks.result import BenchmarkResult
 from benchmarks.shared_count import SharedCount
@@ -28,7 +28,9 @@ NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 
 
 def deployment():
-    return Deployment(RUN, Opening("memory:"), Opening("memory:"))
+    return benchmarks_deployment.Deployment(
+        RUN, benchmarks_deployment.Opening("memory:"), benchmarks_deployment.Opening("memory:")
+    )
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -36,40 +38,40 @@ def deployment():
 
 @pytest.mark.parametrize("number", [0, 1, 0xFFFF, 0x1_0000, 5_000_000, (1 << 48) - 1])
 def test_an_id_says_its_number(number):
-    assert number_of(id_of(number, RUN)) == number
+    assert benchmarks_deployment.number_of(id_of(number, RUN)) == number
     assert len(id_of(number, RUN)) == 36
 
 
 def test_messages_made_in_bulk_are_the_same_as_messages_made_one_by_one():
-    wanted = load(deployment(), range(7, 30), NOON, timedelta(milliseconds=3), batch=10)
+    wanted = benchmarks_deployment.load(deployment(), range(7, 30), NOON, timedelta(milliseconds=3), batch=10)
     made = list(itertools.chain.from_iterable(wanted.batches()))
     assert made == [wanted.message(number) for number in range(7, 30)]
     assert [len(batch) for batch in wanted.batches()] == [10, 10, 3]
 
 
 def test_parts_of_a_load_make_up_the_load():
-    whole = load(deployment(), range(3, 104), NOON, timedelta(microseconds=333))
-    made = [each for part in parts(whole, 2) for batch in part.batches() for each in batch]
+    whole = benchmarks_deployment.load(deployment(), range(3, 104), NOON, timedelta(microseconds=333))
+    made = [each for part in benchmarks_deployment.parts(whole, 2) for batch in part.batches() for each in batch]
     assert made == [whole.message(number) for number in range(3, 104)]
 
 
 def test_due_times_are_those_of_the_messages():
-    wanted = load(deployment(), range(2, 50), NOON, timedelta(seconds=1) / 7)
+    wanted = benchmarks_deployment.load(deployment(), range(2, 50), NOON, timedelta(seconds=1) / 7)
     assert wanted.dues() == [wanted.due(number).timestamp() for number in range(2, 50)]
 
 
 def test_a_load_and_a_deployment_survive_being_written_down():
-    wanted = load(deployment(), range(3), NOON, timedelta(seconds=1))
-    assert from_json(to_json(wanted)) == wanted
-    assert Deployment.from_json(deployment().to_json()) == deployment()
+    wanted = benchmarks_deployment.load(deployment(), range(3), NOON, timedelta(seconds=1))
+    assert benchmarks_deployment.from_json(benchmarks_deployment.to_json(wanted)) == wanted
+    assert benchmarks_deployment.Deployment.from_json(deployment().to_json()) == deployment()
 
 
 def test_a_process_names_itself_where_the_server_shows_it():
-    plain = Opening("postgresql://host/db", name_parameter="application_name")
+    plain = benchmarks_deployment.Opening("postgresql://host/db", name_parameter="application_name")
     assert plain.seen_as("postdate bench moving").address.endswith("/db?application_name=postdate%20bench%20moving")
-    more = Opening("postgresql://host/db?a=b", name_parameter="application_name")
+    more = benchmarks_deployment.Opening("postgresql://host/db?a=b", name_parameter="application_name")
     assert more.seen_as("x").address == "postgresql://host/db?a=b&application_name=x"
-    assert Opening("sqlite:///x").seen_as("x") == Opening("sqlite:///x")
+    assert benchmarks_deployment.Opening("sqlite:///x").seen_as("x") == benchmarks_deployment.Opening("sqlite:///x")
 
 
 # --- what arrived ------------------------------------------------------------------------------------------------

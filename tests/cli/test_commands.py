@@ -128,7 +128,7 @@ def test_a_list_can_be_narrowed_and_says_when_there_is_more(cli, store):
     assert ids("--queue", "nowhere") == []
     assert cli.ok("messages", "list", "--limit", "2", "--json").json["more"] is True
     cursor = cli.ok("messages", "list", "--limit", "2", "--json").json["cursor"]
-    assert f"go on with --after '{cursor}'" in cli.ok("messages", "list", "--limit", "2").out
+    assert f"continue with --after '{cursor}'" in cli.ok("messages", "list", "--limit", "2").out
     assert [*ids("--limit", "2"), *ids("--after", cursor)] == ids()
     assert cli.ok("messages", "list", "--limit", "4", "--json").json["more"] is False
 

@@ -36,7 +36,7 @@ def test_a_duration_is_read_as_it_is_written(text, seconds):
     "text", ["", "s", "10x", "-5s", "1h1h", "s10", "1:30", "one minute", "1e3", "٣s", "99999999999w"]
 )
 def test_what_is_no_duration_is_refused_with_an_example(text):
-    with pytest.raises(InvalidTimestamp, match=r"no duration; write a number with a unit|too long"):
+    with pytest.raises(InvalidTimestamp, match=r"not a duration; write a number with a unit|too long"):
         parse_duration(text)
 
 

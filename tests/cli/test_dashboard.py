@@ -68,8 +68,8 @@ def test_it_shows_others_beside_the_first(cli, eventually, own_folder: Path, mon
 @pytest.mark.parametrize(
     ("also", "said"),
     [
-        ("depot", "--also must be NAME=FILE with a name of its own, not 'depot'"),
-        ("postdate=other.toml", "--also must be NAME=FILE with a name of its own, not 'postdate=other.toml'"),
+        ("depot", "--also must be NAME=FILE with a unique name, not 'depot'"),
+        ("postdate=other.toml", "--also must be NAME=FILE with a unique name, not 'postdate=other.toml'"),
         ("a/b=other.toml", "'a/b' cannot name a deployment"),
         ("depot=missing.toml", "there is no file 'missing.toml'"),
     ],
@@ -111,14 +111,14 @@ def test_who_may_act_has_to_be_said(cli, own_folder: Path) -> None:
     (own_folder / "bytes").write_bytes(b"\xff" * 16)
     may = ("dashboard", "--allow-actions")
     for arguments, told in (
-        (may, "who may act? --allow-actions goes with --token-file FILE or --user-header NAME"),
+        (may, "--allow-actions needs --token-file FILE or --user-header NAME"),
         ((*may, "--token-file", "short"), "the token needs 16 characters of ASCII at least: openssl"),
         ((*may, "--token-file", "gone"), "'--token-file': 'gone': No such file"),
         ((*may, "--token-file", "bytes"), "the token needs 16 characters of ASCII at least: openssl"),
         ((*may, "--token-file", "token", "--user-header", "X-User"), "give either a token, or the header"),
         ((*may, "--user-header", "X User"), "'X User' is no name of a header"),
-        (("dashboard", "--token-file", "token"), "--allow-actions goes with"),
-        (("dashboard", "--user-header", "X-User"), "--allow-actions goes with"),
+        (("dashboard", "--token-file", "token"), "--allow-actions needs"),
+        (("dashboard", "--user-header", "X-User"), "--allow-actions needs"),
     ):
         ran = cli(*arguments)
         assert (ran.status, told in ran.err) == (2, True), ran

@@ -28,7 +28,7 @@ def test_explain_says_what_holds_a_message(cli) -> None:
     later = cli.ok("messages", "explain", "later", "--json").json
     assert later["state"] == "waiting"
     assert "the limits of its queue 'orders' are: within mon-fri 09:00-17:00 UTC" in later["facts"]
-    assert "nothing goes there before 2126-02-04T09:00:00Z" in later["facts"]
+    assert "no message is sent to it before 2126-02-04T09:00:00Z" in later["facts"]
     cli.ok("destinations", "pause", "orders")
     due = cli.ok("messages", "explain", "later", "--json").json
     assert "its queue 'orders' is paused" in due["facts"]
@@ -42,8 +42,8 @@ def test_explain_says_what_holds_a_message(cli) -> None:
     ("arguments", "said"),
     [
         (["pause"], "QUEUE"),
-        (["limit", "orders", "--per-second", "0"], "0.0 messages a second is no rate"),
-        (["limit", "orders", "--window", "09:00-17:00"], "'09:00-17:00' is no window of time, such as"),
+        (["limit", "orders", "--per-second", "0"], "0.0 messages a second is not a valid rate"),
+        (["limit", "orders", "--window", "09:00-17:00"], "'09:00-17:00' is not a window of time, such as"),
         (["limit", "orders", "--window", "09:00-17:00 Europe/Pari"], "no time zone 'Europe/Pari'"),
     ],
 )

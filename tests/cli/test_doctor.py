@@ -53,7 +53,7 @@ def test_zones_that_messages_follow_are_shown_with_what_their_rules_have_moved(c
     began = SystemClock().now()
     anyio.run(sent)
     found = checks(cli("doctor", "--json"))
-    zone, _, rest = found["time zone"]["found"].partition(": messages wait by its rules of ")
+    zone, _, rest = found["time zone"]["found"].partition(": messages follow the rules of the zone as of ")
     at, _, moved = rest.partition(", which moved ")
     assert (found["time zone"]["result"], zone, moved) == ("ok", "Europe/Paris", "0 of them")
     assert began <= datetime.fromisoformat(at) <= SystemClock().now()
@@ -66,8 +66,8 @@ def test_overdue_messages_without_a_service_are_a_failure(cli):
     cli.ok("messages", "reschedule", "m1", "--at", "2026-01-01T00:00Z")
     ran = cli("doctor", "--json")
     assert ran.status == 1
-    assert checks(ran)["service"]["found"].startswith("none is running, and 1 message overdue, the oldest for ")
-    assert checks(ran)["service"]["mend"] == "start it: postdate run"
+    assert checks(ran)["service"]["found"].startswith("no service is running, and 1 message overdue, the oldest for ")
+    assert checks(ran)["service"]["mend"] == "start one: postdate run"
 
 
 def test_missing_queues_are_found(cli, own_folder):
@@ -114,7 +114,7 @@ def test_something_else_than_a_database_is_a_failure(cli, own_folder):
     (own_folder / "postdate.db").write_text("no database " * 100)
     ran = cli("doctor", "--json")
     assert ran.status == 1
-    assert "no SQLite database" in checks(ran)["database"]["found"]
+    assert "not a SQLite database" in checks(ran)["database"]["found"]
 
 
 def test_a_database_of_a_newer_version_is_a_failure(cli, own_folder):
@@ -132,7 +132,7 @@ def test_a_clock_that_was_set_back_is_noticed(cli, own_folder):
     os.utime(own_folder / "postdate.db", (in_a_year, in_a_year))
     found = checks(cli.ok("doctor", "--json"))["clock"]
     assert found["result"] == "warn"
-    assert "behind what" in found["found"]
+    assert "behind the latest time in" in found["found"]
 
 
 def test_wrong_settings_are_said_before_anything_is_checked(cli, own_folder):
@@ -189,4 +189,4 @@ def test_a_file_on_a_network_is_found(tmp_path, path, result):
 
 
 def test_a_system_without_a_list_of_mounts_is_not_guessed_at(tmp_path):
-    assert "cannot be told" in diagnose_file_system(Path("/home/postdate.db"), tmp_path / "missing").found
+    assert "unknown on" in diagnose_file_system(Path("/home/postdate.db"), tmp_path / "missing").found

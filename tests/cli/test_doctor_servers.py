@@ -9,16 +9,8 @@ from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
 from postdate.operations.doctor import Probe, Verdict
+from postdate.operations.doctor import servers as doctor_servers
 from postdate.operations.doctor.checks import diagnose_settings
-from postdate.operations.doctor.servers import (
-    diagnose_old_snapshot,
-    diagnose_schema,
-    diagnose_server_clock,
-    diagnose_server_settings,
-    diagnose_service_clocks,
-    diagnose_version,
-    inspect_server,
-)
 from postdate.operations.doctor.traffic import Queues, StoreTraffic, diagnose_traffic
 from postdate.ports import OldSnapshot, Process, ServerFacts
 
@@ -43,20 +35,20 @@ MS = timedelta(milliseconds=1)
     ],
 )
 def test_a_server_that_is_too_old_is_a_failure(product, number, result):
-    assert diagnose_version("store server", ServerFacts(product, number)).result is result
+    assert doctor_servers.diagnose_version("store server", ServerFacts(product, number)).result is result
 
 
 @pytest.mark.parametrize(
     ("there", "result", "said"),
     [
         (0, Verdict.FAIL, "run `postdate setup`"),
-        (1, Verdict.FAIL, "brings the tables up to date"),
+        (1, Verdict.FAIL, ", which updates the tables"),
         (2, Verdict.OK, ""),
         (3, Verdict.FAIL, "upgrade Postdate here"),
     ],
 )
 def test_tables_must_be_those_of_this_version(there, result, said):
-    check = diagnose_schema(there, 2)
+    check = doctor_servers.diagnose_schema(there, 2)
     assert check.result is result
     assert said in check.mend
 
@@ -93,7 +85,7 @@ def test_tables_must_be_those_of_this_version(there, result, said):
     ],
 )
 def test_what_a_setting_means_is_said(product, settings, expected):
-    checks = list(diagnose_server_settings(ServerFacts(product, "99", settings=settings)))
+    checks = list(doctor_servers.diagnose_server_settings(ServerFacts(product, "99", settings=settings)))
     assert {check.name: check.result.value for check in checks} == expected
     for check in checks:
         assert bool(check.mend) is (check.result is not Verdict.OK)
@@ -105,52 +97,55 @@ def test_what_a_setting_means_is_said(product, settings, expected):
         (NOW, Verdict.OK, "within 100ms"),
         (NOW - 100 * MS, Verdict.OK, "within 100ms"),
         (NOW + 1100 * MS, Verdict.OK, "within 100ms"),  # the answer took a second: nothing can be said of it
-        (NOW - 101 * MS, Verdict.WARN, "101ms behind the one here"),
-        (NOW + 1150 * MS, Verdict.WARN, "150ms ahead of the one here"),
+        (NOW - 101 * MS, Verdict.WARN, "101ms behind the clock of this machine"),
+        (NOW + 1150 * MS, Verdict.WARN, "150ms ahead of the clock of this machine"),
         (NOW - timedelta(hours=2), Verdict.WARN, "2h behind"),
     ],
 )
 def test_clocks_are_compared_without_blaming_the_way_of_the_answer(server, result, said):
-    check = diagnose_server_clock(NOW, server, NOW + 1000 * MS)
+    check = doctor_servers.diagnose_server_clock(NOW, server, NOW + 1000 * MS)
     assert check.result is result
     assert said in check.found
 
 
-@pytest.mark.parametrize(("judges", "said"), [(True, "is judged by the server's"), (False, "comes early or late")])
+@pytest.mark.parametrize(
+    ("judges", "said"),
+    [(True, "the server's clock decides what is due"), (False, "is early or late by the difference")],
+)
 def test_it_is_said_by_whose_clock_it_is_due(judges, said):
-    assert said in diagnose_server_clock(NOW, NOW - timedelta(hours=2), NOW, is_judge=judges).found
+    assert said in doctor_servers.diagnose_server_clock(NOW, NOW - timedelta(hours=2), NOW, is_judge=judges).found
 
 
 def test_each_service_whose_clock_is_off_by_more_than_a_second_is_named():
     minutes = timedelta(minutes=10)
     ahead = {"a:1": minutes, "b:2": -minutes, "c:3": 900 * MS}
-    check = diagnose_service_clocks(ahead, is_judge=True)
+    check = doctor_servers.diagnose_service_clocks(ahead, is_judge=True)
     assert check.result is Verdict.WARN
     assert (
         check.found
-        == "a:1 is 10m ahead of the server, b:2 is 10m behind the server; due times are judged by the server's"
+        == "a:1 is 10m ahead of the server, b:2 is 10m behind the server; the server's clock decides what is due"
     )
     assert "NTP" in check.mend
-    check = diagnose_service_clocks(ahead, is_judge=False)
+    check = doctor_servers.diagnose_service_clocks(ahead, is_judge=False)
     assert "delivers early or late" in check.found
     assert "use_store_clock = true" in check.mend
-    assert diagnose_service_clocks({"c:3": 900 * MS}, is_judge=True).result is Verdict.OK
+    assert doctor_servers.diagnose_service_clocks({"c:3": 900 * MS}, is_judge=True).result is Verdict.OK
 
 
 def test_a_session_with_an_old_snapshot_is_named_with_the_way_to_end_it():
     session = OldSnapshot(4711, "psql", "alice", timedelta(hours=2, minutes=5), "idle in transaction")
-    check = diagnose_old_snapshot(session, "PostgreSQL")
+    check = doctor_servers.diagnose_old_snapshot(session, "PostgreSQL")
     assert check.result is Verdict.WARN
-    assert check.found.startswith("session 4711 (psql, user alice) has held one for 2h5m (idle in transaction):")
+    assert check.found.startswith("session 4711 (psql, user alice) has held a snapshot for 2h5m (idle in transaction):")
     assert "SELECT pg_terminate_backend(4711)" in check.mend
-    assert "KILL 4711" in diagnose_old_snapshot(session, "MariaDB").mend
+    assert "KILL 4711" in doctor_servers.diagnose_old_snapshot(session, "MariaDB").mend
 
 
 def test_what_is_no_session_is_mended_by_its_own_statement():
     end = "SELECT pg_drop_replication_slot('copy')"
     slot = OldSnapshot(0, "replication slot 'copy'", "", timedelta(days=1), "inactive", end)
-    check = diagnose_old_snapshot(slot, "PostgreSQL")
-    assert check.found.startswith("replication slot 'copy' has held one for 1d (inactive)")
+    check = doctor_servers.diagnose_old_snapshot(slot, "PostgreSQL")
+    assert check.found.startswith("replication slot 'copy' has held a snapshot for 1d (inactive)")
     assert check.mend.endswith(end)
 
 
@@ -177,7 +172,7 @@ class Unreachable(MemoryStore):
 
 
 async def results(adapter: object) -> tuple[dict[str, str], bool]:
-    checks, usable = await inspect_server("store server", adapter, SystemClock())
+    checks, usable = await doctor_servers.inspect_server("store server", adapter, SystemClock())
     return {check.name: check.result.value for check in checks}, usable
 
 
@@ -209,7 +204,10 @@ def test_destinations_that_are_no_queues_are_not_listed_as_such():
     lengths = {"error": 0, "postdate.timeouts": 0, "exchange:a/b": 0, "exchange-or-queue:a/b": 0}
     checks = about_queues(Queues(["error", "postdate.timeouts"], lengths))
     assert checks["queues"].found == "2: error, postdate.timeouts"
-    assert checks["time zone"].found == "Europe/Paris: messages wait by its rules of now, which moved 3 of them"
+    assert (
+        checks["time zone"].found
+        == "Europe/Paris: messages follow the rules of the zone as of now, which moved 3 of them"
+    )
     assert "postdate.zones" not in checks["destinations"].found
 
 

@@ -118,7 +118,7 @@ def test_what_another_process_has_in_hand_is_said_with_its_number(cli, with_erro
         receiver = transport.receiver("error")
         await receiver.receive_by_id("m1")
         ran = await anyio.to_thread.run_sync(cli, "errors", "return", "m1")
-        said = f"m1: not returned: process {os.getpid()} has it in hand\n"
+        said = f"m1: not returned: process {os.getpid()} has received it\n"
         assert (ran.status, ran.out) == (1, said)
         dry = await anyio.to_thread.run_sync(cli, "errors", "return", "--all", "--dry-run")
         assert (dry.status, dry.out) == (0, f"1 message would be returned\n{said}")
@@ -171,7 +171,7 @@ def test_a_message_past_its_use_stays_unless_its_end_is_taken_off(cli):
         assert ran.status == 1
         (stays,) = [each for each in ran.json["messages"] if each["message_id"] == "m1"]
         assert (stays["done"], stays["queue"]) == (False, "error")
-        assert "would be discarded there; to have it handled all the same" in stays["remark"]
+        assert "would be discarded there; to handle it anyway" in stays["remark"]
     (returned,) = cli.ok("errors", "return", "m1", "--without-expiry", "--json").json["messages"]
     assert (returned["done"], returned["queue"], returned["remark"]) == (True, "orders", "")
     assert Headers.EXPIRES_AT not in (cli.ok("messages", "show", "m1", "--json").out)
@@ -186,7 +186,7 @@ def test_what_is_made_of_a_message_past_its_use_is_sent_only_with_another_end(cl
     put(failed("m1", **{**to_come, Headers.TIME_SENT: format_timestamp(NOW - timedelta(1)), name: past}))
     refused = cli("errors", "edit", "m1", "--body", "new")
     assert refused.status == 2
-    assert f"and would be discarded there; have it end later: --header {name}=" in refused.err
+    assert f"and would be discarded there; give it a later expiry: --header {name}=" in refused.err
     cli.ok("errors", "edit", "m1", "--header", f"{name}={later}")
     (sent,) = cli.ok("queues", "peek", "orders", "--json").json["messages"]
     assert sent["headers"][name] == later

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from anyio import to_thread
 
-from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore
+from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore, ports
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.config import load_settings
 from postdate.core.limits import change_limits, limit_change
@@ -16,7 +16,6 @@ from postdate.core.recoverability import Host, delayed_retry_headers, error_head
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.operations import Explanation, MessageState, explain, show_message
-from postdate.ports import HANDLED, Claim, Completion, Outcome, Received, RecordKind, Scan
 from postdate.wiring import OpenDeployment, open_deployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -36,13 +35,13 @@ class Scene:
         await self.sqlite.store(message, NOW - MINUTE)
         return message
 
-    async def claim(self, **fields) -> Sequence[Claim]:
+    async def claim(self, **fields) -> Sequence[ports.Claim]:
         """Store a message that is due, and claim it."""
         await self.store(due=NOW - MINUTE, **fields)
         return await self.sqlite.claim_due(NOW, 1)
 
     @asynccontextmanager
-    async def received(self) -> AsyncGenerator[tuple[LocalReceiver, Received]]:
+    async def received(self) -> AsyncGenerator[tuple[LocalReceiver, ports.Received]]:
         """Deliver a message to its queue, and receive it from there."""
         await self.store(due=NOW - MINUTE)
         await self.sqlite.move_due(NOW, 10)
@@ -72,7 +71,7 @@ async def test_it_waits_until_it_is_due():
         found = await here.explain()
     assert found.state is MessageState.WAITING
     assert found.headline == "it waits until it is due at 2026-01-31T12:10:00Z, in 10m"
-    assert found.facts == ("no service is running; nothing was delivered from this store lately",)
+    assert found.facts == ("no service is running; no recent delivery from this store is recorded",)
     assert found.advice == ("start the service: postdate run",)
     assert [event.what for event in found.history] == ["scheduled"]
 
@@ -103,7 +102,7 @@ async def test_it_is_being_retried_and_the_reason_is_said():
         found = await here.explain()
     assert found.state is MessageState.RETRYING
     assert found.headline == (
-        "delivering it to 'orders' failed 1 time, last because of transport_unavailable: no answer; "
+        "delivering it to 'orders' failed 1 time, the last time because of transport_unavailable: no answer; "
         "the next attempt is at 2026-01-31T12:00:04Z, in 4s"
     )
 
@@ -158,17 +157,17 @@ async def test_it_is_in_the_intake_queue():
 @pytest.mark.parametrize(
     ("recording", "end", "state", "headline", "fact"),
     [
-        ("all", HANDLED, "HANDLED", "it arrived: handled from queue 'orders' at 2026-01-31T12:00:00Z", ""),
+        ("all", ports.HANDLED, "HANDLED", "it arrived: handled from queue 'orders' at 2026-01-31T12:00:00Z", ""),
         (
             "all",
-            Completion(RecordKind.DISCARDED, "expired at noon"),
+            ports.Completion(ports.RecordKind.DISCARDED, "expired at noon"),
             "DISCARDED",
             "the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: expired at noon",
             "",
         ),
         (
             "outcomes",
-            HANDLED,
+            ports.HANDLED,
             "DELIVERED",
             "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z and has left it",
             "store.recording is 'outcomes'",
@@ -192,7 +191,9 @@ async def test_handling_it_failed_and_it_is_retried_under_another_id():
             headers = delayed_retry_headers(received.envelope.headers, NOW)
             retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
             work = [here.sqlite.storing_work([retry], NOW)]
-            await receiver.commit(received, NOW, Completion(RecordKind.RETRIED, "ValueError: no stock", work=work))
+            await receiver.commit(
+                received, NOW, ports.Completion(ports.RecordKind.RETRIED, "ValueError: no stock", work=work)
+            )
         found = await here.explain()
         assert found.message_id == "m1"
         assert found.state is MessageState.WAITING
@@ -208,7 +209,7 @@ async def test_it_is_in_the_error_queue():
     async with scene() as here:
         (claim,) = await here.claim()
         headers = error_headers(claim.message.headers, QueueNotFound("no queue"), "orders", NOW, Host("postdate"))
-        work = [here.sqlite.finishing_work([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
+        work = [here.sqlite.finishing_work([claim], ports.Outcome.FAILED, NOW, "queue_not_found: no queue")]
         await here.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
         found = await here.explain()
     assert found.state is MessageState.IN_ERROR_QUEUE
@@ -219,10 +220,10 @@ async def test_it_is_in_the_error_queue():
 @pytest.mark.parametrize(
     ("outcome", "headline"),
     [
-        (Outcome.EXPIRED, "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z"),
-        (Outcome.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
+        (ports.Outcome.EXPIRED, "it expired before it could be delivered; this was noticed at 2026-01-31T12:00:00Z"),
+        (ports.Outcome.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
         (
-            Outcome.FAILED,
+            ports.Outcome.FAILED,
             "it failed at 2026-01-31T12:00:00Z because of no answer",
         ),
     ],
@@ -233,7 +234,7 @@ async def test_it_ended_otherwise(outcome, headline):
         found = await here.explain()
     assert found.state is MessageState[outcome.name]
     assert found.headline.startswith(headline)
-    assert "it was due at 2026-01-31T11:59:00Z" in found.headline or outcome is Outcome.FAILED
+    assert "it was due at 2026-01-31T11:59:00Z" in found.headline or outcome is ports.Outcome.FAILED
 
 
 async def archive(store: SqliteStore, message_id: str) -> None:
@@ -242,10 +243,12 @@ async def archive(store: SqliteStore, message_id: str) -> None:
     def take_out() -> None:
         (part,) = store.scan_parts("records", 1)
         rows = [
-            row for page in store.scan(Scan("records", ("number", "kind", "message_id")), part, 100) for row in page
+            row
+            for page in store.scan(ports.Scan("records", ("number", "kind", "message_id")), part, 100)
+            for row in page
         ]
         own = [(number, kind) for number, kind, id_ in rows if id_ == message_id]
-        scheduled = [number for number, kind in own if kind == RecordKind.SCHEDULED]
+        scheduled = [number for number, kind in own if kind == ports.RecordKind.SCHEDULED]
         assert store.mark_archived(part, scheduled) == 1
         assert store.prune(part, [number for number, _ in own if number not in scheduled]) == len(own) - 1
 
@@ -255,7 +258,7 @@ async def archive(store: SqliteStore, message_id: str) -> None:
 async def test_its_records_were_archived():
     async with scene() as here:
         claims = await here.claim()
-        await here.sqlite.finish(claims, Outcome.EXPIRED, NOW)
+        await here.sqlite.finish(claims, ports.Outcome.EXPIRED, NOW)
         await here.sqlite.store(DelayedMessage("m2", NOW, "orders"), NOW)
         await archive(here.sqlite, "m1")
         found = await here.explain()
@@ -265,7 +268,7 @@ async def test_its_records_were_archived():
         "it ended, and its records were archived; it was scheduled at 2026-01-31T11:59:00Z and due at "
         "2026-01-31T11:59:00Z"
     )
-    assert found.advice[0] == "bring its records back and ask again: postdate pipeline restore DIR --id m1"
+    assert found.advice[0] == "restore its records and run the command again: postdate pipeline restore DIR --id m1"
     assert [(event.what, event.detail) for event in found.history] == [("scheduled", "archived")]
     assert other.state is MessageState.WAITING
 
@@ -300,15 +303,15 @@ async def test_what_nobody_knows_may_have_been_removed_with_old_records() -> Non
     async with scene() as here:
         assert "never scheduled" in (await here.explain("unknown")).headline
         await here.store(NOW)
-        await here.sqlite.finish(await here.sqlite.claim_due(NOW + MINUTE, 1), Outcome.DELIVERED, NOW)
+        await here.sqlite.finish(await here.sqlite.claim_due(NOW + MINUTE, 1), ports.Outcome.DELIVERED, NOW)
         before = NOW + timedelta(days=40)
         await here.sqlite.store(DelayedMessage("newest", before + MINUTE, "orders"), before)
         for part in here.sqlite.scan_parts("records", 1):
             await to_thread.run_sync(here.sqlite.prune_before, part, before, before)
         found = await here.explain()
     assert found.state is MessageState.UNKNOWN
-    assert "nothing is known of it" in found.headline
-    assert "records of messages that were over before 2026-03-12T12:00:00Z have been removed" in found.facts
+    assert "has no record of it" in found.headline
+    assert "records of messages that ended before 2026-03-12T12:00:00Z have been removed" in found.facts
 
 
 async def test_what_failed_and_is_held_says_what_holds_it() -> None:
@@ -322,7 +325,7 @@ async def test_what_failed_and_is_held_says_what_holds_it() -> None:
         assert found.headline.endswith("and is held: the limits of its queue 'orders' are: at most 50 a second")
         await change_limits(here.sqlite, "orders", limit_change(None, "13:00-14:00 UTC"), NOW)
         found = await here.explain(now=NOW + MINUTE)
-    assert "nothing goes there before 2026-01-31T13:00:00Z" in found.facts
+    assert "no message is sent to it before 2026-01-31T13:00:00Z" in found.facts
     assert "to change that: postdate destinations resume orders, or limit" in found.advice
 
 

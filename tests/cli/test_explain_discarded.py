@@ -44,7 +44,7 @@ async def test_one_that_never_was_delayed_is_known_all_the_same():
         counts = await statistics(here.deployment, NOW)
     assert found.state is MessageState.DISCARDED
     assert found.headline == f"the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: {REASON}"
-    assert found.facts == ("it was sent without a delay: nothing else is recorded of it",)
+    assert found.facts == ("it was sent without a delay: the store has no other records of it",)
     assert len(found.advice) == 4
     assert [(event.what, event.due, event.detail) for event in shown.history] == [("discarded", None, REASON)]
     assert (counts.pending, counts.records) == (0, {"discarded": 1})

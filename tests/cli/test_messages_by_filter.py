@@ -33,7 +33,7 @@ def test_the_cursor_of_a_list_gives_no_orders_to_a_terminal(cli, waiting) -> Non
     for name in ("a", "b"):
         cli.ok("send", "orders", "x", "--id", f"\x1b[31m{name}", "--at", "2100-01-01T00:00Z")
     said = cli.ok("messages", "list", "--limit", "1").out
-    assert "go on with --after" in said
+    assert "continue with --after" in said
     assert "\x1b" not in said
     assert waiting("--limit", "1", "--after", cli.ok("messages", "list", "--limit", "1", "--json").json["cursor"]) == [
         "\x1b[31mb"
@@ -46,7 +46,7 @@ def test_all_that_match_are_cancelled_or_counted(cli, waiting) -> None:
     assert len(waiting()) == 10
     assert cli.ok("messages", "cancel", "--queue", "bills", "--json").json["answers"] == {"done": 5}
     assert waiting() == ["m-0", "m-2", "m-4", "m-6", "m-8"]
-    assert cli.ok("messages", "cancel", "--queue", "bills").out == "no message is like that\n"
+    assert cli.ok("messages", "cancel", "--queue", "bills").out == "no message matches\n"
 
 
 def test_options_leave_out_what_waits_for_another_reason(cli, waiting) -> None:
@@ -99,16 +99,16 @@ def test_all_that_match_are_rescheduled(cli, waiting) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["cancel"], "which messages?"),
-        (["cancel", "--dry-run"], "which messages?"),
+        (["cancel"], "no messages are selected"),
+        (["cancel", "--dry-run"], "no messages are selected"),
         (["cancel", "m-1", "--queue", "orders"], "not both"),
         (["cancel", "m-1", "--dry-run"], "not both"),
         (["cancel", "--header", "customer"], "NAME=VALUE"),
-        (["reschedule", "--queue", "orders"], "say when: either --delay, --at or --later-by"),
-        (["reschedule", "--queue", "orders", "--delay", "1h", "--later-by", "1h"], "say when"),
-        (["reschedule", "m-1", "--later-by", "1h"], "say when: either --delay or --at"),
-        (["reschedule", "m-1"], "say when"),
-        (["list", "--after", "m-1"], "'m-1' is no cursor of a message"),
+        (["reschedule", "--queue", "orders"], "give the time: either --delay, --at or --later-by"),
+        (["reschedule", "--queue", "orders", "--delay", "1h", "--later-by", "1h"], "give the time"),
+        (["reschedule", "m-1", "--later-by", "1h"], "give the time: either --delay or --at"),
+        (["reschedule", "m-1"], "give the time"),
+        (["list", "--after", "m-1"], "'m-1' is not a cursor that a list"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(cli, waiting, arguments: list[str], said: str) -> None:

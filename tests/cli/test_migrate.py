@@ -35,11 +35,11 @@ def old(own_folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        ((), "which one? postdate pipeline migrate preview|run|resume|abort|status", 2),
-        (("preview", "--all-endpoints"), "say from where: --from ADDRESS, a timeout manager's database", 2),
+        ((), "name a subcommand: postdate pipeline migrate preview|run|resume|abort|status", 2),
+        (("preview", "--all-endpoints"), "give the source: --from ADDRESS, the database of a timeout manager", 2),
         (("run", "--from-store", "sqlite:///old.db"), "are moved by `postdate move --from ADDRESS --to ADDRESS`", 2),
         (("preview", "--from", "sqlite:///postdate.db", "--all-endpoints"), "its messages with `postdate move", 2),
-        (("preview", *FROM), "say whose messages: either --endpoint NAME or --all-endpoints", 2),
+        (("preview", *FROM), "give either --endpoint NAME or --all-endpoints", 2),
         (("run", *FROM, "--endpoint", "billing", "--all-endpoints"), "either --endpoint NAME or --all-endpoints", 2),
         (("run", *FROM, "--all-endpoints", "--cutoff", "2026-01-31 12:00:00"), "has no time zone", 2),
         (("run", *FROM, "--all-endpoints", "--batch-size", "0"), "Invalid value for '--batch-size'", 2),
@@ -76,7 +76,7 @@ def test_row_115_preview_and_status_report_as_text_and_as_json(cli, old, monkeyp
     text = cli.ok("pipeline", "migrate", "preview", *FROM, "--endpoint", "BILLING").out
     assert "billing: 2 for orders" in text
     assert cli.ok("pipeline", "migrate", "status", *FROM, "--json").json["runs"] == []
-    assert cli.ok("pipeline", "migrate", "status", *FROM).out.startswith("no migration is written down in sqlite:///")
+    assert cli.ok("pipeline", "migrate", "status", *FROM).out.startswith("no migration is recorded in sqlite:///")
 
 
 def test_row_115_what_is_in_the_way_ends_a_preview_with_1(cli, old):
@@ -86,7 +86,7 @@ def test_row_115_what_is_in_the_way_ends_a_preview_with_1(cli, old):
     connection.close()
     ran = cli("pipeline", "migrate", "preview", *FROM, "--all-endpoints")
     assert ran.status == 1
-    assert "billing: cannot be migrated: 1 with headers that are no JSON object" in ran.out
+    assert "billing: cannot be migrated: 1 with headers that are not a JSON object" in ran.out
 
 
 @pytest.mark.parametrize(

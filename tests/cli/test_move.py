@@ -30,8 +30,8 @@ def old(cli) -> None:
         ((*PATHS[:2], "--to", "postgres//host/db"), 'not "postgres//host/db" (option --to)', 2),
         ((*PATHS[:2], "--to", "env:NEW"), "env:NEW names the environment variable 'NEW'", 2),
         (("--from", "ravendb://host/db", *PATHS[2:]), "no store has the address 'ravendb://host/db'", 2),
-        (("--from", "memory:", *PATHS[2:]), "lives in one process only: name a file or a server", 2),
-        ((*PATHS[:2], "--to", "memory:"), "lives in one process only: name a file or a server", 2),
+        (("--from", "memory:", *PATHS[2:]), "exists in one process only: name a file or a server", 2),
+        ((*PATHS[:2], "--to", "memory:"), "exists in one process only: name a file or a server", 2),
         ((*PATHS, "--from-schema", "x"), "SQLite takes no schema", 2),
     ],
 )

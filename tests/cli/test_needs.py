@@ -7,33 +7,13 @@ from typing import Any
 
 import pytest
 
-from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
+from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport, operations
 from postdate.config import load_settings
 from postdate.core.changes import Pending
 from postdate.endpoint.send_options import SendOptions
 from postdate.errors import MessageNotFound, NotSupported, QueueNotFound, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.operations import (
-    Edit,
-    ErrorFilter,
-    MessageState,
-    Treatment,
-    cancel,
-    edit,
-    explain,
-    group_errors,
-    list_errors,
-    list_messages,
-    queues,
-    reschedule,
-    return_all,
-    return_messages,
-    send,
-    set_up,
-    show_error,
-    show_message,
-    statistics,
-)
+from postdate.operations import queues
 from postdate.ports import HANDLED, Completion, Outcome, Received, TransactionMode
 from postdate.wiring import OpenDeployment
 
@@ -81,11 +61,11 @@ def failed(message_id: str, queue: str | None = "orders") -> Envelope:
 async def test_a_message_is_explained_without_claiming_to_see_processes_or_queues():
     async with deployment() as here:
         await here.required_store.store(message(), NOW)
-        found = await explain(here, "m1", NOW)
-    assert found.state is MessageState.WAITING
+        found = await operations.explain(here, "m1", NOW)
+    assert found.state is operations.MessageState.WAITING
     assert found.facts == (
-        "whether a service is running cannot be seen from here: this store does not know its processes",
-        "whether its queue 'orders' exists cannot be seen from here",
+        "this store does not show whether a service is running: it does not record its processes",
+        "Postdate cannot see from here whether its queue 'orders' exists",
     )
     assert found.advice == ()
 
@@ -93,82 +73,85 @@ async def test_a_message_is_explained_without_claiming_to_see_processes_or_queue
 async def test_what_the_store_never_knew_is_not_said_never_to_have_been_scheduled():
     """Where the intake queue is on a broker, a message may be in it, or may have gone through it without a record."""
     async with deployment() as here:
-        found = await explain(here, "m1", NOW)
-    assert found.state is MessageState.UNKNOWN
-    assert found.headline == "nothing is known of it in sqlite:///postdate.db"
-    in_intake = "what a service has not taken from 'postdate.timeouts' is not in the store yet"
+        found = await operations.explain(here, "m1", NOW)
+    assert found.state is operations.MessageState.UNKNOWN
+    assert found.headline == "the store sqlite:///postdate.db has no record of it"
+    in_intake = "messages that a service has not received from 'postdate.timeouts' are not in the store yet"
     assert found.facts == (
-        "messages sent without a delay leave no record once they are handled",
-        f"{in_intake}: how many messages that are cannot be seen",
-        "a delayed message that was due already when it was taken from there went on at once, without a record",
-        "whether it is in a queue cannot be seen: those at local:///postdate.db cannot be looked into",
+        "a message that is sent without a delay has no record after it is handled",
+        f"{in_intake}: their number is unknown",
+        (
+            "a delayed message that was due already when a service received it was sent to its destination at once, "
+            "without a record"
+        ),
+        "Postdate cannot see whether it is in a queue: the queues at local:///postdate.db cannot be browsed",
     )
 
 
 async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
     async with deployment(MemoryTransport()) as here:
-        assert "there is no queue 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
-        await set_up(here)
-        assert "0 messages in 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
+        assert "there is no queue 'postdate.timeouts'" in (await operations.explain(here, "m1", NOW)).facts[1]
+        await operations.set_up(here)
+        assert "0 messages in 'postdate.timeouts'" in (await operations.explain(here, "m1", NOW)).facts[1]
         await here.transport.send([Envelope("postdate.timeouts", "m2")], NOW)
-        assert "1 message in 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
+        assert "1 message in 'postdate.timeouts'" in (await operations.explain(here, "m1", NOW)).facts[1]
 
 
 async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
     async with deployment() as here:
         await here.required_store.store(message(due=NOW - MINUTE), NOW)
-        found = await explain(here, "m1", NOW)
-    assert found.state is MessageState.OVERDUE
+        found = await operations.explain(here, "m1", NOW)
+    assert found.state is operations.MessageState.OVERDUE
     assert "its turn has not come yet" in found.headline
-    assert "cannot be seen from here" in found.facts[0]
+    assert "does not show whether a service is running" in found.facts[0]
 
 
 async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
     async with deployment() as here:
         await here.required_store.store(message(due=NOW - MINUTE), NOW)
         await here.required_store.finish(await here.required_store.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
-        found = await explain(here, "m1", NOW)
-    assert found.state is MessageState.DELIVERED
+        found = await operations.explain(here, "m1", NOW)
+    assert found.state is operations.MessageState.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
-    assert "whether it is in a queue cannot be seen" in found.facts[-1]
+    assert "cannot see whether it is in a queue" in found.facts[-1]
 
 
 async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_cannot_be_seen():
     async with deployment() as here:
         await here.required_store.store(message(due=NOW - MINUTE), NOW)
         await here.required_store.finish(await here.required_store.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
-        found = await explain(here, "m1", NOW)
+        found = await operations.explain(here, "m1", NOW)
     assert found.headline.endswith("because of no queue, and its copy went to the error queue 'error'")
 
 
 async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
     async with deployment() as here:
         await here.required_store.store_many([message("m1"), message("m2")], NOW)
-        counts = await statistics(here, NOW)
+        counts = await operations.statistics(here, NOW)
         assert (counts.pending, counts.queues, counts.services) == (2, None, None)
-        listed = await list_messages(here, Pending(), 9, NOW)
+        listed = await operations.list_messages(here, Pending(), 9, NOW)
         assert [each.message_id for each in listed.messages] == ["m1", "m2"]
-        assert [place.where for place in (await show_message(here, "m1")).places] == ["waiting"]
-        assert [change.done for change in await cancel(here, ["m1", "nonsense"], NOW)] == [True, False]
-        assert (await reschedule(here, "m2", NOW + MINUTE, NOW)).done
+        assert [place.where for place in (await operations.show_message(here, "m1")).places] == ["waiting"]
+        assert [change.done for change in await operations.cancel(here, ["m1", "nonsense"], NOW)] == [True, False]
+        assert (await operations.reschedule(here, "m2", NOW + MINUTE, NOW)).done
 
 
 async def test_setting_up_and_sending_do_not_pretend_to_know_the_queues():
     async with deployment() as here:
-        done = await set_up(here, ["orders"])
+        done = await operations.set_up(here, ["orders"])
         assert (done.queues, done.created) == (["postdate.timeouts", "error", "orders"], None)
-        sent = await send(here, b"{}", SendOptions("orders", delay=MINUTE))
+        sent = await operations.send(here, b"{}", SendOptions("orders", delay=MINUTE))
         assert (sent.queue_exists, sent.services) == (None, None)
 
 
 async def test_queues_that_can_be_counted_by_name_are_counted():
     async with deployment(MemoryTransport()) as here:
-        assert (await set_up(here)).created == ["postdate.timeouts", "error"]
-        assert (await set_up(here, ["orders"])).created == ["orders"]
-        assert (await send(here, b"{}", SendOptions("nowhere", delay=MINUTE))).queue_exists is False
-        assert (await statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
+        assert (await operations.set_up(here)).created == ["postdate.timeouts", "error"]
+        assert (await operations.set_up(here, ["orders"])).created == ["orders"]
+        assert (await operations.send(here, b"{}", SendOptions("nowhere", delay=MINUTE))).queue_exists is False
+        assert (await operations.statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
         await here.required_store.store(message(), NOW)
-        assert not any("exist" in fact for fact in (await explain(here, "m1", NOW)).facts)
+        assert not any("exist" in fact for fact in (await operations.explain(here, "m1", NOW)).facts)
 
 
 # --- what cannot be done is said ------------------------------------------------------------------------------------
@@ -177,8 +160,8 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda here: list_errors(here, "error", 9), "cannot list failed messages: the queues at"),
-        (lambda here: group_errors(here, "error"), "cannot group failed messages: the queues at"),
+        (lambda here: operations.list_errors(here, "error", 9), "cannot list failed messages: the queues at"),
+        (lambda here: operations.group_errors(here, "error"), "cannot group failed messages: the queues at"),
     ],
 )
 async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_says_so(ask, said):
@@ -190,11 +173,11 @@ async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_s
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda here: list_messages(here, Pending(), 9, NOW), "cannot list messages: the store"),
-        (lambda here: statistics(here, NOW), "cannot count messages: the store"),
-        (lambda here: explain(here, "m1", NOW), "cannot explain a message: the store"),
-        (lambda here: cancel(here, ["m1"], NOW), "cannot cancel a message: the store"),
-        (lambda here: reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: the store"),
+        (lambda here: operations.list_messages(here, Pending(), 9, NOW), "cannot list messages: the store"),
+        (lambda here: operations.statistics(here, NOW), "cannot count messages: the store"),
+        (lambda here: operations.explain(here, "m1", NOW), "cannot explain a message: the store"),
+        (lambda here: operations.cancel(here, ["m1"], NOW), "cannot cancel a message: the store"),
+        (lambda here: operations.reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: the store"),
     ],
 )
 async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so(ask, said):
@@ -212,11 +195,11 @@ async def test_all_failed_messages_are_returned_and_the_others_stay(transport, m
     async with deployment(transport()) as here:
         await here.transport.create_queues(["error", "orders"])
         await here.transport.send([failed("m1"), failed("m2", None), failed("m3", "nowhere"), failed("m4")], NOW)
-        results = await return_all(here, "error", NOW)
+        results = await operations.return_all(here, "error", NOW)
         assert [(each.message_id, each.done) for each in results] == [
             ("m1", True), ("m2", False), ("m3", False), ("m4", True),
         ]  # fmt: skip
-        assert "say where it belongs with --to QUEUE" in results[1].remark
+        assert "name its queue with --to QUEUE" in results[1].remark
         left = await here.transport.receiver("error").receive(9)
         assert sorted(each.envelope.message_id for each in left) == ["m2", "m3"]
         arrived = await here.transport.receiver("orders").receive(9)
@@ -227,7 +210,7 @@ async def test_an_empty_error_queue_is_no_error(monkeypatch):
     monkeypatch.setattr("postdate.operations.queues._LAST_MESSAGE_SECONDS", 0.05)
     async with deployment() as here:
         await here.transport.create_queues(["error"])
-        assert await return_all(here, "error", NOW) == []
+        assert await operations.return_all(here, "error", NOW) == []
 
 
 @pytest.fixture
@@ -251,10 +234,10 @@ async def left_in(here: OpenDeployment, queue: str) -> list[str]:
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_some_are_returned_by_their_ids_and_shown(transport, soon) -> None:
     async with with_failed(transport(), "m1", "m2", "m3") as here:
-        assert (await show_error(here, "error", "m2", NOW)).message.failed_queue == "orders"
+        assert (await operations.show_error(here, "error", "m2", NOW)).message.failed_queue == "orders"
         with pytest.raises(MessageNotFound, match="no message 'm9' is in queue 'error'"):
-            await show_error(here, "error", "m9", NOW)
-        results = await return_messages(here, "error", ["m3", "m9"], NOW)
+            await operations.show_error(here, "error", "m9", NOW)
+        results = await operations.return_messages(here, "error", ["m3", "m9"], NOW)
         assert [(each.message_id, each.done) for each in results] == [("m3", True), ("m9", False)]
         assert "no message 'm9' is in queue 'error'" in results[1].remark
         assert (await left_in(here, "error"), await left_in(here, "orders")) == (["m1", "m2"], ["m3"])
@@ -283,7 +266,7 @@ class Unsteady(MemoryTransport):
 
 async def test_one_that_can_neither_be_returned_nor_given_back_hides_no_result_of_others() -> None:
     async with with_failed(Unsteady(), "m1", "m2", "m3") as here:
-        results = await return_messages(here, "error", ["m1", "m2", "m3"], NOW)
+        results = await operations.return_messages(here, "error", ["m1", "m2", "m3"], NOW)
         assert [(each.message_id, each.done) for each in results] == [("m1", True), ("m2", False), ("m3", True)]
         assert "the answer was lost" in results[1].remark
 
@@ -293,34 +276,34 @@ async def test_an_id_of_several_is_refused_with_their_own(transport, soon) -> No
     async with with_failed(transport()) as here:
         headers = {Headers.FAILED_QUEUE: "orders", Headers.MESSAGE_ID: "sent"}
         await here.transport.send([Envelope("error", each, headers, b"") for each in ("r1", "r2")], NOW)
-        (refused,) = await return_messages(here, "error", ["sent"], NOW, Treatment(discard=True))
+        (refused,) = await operations.return_messages(here, "error", ["sent"], NOW, operations.Treatment(discard=True))
         assert not refused.done
         assert refused.remark == "2 messages there were sent under that id; name their own: r1, r2"
         assert await left_in(here, "error") == ["r1", "r2"]
-        both = await return_messages(here, "error", ["r1", "sent"], NOW, Treatment(discard=True))
+        both = await operations.return_messages(here, "error", ["r1", "sent"], NOW, operations.Treatment(discard=True))
         assert [(each.message_id, each.done) for each in both] == [("r1", True), ("sent", True)]
 
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_some_are_discarded(transport, soon) -> None:
     async with with_failed(transport(), "m1", "m2", "m3") as here:
-        discarded = Treatment(discard=True)
-        assert [each.done for each in await return_messages(here, "error", ["m2"], NOW, discarded)] == [True]
-        assert len(await return_all(here, "error", NOW, ErrorFilter(text="{"), discarded)) == 2
+        discarded = operations.Treatment(discard=True)
+        assert [each.done for each in await operations.return_messages(here, "error", ["m2"], NOW, discarded)] == [True]
+        assert len(await operations.return_all(here, "error", NOW, operations.ErrorFilter(text="{"), discarded)) == 2
         assert (await left_in(here, "error"), await left_in(here, "orders")) == ([], [])
 
 
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_what_is_edited_is_another_and_the_failed_one_stays(transport, soon) -> None:
     async with with_failed(transport(), "m1") as here:
-        sent = await edit(here, "error", "m1", NOW, Edit(b"new", {"own": "1"}, None))
+        sent = await operations.edit(here, "error", "m1", NOW, operations.Edit(b"new", {"own": "1"}, None))
         (arrived,) = [each.envelope for each in await here.transport.receiver("orders").receive(9)]
         assert (arrived.message_id, arrived.body, arrived.headers["own"]) == (sent.message_id, b"new", "1")
         assert arrived.headers[Headers.EDIT_OF] == "m1"
         assert arrived.headers[Headers.MESSAGE_ID] == sent.message_id != "m1"
         assert Headers.FAILED_QUEUE not in arrived.headers
         with pytest.raises(QueueNotFound):
-            await edit(here, "error", "m1", NOW, Edit(None, {"own": "1"}, "nowhere"))
+            await operations.edit(here, "error", "m1", NOW, operations.Edit(None, {"own": "1"}, "nowhere"))
         assert await left_in(here, "error") == ["m1"]
 
 

@@ -235,7 +235,7 @@ def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, ev
     postdate.ok("send", "orders", "soon", "--delay", "50ms", "--id", "m2")
     listed = postdate("messages", "list")
     assert listed.status == 2, listed
-    assert "the store 'table:///waiting.db' does not show what is in it" in listed.err
+    assert "the store 'table:///waiting.db' does not support listing and changing its messages" in listed.err
     assert postdate("doctor").status == 0
     eventually(lambda: read_file_facts(own_folder / "queues.db", 0).queues["orders"] == 1, "delivered")
     running.process.terminate()
@@ -325,10 +325,10 @@ def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):
     ("point", "said"),
     [
         ("ledgers.missing:BACKEND", "is left out: No module named 'ledgers.missing'"),
-        ("ledgers:NOT_A_BACKEND", "is left out: it is no postdate Backend"),
+        ("ledgers:NOT_A_BACKEND", "is left out: it is not a postdate Backend"),
         ("ledgers:TAKEN", "is left out: there is one already for postgres: (PostgreSQL)"),
         ("ledgers.ends:BACKEND", "is left out: 3"),
-        ("ledgers.unlike:BACKEND", "is left out: 'L' is no scheme"),
+        ("ledgers.unlike:BACKEND", "is left out: 'L' is not a scheme"),
     ],
 )
 def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, caplog, point, said):
@@ -347,7 +347,7 @@ def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, caplog
 def test_who_runs_a_command_is_told_what_is_left_out(postdate):
     postdate.says("ledger = ledgers:NOT_A_BACKEND")
     asked = postdate.process("messages", "list", "--store", "ledger:///a")
-    assert (asked.status, "is left out: it is no postdate Backend" in asked.err) == (2, True), asked
+    assert (asked.status, "is left out: it is not a postdate Backend" in asked.err) == (2, True), asked
 
 
 def test_a_module_that_uses_postdate_itself_while_it_is_loaded_is_found(postdate):
@@ -423,7 +423,7 @@ class WithAddress:
 
 @pytest.mark.parametrize("settings", [WithAddress, frozenset({"schema"}), {"schema": str}, str])
 def test_settings_that_are_no_dataclass_or_take_the_name_of_the_address_are_refused(settings):
-    with pytest.raises(ConfigurationError, match=r"no dataclass of settings|has a setting 'address'"):
+    with pytest.raises(ConfigurationError, match=r"not a dataclass of settings|has a setting 'address'"):
         Adapter("a:b", settings)
 
 

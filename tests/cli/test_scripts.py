@@ -23,21 +23,13 @@ from postdate import (
     SystemClock,
     handles_timeout,
     started_by,
+    wiring,
 )
 from postdate.backends.sql.migrations import setup_command
 from postdate.config import load_settings
 from postdate.errors import StoreNotSetUp
 from postdate.operations import check_setup, set_up
 from postdate.ports import Completion
-from postdate.wiring import (
-    open_deployment,
-    open_outbox,
-    open_saga_store,
-    open_transport,
-    own_queues,
-    setup_sql,
-    timeout_manager,
-)
 
 ODD = 'odd"; name\n-- $postdate$ '
 
@@ -175,14 +167,18 @@ class OrderSaga(Saga[OrderState], correlated_by="order_id"):
 async def runs_in_full(variables: dict[str, str]) -> None:
     """Run an endpoint that creates nothing: a saga, whose timeout is kept by a timeout manager, with an outbox."""
     settings = load_settings(None, variables)
-    sagas, outbox, clock = open_saga_store(settings), open_outbox(settings), ScaledClock(SystemClock().now(), speed=100)
-    async with open_deployment(settings, initialize=False) as deployment:
+    sagas, outbox, clock = (
+        wiring.open_saga_store(settings),
+        wiring.open_outbox(settings),
+        ScaledClock(SystemClock().now(), speed=100),
+    )
+    async with wiring.open_deployment(settings, initialize=False) as deployment:
         await check_setup(deployment)
         await set_up(deployment, sagas=True, outbox=True)  # nothing is missing, so nothing has to be created
         endpoint = Endpoint(
             settings.endpoint.name,
             transport=deployment.transport,
-            timeout_manager=timeout_manager(settings, settings.endpoint.name, deployment.timeouts),
+            timeout_manager=wiring.timeout_manager(settings, settings.endpoint.name, deployment.timeouts),
             sagas=sagas,
             outbox=Outbox(outbox),
             transaction_mode="receive_only",
@@ -215,7 +211,7 @@ async def test_a_role_without_the_right_to_create_runs_sagas_outbox_and_timeout_
         "POSTDATE_TIMEOUT_MANAGER__ADDRESS": place.url,
         "POSTDATE_TIMEOUT_MANAGER__TABLE_PREFIX": prefix,
     }
-    script = setup_sql(load_settings(None, variables), sagas=True, outbox=True)
+    script = wiring.setup_sql(load_settings(None, variables), sagas=True, outbox=True)
     try:
         for _ in range(2):
             place.run(script)
@@ -234,14 +230,14 @@ async def test_what_is_printed_for_sqlite_makes_all_tables(own_folder):
         "POSTDATE_SAGAS__ADDRESS": "sqlite:///shop.db",
     }
     settings = load_settings(None, variables)
-    script = setup_sql(settings)
+    script = wiring.setup_sql(settings)
     assert list(own_folder.iterdir()) == []
     everything, of_shop = script.split("-- In sqlite:///shop.db:")
     for name, text in (("all.db", everything), ("shop.db", of_shop)):
         with closing(sqlite3.connect(own_folder / name)) as connection:
             connection.executescript(text)
-    queues = open_transport(settings.transport.address)
-    await queues.create_queues(own_queues(settings, queues.capabilities))  # which are rows, not tables
+    queues = wiring.open_transport(settings.transport.address)
+    await queues.create_queues(wiring.own_queues(settings, queues.capabilities))  # which are rows, not tables
     await queues.close()
     await runs_in_full(variables)
 
@@ -253,7 +249,7 @@ async def test_a_table_that_came_with_a_later_version_is_missed_before_a_service
     if place is not None:
         variables = {"POSTDATE_STORE__ADDRESS": place.admin, "POSTDATE_STORE__SCHEMA": place.schema}
     settings = load_settings(None, variables)
-    async with open_deployment(settings, create=True) as deployment:
+    async with wiring.open_deployment(settings, create=True) as deployment:
         await set_up(deployment)
         await check_setup(deployment)
     if place is not None:
@@ -261,7 +257,7 @@ async def test_a_table_that_came_with_a_later_version_is_missed_before_a_service
     else:
         with closing(sqlite3.connect(own_folder / "postdate.db")) as connection, connection:
             connection.execute("DROP TABLE destination_limit")
-    async with open_deployment(settings) as deployment:
+    async with wiring.open_deployment(settings) as deployment:
         with pytest.raises(StoreNotSetUp, match="postdate setup"):
             await check_setup(deployment)
 

@@ -180,7 +180,7 @@ def test_what_a_broker_does_not_offer_is_said_with_a_code_of_its_own(cli, site):
         ran = cli(*command)
         assert (ran.status, ran.out) == (2, "")
         assert "[not_supported]" in ran.err
-        assert "cannot be looked into" in ran.err
+        assert "cannot be browsed" in ran.err
 
 
 def test_no_command_shows_a_password(cli, site, monkeypatch):

@@ -187,7 +187,7 @@ def test_doctor_says_what_the_timeouts_wait_for(cli, own_folder):
     (own_folder / "postdate.toml").write_text(ALONE)
     assert "there is no file all.db" in cli("doctor").out
     cli.ok("setup")
-    assert "timeouts        of 'sales': the storage answers, and nothing is overdue" in cli.ok("doctor").out
+    assert "timeouts        of 'sales': the storage answers, and no timeout is overdue" in cli.ok("doctor").out
     put_overdue(own_folder, "sales_TimeoutData")
     assert "of 'sales': the earliest has been due since 2020-01-01T00:00:00Z" in cli.ok("doctor").out
     with closing(sqlite3.connect(own_folder / "all.db")) as connection, connection:

@@ -78,7 +78,7 @@ def test_that_there_are_none_is_said(cli):
     assert cli.ok("errors", "list").out == "queue error is empty\n"
     assert cli.ok("messages", "list", "--unreadable").out == "every message can be read\n"
     assert "unreadable" not in cli.ok("messages", "stats").out
-    assert "ok    unreadable      nothing" in cli.ok("doctor").out
+    assert "ok    unreadable      none: every message can be read" in cli.ok("doctor").out
 
 
 def test_one_is_shown_in_hex_by_name_and_by_id(cli, damaged):
@@ -134,8 +134,8 @@ def test_one_is_explained_with_the_next_command(cli, damaged):
         assert found["state"] == "unreadable"
         assert found["headline"].startswith("it cannot be read: headers must be")
         assert where in found["facts"][0]
-        assert found["advice"][0] == f"see what it holds: postdate messages show --unreadable {name}"
-        assert found["advice"][-1] == f"or discard it for good: postdate messages discard {name}"
+        assert found["advice"][0] == f"see its content: postdate messages show --unreadable {name}"
+        assert found["advice"][-1] == f"or discard it permanently: postdate messages discard {name}"
 
 
 def test_whoever_cancels_or_reschedules_one_is_told_why_it_stays(cli, damaged):
@@ -149,7 +149,7 @@ def test_whoever_cancels_or_reschedules_one_is_told_why_it_stays(cli, damaged):
 
 def test_doctor_and_stats_count_them(cli, damaged):
     found = {check["name"]: check for check in cli.ok("doctor", "--json").json["checks"]}["unreadable"]
-    assert (found["result"], found["found"]) == ("warn", "2 messages that cannot be read")
+    assert (found["result"], found["found"]) == ("warn", "2 messages cannot be read")
     assert "postdate messages list --unreadable" in found["mend"]
     assert cli.ok("messages", "stats", "--json").json["unreadable"] == 2
     assert cli.ok("messages", "stats", "--json").json["pending"] == 1

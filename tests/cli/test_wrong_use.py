@@ -20,25 +20,25 @@ _SEND = ("send", "orders", "x")
     [
         (("nonsense",), "No such command 'nonsense'"),
         (("mesages", "list"), "Did you mean 'messages'?"),
-        (("messages",), "which one? postdate messages list|show|explain|cancel|discard|reschedule|stats"),
-        (("errors",), "which one? postdate errors list|groups|show|return|discard|edit"),
+        (("messages",), "name a subcommand: postdate messages list|show|explain|cancel|discard|reschedule|stats"),
+        (("errors",), "name a subcommand: postdate errors list|groups|show|return|discard|edit"),
         (
             ("errors", "list", "--set-aside"),
-            "--set-aside is gone: what cannot be read stays in its row",
+            "--set-aside was removed: an unreadable message stays in its row",
         ),
         (
             ("errors", "show", "--set-aside", "s1"),
-            "Invalid value for '--set-aside': what cannot be read stays",
+            "Invalid value for '--set-aside': an unreadable message stays",
         ),
         (
             ("errors", "return", "--set-aside", "s1"),
-            "Invalid value for '--set-aside': what cannot be read stays in its",
+            "Invalid value for '--set-aside': an unreadable message stays in its",
         ),
         (
             ("errors", "delete", "s1"),
-            "`errors delete` is gone: what cannot be read stays in its row",
+            "`errors delete` was removed: an unreadable message stays in its row",
         ),
-        (("messages", "list", "--unreadable", "--queue", "q"), "--unreadable goes with --limit only"),
+        (("messages", "list", "--unreadable", "--queue", "q"), "--unreadable allows only --limit"),
         (
             ("messages", "show", "m1", "--unreadable", "s1"),
             "name one: either the ID of a message, or --unreadable NAME",
@@ -51,18 +51,18 @@ _SEND = ("send", "orders", "x")
         (("messages", "cancel", "m1", ""), "it is blank"),
         (("setup", "--queue", ""), "Invalid value for '--queue': it is blank"),
         ((*_SEND, "--id", ""), "Invalid value for '--id': it is blank"),
-        (("messages", "show"), "which one? name the ID of a message, or --unreadable NAME"),
+        (("messages", "show"), "name one: the ID of a message, or --unreadable NAME"),
         (("send",), "Missing argument 'QUEUE'"),
         (("send", "", "x"), "QUEUE must be the name of a queue, not empty"),
         (("setup", "--store", "postgresql://me@host:99999/db"), "has no port from 1 to 65535 after its host"),
         (("setup", "--transport", "amqp://me@host:x/"), "has no port from 1 to 65535 after its host"),
         (("doctor", "--verbose"), "No such option: --verbose"),
-        ((*_SEND, "--delay", "10x"), "Invalid value for '--delay': '10x' is no duration"),
+        ((*_SEND, "--delay", "10x"), "Invalid value for '--delay': '10x' is not a duration"),
         ((*_SEND, "--at", "2026-01-31T12:00"), "Invalid value for '--at': '2026-01-31T12:00' has no time zone"),
-        ((*_SEND, "--at", "noon"), "Invalid value for '--at': 'noon' is no date and time"),
+        ((*_SEND, "--at", "noon"), "Invalid value for '--at': 'noon' is not a date and time"),
         (
             (*_SEND, "--zone", "Europe/Paris", "--at", "2026-01-31T12:00Z"),
-            "--zone needs --at with what its clocks show",
+            "--zone needs --at with a local time of that zone",
         ),
         ((*_SEND, "--zone", "Mars/Base", "--at", "2126-01-31T12:00"), "Mars/Base"),
         ((*_SEND, "--at", "2026-01-31T12:00Z", "--delay", "5s"), "--delay and --at exclude each other"),
@@ -70,16 +70,19 @@ _SEND = ("send", "orders", "x")
         ((*_SEND, "--file", "body.json"), "an argument or with --file, not both"),
         (("send", "orders", "--file", "missing.json"), "missing.json cannot be read: No such file"),
         (("messages", "list", "--limit", "0"), "Invalid value for '--limit'"),
-        (("messages", "reschedule", "m1"), "say when: either --delay or --at"),
+        (("messages", "reschedule", "m1"), "give the time: either --delay or --at"),
         (("messages", "reschedule", "m1", "--delay", "1s", "--at", "2026-01-31T12:00Z"), "either --delay or --at"),
-        (("errors", "return"), "name the messages to return, or all of them with --all"),
-        (("errors", "return", "m1", "--all"), "name the messages to return, or all of them with --all"),
-        (("run", "--log-level", "loud"), "'loud' is none of debug, info, warning, error, critical"),
+        (("errors", "return"), "name the messages to return, or select them: --all"),
+        (("errors", "return", "m1", "--all"), "name the messages to return, or select them: --all"),
+        (("run", "--log-level", "loud"), "'loud' is not one of debug, info, warning, error, critical"),
         (("run", "--clock-start", "2026-01-31T12:00Z", "--clock-speed", "0"), "--clock-speed must be above 0"),
-        (("pipeline",), "which one? postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep|migrate"),
+        (
+            ("pipeline",),
+            "name a subcommand: postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep|waiting|migrate",
+        ),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
-        (("pipeline", "forecast", "--rate", "50"), "leave out --rate, and compare yours with those that are needed"),
+        (("pipeline", "forecast", "--rate", "50"), "leave out --rate, and compare your rate with the needed rates"),
         (
             ("pipeline", "schedule", "x.csv", "--destination", "queue", "--destination-value", "orders"),
             "--destination and --destination-value exclude each other",
@@ -253,14 +256,6 @@ def test_no_command_is_cut_short_in_a_list_of_commands(cli, monkeypatch):
         lists += bool(listed)
         groups += [(*group, line.split()[0]) for line in listed if line.startswith("  ") and line[2] != " "]
     assert lists == 9  # postdate, and its groups
-
-
-@pytest.mark.parametrize("arguments", [[], ["--year"], ["--folder", "x"]])
-def test_the_demo_says_where_it_is(cli, arguments):
-    ran = cli("demo", *arguments)
-    assert ran.status == 2
-    assert "the demo is in the repository of Postdate, not in the package: run `make demo` there" in ran.err
-    assert "demo" not in cli.ok("--help").out
 
 
 def test_the_version_is_an_option_too(cli):

@@ -116,4 +116,4 @@ def test_a_broker_that_still_has_the_plugins_exchange_says_what_to_do(cli, site)
     site.channel.exchange_declare(site.name, "direct", durable=True)
     ran = cli("setup")
     assert ran.status != 0
-    assert "delete it if it is the one of the plugin" in ran.err
+    assert "delete it if the plugin declared it" in ran.err

@@ -24,6 +24,7 @@ from postdate import (
     MemoryTransport,
     SqliteStore,
     TransactionMode,
+    ports,
 )
 from postdate.backends.memory.transport import MemoryReceiver, _has_expired
 from postdate.backends.sqlite.observation import FileObserver
@@ -39,27 +40,6 @@ from postdate.errors import (
 )
 from postdate.messages import new_message_id
 from postdate.pipeline.rows import INSTANT, messages_of
-from postdate.ports import (
-    HANDLED,
-    Claim,
-    Completion,
-    MessageFilter,
-    MoveReport,
-    Outcome,
-    Received,
-    Record,
-    Recording,
-    RecordKind,
-    ScanFilter,
-    ScanPart,
-    StoreReport,
-    StoreStatistics,
-    TransportCapabilities,
-    UnreadableRow,
-    Wake,
-    Work,
-    counts_between,
-)
 from postdate.ports.changing import KEYED_ID, CreateMessage
 from postdate.ports.limits import LimitsInUse, StoredLimits
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
@@ -79,7 +59,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class EarlyByOneMicrosecond(MemoryStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await super().claim_due(now + MICROSECOND, limit)
 
 
@@ -96,7 +76,7 @@ class SwallowsDuplicates(MemoryStore):
 
 
 class LosesTheBatchAfterADuplicate(MemoryStore):
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         report = await super().store_many(messages, now)
         if report.duplicate_ids and len(messages) > 1:
             self._entries.pop(messages[0].message_id, None)
@@ -111,7 +91,7 @@ class ForgetsFailures(MemoryStore):
 
 
 class ClaimsTwice(MemoryStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         claims = await super().claim_due(now, limit)
         for claim in claims:
             self._entries[claim.message.message_id].attempt_at = claim.message.due
@@ -119,7 +99,7 @@ class ClaimsTwice(MemoryStore):
 
 
 class NewestFirst(MemoryStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return list(reversed(await super().claim_due(now, limit)))
 
 
@@ -132,7 +112,7 @@ class BlamesTheMessage(SqliteStore):
 
 
 class DropsUnicode(MemoryStore):
-    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
+    def _add(self, message: DelayedMessage, now: datetime, kind: ports.RecordKind, detail: str = "") -> None:
         headers = {key: value.encode("ascii", "replace").decode() for key, value in message.headers.items()}
         super()._add(replace(message, headers=headers), now, kind, detail)
 
@@ -143,51 +123,51 @@ class AcceptsTooLarge(MemoryStore):
 
 
 class StoresHalfABatch(MemoryStore):
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         if len(messages) < 2:
             return await super().store_many(messages, now)
         reports = [await self.store_many([message], now) for message in messages]
-        return StoreReport(
+        return ports.StoreReport(
             sum(each.stored for each in reports), tuple(id_ for each in reports for id_ in each.duplicate_ids)
         )
 
 
 class RoundsToMilliseconds(MemoryStore):
-    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
+    def _add(self, message: DelayedMessage, now: datetime, kind: ports.RecordKind, detail: str = "") -> None:
         due = message.due.replace(microsecond=message.due.microsecond // 1000 * 1000)
         super()._add(replace(message, due=due), now, kind, detail)
 
 
 class IgnoresTokens(MemoryStore):
-    def _claimed_entry(self, claim: Claim):
+    def _claimed_entry(self, claim: ports.Claim):
         return self._entries.get(claim.message.message_id)
 
 
 class RetriesAtOnce(MemoryStore):
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         return await super().retry_later(claim, claim.message.due, now, reason)
 
 
 class CountsWhatIsReleased(MemoryStore):
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         return sum(
             [await self.retry_later(each, attempt_at or each.message.due, each.message.due, "") for each in claims]
         )
 
 
 class ReleasesAtOnce(MemoryStore):
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         return await super().release(claims, None)
 
 
 class ReleasesWhatItDoesNotHold(MemoryStore):
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         await super().release(claims, attempt_at)
         return len(claims)
 
 
 class KeepsWhatItCannotRead(SqliteStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         with mock.patch(
             "postdate.backends.sqlite.rows.decode_rows", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
@@ -195,17 +175,17 @@ class KeepsWhatItCannotRead(SqliteStore):
 
 
 class ForgetsTheBytes(SqliteStore):
-    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+    async def list_unreadable(self, limit: int) -> Sequence[ports.UnreadableRow]:
         return [replace(each, raw={}) for each in await super().list_unreadable(limit)]
 
 
 class MarksNothing(SqliteStore):
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         return False
 
 
 class MarksWithoutAClaim(SqliteStore):
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         await super().mark_unreadable(claim, reason, now)
         return True
 
@@ -213,14 +193,14 @@ class MarksWithoutAClaim(SqliteStore):
 class MarksWhatItReadsAgain(SqliteStore):
     """It forgets the mark, so that the next claim meets the row again."""
 
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         sql = "UPDATE delayed_message SET attempt_at = due, unreadable = NULL WHERE unreadable IS NOT NULL"
         await self.file.write(lambda tx: tx.execute(sql) and None)
         return await super().claim_due(now, limit)
 
 
 class CountsWhatItCannotRead(SqliteStore):
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         counts = await super().statistics(now)
         return replace(counts, pending=counts.pending + counts.unreadable)
 
@@ -237,17 +217,17 @@ class DiscardsTheFirst(SqliteStore):
 
 
 class ChecksWhatItReads(SqliteStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return [replace(each, message=replace(each.message)) for each in await super().claim_due(now, limit)]
 
 
 class NeverWakes(MemoryStore):
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         return lambda: None
 
 
 class AlwaysWakes(MemoryStore):
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         report = await super().store_many(messages, now)
         for wake in self._wakes:
             wake()
@@ -273,12 +253,12 @@ class SleepsOverWhatIsStoredDuringALook(MemoryStore):
 
 
 class MovesAndSleepsOverWhatIsStored(SqliteStore):
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         return lambda: None
 
-    async def move_due(self, *arguments: Any, **settings: Any) -> MoveReport:
+    async def move_due(self, *arguments: Any, **settings: Any) -> ports.MoveReport:
         report = await super().move_due(*arguments, **settings)
-        while not await super().list_pending(MessageFilter(), 3):
+        while not await super().list_pending(ports.MessageFilter(), 3):
             await anyio.lowlevel.checkpoint()
         return report
 
@@ -341,12 +321,12 @@ class GivesATurnToAll(MemoryStore):
 
 
 class ClaimsEveryLane(MemoryStore):
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await self.claim_due(LATEST, limit)
 
 
 class MarksByTheLane(SqliteStore):
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await super().claim_lane(stored_limits, stored_limits.lane_end, limit)
 
 
@@ -410,8 +390,8 @@ class CountsOn(MemoryStore):
 
 
 class RecordsNothing(MemoryStore):
-    def __init__(self, *, recording: Recording = Recording.ALL, **settings) -> None:
-        super().__init__(recording=Recording.OUTCOMES, **settings)
+    def __init__(self, *, recording: ports.Recording = ports.Recording.ALL, **settings) -> None:
+        super().__init__(recording=ports.Recording.OUTCOMES, **settings)
 
 
 class SaysItIsDurable(MemoryStore):
@@ -433,7 +413,7 @@ def with_only(method: str, store: type = MemoryStore) -> type:
 
 class ScansTheLastRowOfAPartTwice(SqliteStore):
     def scan(self, scan, part, page):
-        return super().scan(scan, ScanPart(part.first, part.end + 1), page)
+        return super().scan(scan, ports.ScanPart(part.first, part.end + 1), page)
 
 
 class IgnoresFilters(SqliteStore):
@@ -486,7 +466,7 @@ class CutsColumnsToMilliseconds(ColumnarSqlite):
 
 class ScansColumnsUnfiltered(ColumnarSqlite):
     def scan_columns(self, scan, part):
-        return super().scan_columns(replace(scan, row_filter=ScanFilter()), part)
+        return super().scan_columns(replace(scan, row_filter=ports.ScanFilter()), part)
 
 
 class StoresColumnsWithoutExpiry(ColumnarSqlite):
@@ -498,11 +478,13 @@ class StoresColumnsWithoutExpiry(ColumnarSqlite):
 class ForgetsWhichIdsWereKnown(ColumnarSqlite):
     def store_columns(self, batch, now):
         report = super().store_columns(batch, now)
-        return StoreReport(report.stored, tuple(dict.fromkeys(report.duplicate_ids)) if report.stored else ())
+        return ports.StoreReport(report.stored, tuple(dict.fromkeys(report.duplicate_ids)) if report.stored else ())
 
 
 class FinishesLostClaims(SqliteStore):
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
         work = super().finishing_work(claims, outcome, now, detail)
 
         def forgiving(transaction: object) -> None:
@@ -515,7 +497,7 @@ class FinishesLostClaims(SqliteStore):
 
 
 class SwallowsDuplicatesInTransactions(SqliteStore):
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         work = super().storing_work(messages, now)
 
         def forgiving(transaction: object) -> None:
@@ -530,11 +512,11 @@ class SwallowsDuplicatesInTransactions(SqliteStore):
 class CountsByNextAttempt(MemoryStore):
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
         dues = [(each.attempt_at, 1) for each in self._entries.values() if each.attempt_at is not None]
-        return counts_between(edges, dues)
+        return ports.counts_between(edges, dues)
 
 
 class ForgetsWhatHasLeft(MemoryStore):
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         return await super().history(message_id) if message_id in self._entries else ()
 
 
@@ -693,13 +675,13 @@ class BrokenTransport(MemoryTransport):
 
 class IgnoresRollback(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
             self._pop_unsettled(received)
 
 
 class ForgetsFailuresOnRollback(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
             await super().roll_back(received, failed=False)
 
 
@@ -712,7 +694,7 @@ class KeepsWhatItHeldWhenClosed(BrokenTransport):
 
 class HandsOutTwice(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
             received = await super().receive(limit, wait=wait)
             for each in received:
                 self._queue.put(each.envelope, each.failures)
@@ -721,20 +703,22 @@ class HandsOutTwice(BrokenTransport):
 
 class GoesOnTakingWhenStopped(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        async def commit(
+            self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+        ) -> None:
             await super().commit(received, now, completion)
             await super().receive(1)
 
 
 class WaitsAlways(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
             return await super().receive(limit)
 
 
 class LosesWhatIsCancelled(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
             received = await super().receive(limit, wait=wait)
             await anyio.lowlevel.checkpoint()
             return received
@@ -742,13 +726,15 @@ class LosesWhatIsCancelled(BrokenTransport):
 
 class NewestFirstOut(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+        async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
             return list(reversed(await super().receive(limit, wait=wait)))
 
 
 class CommitsTwice(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        async def commit(
+            self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+        ) -> None:
             try:
                 await super().commit(received, now, completion)
             except ClaimLost:
@@ -757,7 +743,9 @@ class CommitsTwice(BrokenTransport):
 
 class SendsBeforeItFails(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        async def commit(
+            self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+        ) -> None:
             errors = await self._transport.send(completion.outgoing, now)
             for error in errors:
                 if error is not None:
@@ -767,14 +755,14 @@ class SendsBeforeItFails(BrokenTransport):
 
 class IgnoresWork(BrokenTransport):
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         return await super().send(envelopes, now)
 
 
 class RaisesForAMissingQueue(BrokenTransport):
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         answers = await super().send(envelopes, now, work=work)
         for answer in answers:
@@ -785,7 +773,7 @@ class RaisesForAMissingQueue(BrokenTransport):
 
 class CreatesMissingQueues(BrokenTransport):
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         await self.create_queues([envelope.destination for envelope in envelopes])
         return await super().send(envelopes, now, work=work)
@@ -818,10 +806,10 @@ class DecodesTheBody(_Changes):
 class TakesTooLarge(BrokenTransport):
     def __init__(self, **settings) -> None:
         super().__init__()
-        self._reported = TransportCapabilities(durable=False, transaction_modes=frozenset(), **settings)
+        self._reported = ports.TransportCapabilities(durable=False, transaction_modes=frozenset(), **settings)
 
     @property
-    def capabilities(self) -> TransportCapabilities:
+    def capabilities(self) -> ports.TransportCapabilities:
         return self._reported
 
 
@@ -845,7 +833,9 @@ class LivesByTheSendersClock(BrokenTransport):
 
 class LosesWhatExpiresInItsHands(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
-        async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+        async def commit(
+            self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+        ) -> None:
             assert isinstance(received.token, int)
             _, kept = self._unsettled[received.token]
             if _has_expired(kept, to_microseconds(self._transport._clock.now())):
@@ -867,7 +857,7 @@ class StopsAtWhatItCannotRead(LocalTransport):
 
 
 class StopsAtWhatItCannotReadReceiver(LocalReceiver):
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
@@ -876,7 +866,7 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
 
 
 class ForgetsTheBytesOfAQueue(LocalTransport):
-    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+    async def list_unreadable(self, limit: int) -> Sequence[ports.UnreadableRow]:
         return [replace(each, raw={}) for each in await super().list_unreadable(limit)]
 
 
@@ -892,7 +882,7 @@ class ChecksWhatItReceives(LocalTransport):
 
 
 class ChecksWhatItReceivesReceiver(LocalReceiver):
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         return [each._replace(envelope=replace(each.envelope)) for each in await super().receive(limit, wait=wait)]
 
 
@@ -902,7 +892,9 @@ class WorksAfterTheCommit(LocalTransport):
 
 
 class WorksAfterTheCommitReceiver(LocalReceiver):
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         await super().commit(received, now, replace(completion, work=()))
         await self._transport.send((), now, work=completion.work)
 

@@ -153,7 +153,7 @@ async def test_what_was_edited_is_returned_by_its_own_id_only(transport_subject:
             await all_are_back(transport, 3)
             results = {each.message_id: each for each in await operations.return_all(here, IN, START, treatment=how)}
             assert (results["m1"].done, results["m2"].done) == (False, True)
-            assert f"it was edited, and sent as {sent.message_id}" in results["m1"].remark
+            assert f"it was edited and sent as {sent.message_id}" in results["m1"].remark
         assert sorted(await ids_in(transport, OUT, 2)) == sorted([sent.message_id, "m2"])
         await all_are_back(transport, 3)
         details = await operations.show_error(here, IN, "m1", START)

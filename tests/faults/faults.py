@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.faults.deployments import (
-    ROLE,
-    Azure,
-    Deployment,
-    InMariaDb,
-    InPostgres,
-    OneFile,
-    OnSmallDisk,
-    ToRabbitMq,
-    TwoFiles,
-)
+from tests.faults import deployments
 from tests.faults.lab import SECOND, Lab, watch
 from tests.faults.ledger import NEVER
 from tests.faults.observers import now
@@ -36,7 +26,7 @@ Where = str
 """``store`` or ``queues``: whose server or link."""
 
 
-def server_of(deployment: Deployment, where: Where) -> Server:
+def server_of(deployment: deployments.Deployment, where: Where) -> Server:
     server = deployment.store_server if where == "store" else deployment.queue_server
     assert server is not None, f"{deployment.name} has no server of its {where}"
     return server
@@ -94,7 +84,7 @@ class FrozenService:
         second.thaw()
 
     def _wait_until_it_holds_all_it_takes(self, lab: Lab) -> None:
-        if isinstance(lab.deployment, Azure):  # what is claimed there, only its process knows
+        if isinstance(lab.deployment, deployments.Azure):  # what is claimed there, only its process knows
             first = lab.services[0]
             assert until(lambda: first.says("dispatches under the lease"), PATIENCE_SECONDS), "it has the lease"
             watch(3 * SECOND)
@@ -104,7 +94,7 @@ class FrozenService:
 
     @staticmethod
     def _leave_no_lock(lab: Lab, frozen: Service) -> None:
-        while isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
+        while isinstance(lab.deployment, deployments.OneFile) and lab.deployment.is_locked():
             frozen.thaw()
             frozen.freeze()
 
@@ -116,7 +106,7 @@ class FrozenService:
             yield
             lab.deployment.queue_link.cut()  # what is on its way is not sent
             lab.deployment.queue_link.restore()
-        elif isinstance(lab.deployment, TwoFiles):
+        elif isinstance(lab.deployment, deployments.TwoFiles):
             with closing(sqlite3.connect(lab.deployment.queues, isolation_level=None, timeout=20)) as writing:
                 writing.execute("BEGIN IMMEDIATE")
                 yield
@@ -240,7 +230,9 @@ class TerminatedConnections:
     """``pg_terminate_backend`` for every connection of the services, at the beginning and at the end."""
 
     def begin(self, lab: Lab) -> None:
-        lab.deployment.query(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{ROLE}'")
+        lab.deployment.query(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{deployments.ROLE}'"
+        )
 
     def end(self, lab: Lab) -> None:
         self.begin(lab)
@@ -273,7 +265,7 @@ class SteppedClocks:
 
 
 def broker_of(lab: Lab) -> Any:
-    assert isinstance(lab.deployment, ToRabbitMq)
+    assert isinstance(lab.deployment, deployments.ToRabbitMq)
     return lab.deployment.broker
 
 
@@ -335,13 +327,13 @@ class RevokedRight:
     """The role of the services loses a right on a table of PostgreSQL, and has it back at the end."""
 
     right: str
-    table: Callable[[Deployment], str]
+    table: Callable[[deployments.Deployment], str]
 
     def begin(self, lab: Lab) -> None:
-        lab.deployment.query(f"REVOKE {self.right} ON {self.table(lab.deployment)} FROM {ROLE}")
+        lab.deployment.query(f"REVOKE {self.right} ON {self.table(lab.deployment)} FROM {deployments.ROLE}")
 
     def end(self, lab: Lab) -> None:
-        lab.deployment.query(f"GRANT {self.right} ON {self.table(lab.deployment)} TO {ROLE}")
+        lab.deployment.query(f"GRANT {self.right} ON {self.table(lab.deployment)} TO {deployments.ROLE}")
 
 
 @dataclass
@@ -354,23 +346,23 @@ class LockedTable:
         role_setting: a time limit of the services' role in PostgreSQL, such as ``lock_timeout = '500ms'``.
     """
 
-    table: Callable[[Deployment], str]
+    table: Callable[[deployments.Deployment], str]
     mode: str
     role_setting: str = ""
 
     def begin(self, lab: Lab) -> None:
         deployment = lab.deployment
         if self.role_setting:
-            assert isinstance(deployment, InPostgres)
-            deployment.query(f"ALTER ROLE {ROLE} SET {self.role_setting}")
+            assert isinstance(deployment, deployments.InPostgres)
+            deployment.query(f"ALTER ROLE {deployments.ROLE} SET {self.role_setting}")
             for service in lab.services:  # a role's settings are those of new connections
                 service.stop()
             lab.start_services()
-        if isinstance(deployment, InPostgres):
+        if isinstance(deployment, deployments.InPostgres):
             locking: Any = psycopg.connect(deployment.url)
             locking.execute(f"LOCK TABLE {self.table(deployment)} IN {self.mode} MODE".encode())
         else:
-            assert isinstance(deployment, InMariaDb)
+            assert isinstance(deployment, deployments.InMariaDb)
             locking = deployment.connect()
             locking.query(f"LOCK TABLES {self.table(deployment)} {self.mode}")
         lab.kept["locking"] = locking
@@ -383,7 +375,7 @@ class LockedFile:
     """Another process writes to the file, and does not end its transaction."""
 
     def begin(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OneFile)
+        assert isinstance(lab.deployment, deployments.OneFile)
         other = sqlite3.connect(lab.deployment.path, isolation_level=None, timeout=20)
         other.execute("BEGIN IMMEDIATE")
         lab.kept["locking"] = other
@@ -396,11 +388,11 @@ class FullDisk:
     """The disk of the store is full, and has room again at the end."""
 
     def begin(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OnSmallDisk)
+        assert isinstance(lab.deployment, deployments.OnSmallDisk)
         lab.deployment.disk.fill([service.pid for service in lab.services])
 
     def end(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OnSmallDisk)
+        assert isinstance(lab.deployment, deployments.OnSmallDisk)
         lab.deployment.disk.empty([service.pid for service in lab.services])
 
 
@@ -445,7 +437,7 @@ class ReplacedFile:
     """The file of the store is put back from a copy, as a restore does it: by renaming the copy over it."""
 
     def begin(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OneFile)
+        assert isinstance(lab.deployment, deployments.OneFile)
         path = lab.deployment.path
         copy = path.with_suffix(".copy")
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
@@ -466,7 +458,7 @@ class TornFile:
     """Half of the file is gone when the service starts, as after a crash of the disk; at the end it is whole again."""
 
     def begin(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OneFile)
+        assert isinstance(lab.deployment, deployments.OneFile)
         path, service = lab.deployment.path, lab.services[0]
         service.stop()
         with closing(
@@ -480,7 +472,7 @@ class TornFile:
         service.start(lab.deployment.environment())
 
     def end(self, lab: Lab) -> None:
-        assert isinstance(lab.deployment, OneFile)
+        assert isinstance(lab.deployment, deployments.OneFile)
         path, service = lab.deployment.path, lab.services[0]
         told = until(lambda: service.says("malformed") or service.says("damaged"), PATIENCE_SECONDS)
         assert told, service.said()[-1_000:]

@@ -134,9 +134,8 @@ class SqliteObserver(RowsObserver):
         file = self._path.stat().st_ino
         if self._connection is None or file != self._file:
             self.close()
-            if has_leftover_log(
-                self._path
-            ):  # opened with the log of the file before, it would spoil it for this process
+            # Opened with the log of the file before, it would spoil it for this process.
+            if has_leftover_log(self._path):
                 return []
             self._connection = sqlite3.connect(f"file:{self._path}?mode=ro", uri=True, check_same_thread=False)
             self._file, last = file, 0

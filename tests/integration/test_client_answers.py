@@ -125,7 +125,7 @@ async def test_an_id_is_used_once_and_the_error_says_no_more_than_that(
     client, *_ = place
     await client.send(b"", destination="mails", delay=HOUR, message_id="once")
     assert await client.cancel("once")
-    with pytest.raises(DuplicateMessage, match="an id is used once, whatever became of the first one"):
+    with pytest.raises(DuplicateMessage, match="an id is used once, even if the first message has ended"):
         await client.send(b"", destination="mails", delay=HOUR, message_id="once")
 
 

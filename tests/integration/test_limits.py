@@ -140,5 +140,5 @@ async def test_fifty_a_second_of_a_herd_of_5000(kind: str, request: pytest.Fixtu
 
 
 async def test_stores_that_keep_no_limits_say_so(request: pytest.FixtureRequest) -> None:
-    with client_of("redis", request) as (client, _, _), pytest.raises(NotSupported, match="keeps no limits"):
+    with client_of("redis", request) as (client, _, _), pytest.raises(NotSupported, match="does not support limits"):
         await client.pause("q")

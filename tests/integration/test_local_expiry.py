@@ -521,7 +521,7 @@ async def test_a_locked_file_is_logged_once_and_tried_again(
         gone = "1 messages expired in their queues: 1 are gone, 0 are kept in postdate.dead-letters"
         await until(lambda: gone in [record.getMessage() for record in caplog.records])  # said after the commit
     said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if line.startswith("cannot take expired messages out of their queues")]) == 1
+    assert len([line for line in said if line.startswith("cannot remove expired messages from their queues")]) == 1
 
 
 @contextmanager

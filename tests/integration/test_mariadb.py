@@ -11,7 +11,7 @@ from tests.mariadb_subjects import drop_schema, fresh_schema
 from tests.servers import MariaDB
 from tests.waiting import until
 
-from postdate import DelayedMessage
+from postdate import DelayedMessage, errors
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession, translate, translate_errors
 from postdate.backends.mariadb.schema import MariaDbNames, quote_name
 from postdate.backends.mariadb.statements import MariaDbStatements
@@ -19,15 +19,6 @@ from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
 from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.backends.sql.row_locks.statements import EARLIEST
-from postdate.errors import (
-    ConfigurationError,
-    MessageTooLarge,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreUnreachable,
-)
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -112,7 +103,7 @@ async def test_every_look_goes_by_its_index_however_many_wait(
 
 @pytest.mark.parametrize("table", ["t" * 65, "clock 🕰", "ends in a space ", "", "nul\0", "Postdate_Record"])
 def test_tables_that_cannot_be_are_refused(table: str) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(errors.ConfigurationError):
         MariaDbStore("mariadb://user@localhost/database", table=table)
 
 
@@ -122,7 +113,7 @@ async def test_a_message_over_the_packet_of_the_server_names_its_setting(mariadb
     await asked.close()
     store = store_on(mariadb_url, schema, largest_message_bytes=2 * packet)
     await store.setup()
-    with pytest.raises(MessageTooLarge, match="max_allowed_packet"):
+    with pytest.raises(errors.MessageTooLarge, match="max_allowed_packet"):
         await store.store(DelayedMessage("m-1", NOW, "queue", {}, b"x" * packet), NOW)
     assert await store.next_due() is None
     await store.close()
@@ -154,7 +145,7 @@ async def test_a_wrong_password_is_not_in_the_error(mariadb_url: str) -> None:
     head, _, place = mariadb_url.rpartition("@")
     user = head.partition("://")[2].partition(":")[0]
     store = MariaDbStore(f"mariadb://{user}:secret-secret@{place}", table=TABLE)
-    with pytest.raises(StoreNotWritable) as caught:
+    with pytest.raises(errors.StoreNotWritable) as caught:
         await store.next_due()
     assert "secret-secret" not in str(caught.value)
     await store.close()
@@ -162,9 +153,15 @@ async def test_a_wrong_password_is_not_in_the_error(mariadb_url: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(1205, Conflict), (1146, StoreNotSetUp), (1114, StoreFull), (1021, StoreFull), (1040, StoreUnreachable)],
+    [
+        (1205, Conflict),
+        (1146, errors.StoreNotSetUp),
+        (1114, errors.StoreFull),
+        (1021, errors.StoreFull),
+        (1040, errors.StoreUnreachable),
+    ],
 )
-def test_errors_of_the_server_are_translated(number: int, expected: type[StoreError]) -> None:
+def test_errors_of_the_server_are_translated(number: int, expected: type[errors.StoreError]) -> None:
     found = translate(pymysql.err.OperationalError(number, "said by the server"), "MariaDB here")
     assert isinstance(found, expected)
     assert str(found).startswith("MariaDB here")
@@ -181,7 +178,7 @@ def test_errors_of_the_server_are_translated(number: int, expected: type[StoreEr
 def test_general_errors_about_the_data_of_a_statement_are_no_outage(
     session: MariaDbSession, number: int, statement: str
 ) -> None:
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(errors.StoreError) as caught:
         session.rows(statement)
     assert isinstance(caught.value.__cause__, pymysql.Error)
     assert caught.value.__cause__.args[0] == number
@@ -190,7 +187,7 @@ def test_general_errors_about_the_data_of_a_statement_are_no_outage(
 
 @pytest.mark.parametrize("url", ["mariadb://host:port/database", "postgresql://host/database", "mariadb://host/d?x=1"])
 def test_addresses_that_cannot_be_are_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(errors.ConfigurationError):
         MariaDbStore(url)
 
 
@@ -199,7 +196,7 @@ def test_old_servers_and_other_servers_are_refused(
     session: MariaDbSession, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(session, "rows", lambda _sql: [(version, 16_777_216)])
-    with pytest.raises(ConfigurationError, match=r"10\.6"):
+    with pytest.raises(errors.ConfigurationError, match=r"10\.6"):
         session.check_server()
 
 
@@ -288,5 +285,5 @@ async def _an_old_snapshot_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -
     "error", [AssertionError("cut short"), IndexError(), pymysql.err.InternalError("Packet sequence number wrong")]
 )
 def test_a_packet_that_cannot_be_read_is_a_lost_connection(error: Exception) -> None:
-    with pytest.raises(StoreUnreachable), translate_errors("here"):
+    with pytest.raises(errors.StoreUnreachable), translate_errors("here"):
         raise error

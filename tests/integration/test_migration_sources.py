@@ -101,7 +101,7 @@ def test_what_is_no_message_is_a_problem_with_its_id(place: Place) -> None:
     ]
     place.insert([*bad, *hours(2), *(Row(NEXT_YEAR, headers="{") for _ in range(20))])
     headers, destination = sorted(place.source().preview("Sales.Orders", LONG_AGO).problems, reverse=True)
-    assert headers.startswith("23 with headers that are no JSON object")
+    assert headers.startswith("23 with headers that are not a JSON object")
     assert headers.endswith(", …")
     assert destination.startswith("2 with a destination that is blank")
     assert all(each.timeout_id in destination.lower() for each in bad[3:])
@@ -118,7 +118,7 @@ def test_ids_and_times_that_cannot_be_read_are_problems(tmp_path: Path) -> None:
     problems = source.preview("Sales.Orders", LONG_AGO).problems
     assert sorted(problems) == [
         f"1 with a due time that cannot be read: {values[0]}",
-        "1 with an id that is no UUID: SALES-17",
+        "1 with an id that is not a UUID: SALES-17",
     ]
     run = new_run()
     source.start_run(run)

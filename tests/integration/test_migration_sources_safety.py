@@ -309,7 +309,7 @@ def test_a_table_without_transactions_is_refused(mariadb_url: str) -> None:
     [
         ("amqp://user:secret@here/", {}, "no migration can be made"),
         ("postgresql:user:secret@here", {}, "names no server"),
-        ("postgresql://user:sec/ret@here:1/x", {}, "cannot be taken apart"),
+        ("postgresql://user:sec/ret@here:1/x", {}, "cannot be parsed"),
         ("mariadb://user:secret@here:99999/x", {}, "no port"),
         ("mssql://user:secret@here", {}, "SQL Server"),
         ("sqlite:old.db", {}, "names no file"),

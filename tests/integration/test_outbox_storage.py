@@ -571,16 +571,16 @@ async def test_a_transaction_that_is_over_cannot_begin_and_holds_up_nobody(subje
     await anyio.lowlevel.checkpoint()  # in SQLite it waits for its turn; in PostgreSQL it is beginning
     await rolled_back.roll_back()
     assert await first.commit([], NOW)
-    with pytest.raises(StoreError, match="is over"):
+    with pytest.raises(StoreError, match="has ended"):
         await asyncio.gather(begun, rolled_back.begin())
     for transaction in (first, rolled_back):
-        with pytest.raises(StoreError, match="is over"):
+        with pytest.raises(StoreError, match="has ended"):
             await transaction.begin()
     with patience():
         for number in range(40):  # more than there are connections
             late = subject.store.transaction("sales", "late")
             await late.roll_back()
-            with pytest.raises(StoreError, match="is over"):
+            with pytest.raises(StoreError, match="has ended"):
                 await late.begin()
             assert await subject.store.transaction("sales", f"then {number}").commit([], NOW)
 

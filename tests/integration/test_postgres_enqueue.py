@@ -352,7 +352,7 @@ async def test_a_connection_that_commits_every_statement_is_refused(sales: Sales
 
 
 async def test_what_is_no_connection_to_such_a_database_is_refused(sales: Sales) -> None:
-    await refuses(sales, object(), "builtins.object is no connection")
+    await refuses(sales, object(), "builtins.object is not a connection")
     engine = sqlalchemy.create_engine("sqlite://")
     with engine.connect() as connection:
         await refuses(sales, connection, "to sqlite")

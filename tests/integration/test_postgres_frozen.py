@@ -295,7 +295,7 @@ async def test_whoever_may_not_end_the_sessions_says_so_once(
         await store.initialize("service", TransactionMode.RECEIVE_ONLY)
         stop = await store.listen(lambda: None)
         holder.freeze()
-        refused = "cannot be ended; that needs its role"
+        refused = "cannot be ended; only their own role"
         await until(lambda: caplog.text.count(refused) >= 2)
         assert caplog.text.count("has sent no heartbeat") == 2  # of its store, and of its queues
         stop()

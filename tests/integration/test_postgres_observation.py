@@ -302,7 +302,7 @@ async def test_prepared_transactions_are_named_with_what_ends_them(server_with_t
         (found,) = await place.store.old_snapshots()
         assert (found.pid, found.application) == (0, "prepared transaction it's old")
         check = diagnose_old_snapshot(found, "PostgreSQL")
-        assert check.found.startswith("prepared transaction it's old, user postdate has held one for ")
+        assert check.found.startswith("prepared transaction it's old, user postdate has held a snapshot for ")
         assert check.mend.endswith(": ROLLBACK PREPARED 'it''s old'")
         connection.execute(found.mend.encode())
         assert await place.store.old_snapshots() == []
@@ -314,5 +314,5 @@ def test_a_slot_is_dropped_not_terminated() -> None:
         0, "replication slot s", "", timedelta(0), "9 transactions behind", "SELECT pg_drop_replication_slot('s')"
     )
     check = diagnose_old_snapshot(slot, "PostgreSQL")
-    assert check.found.startswith("replication slot s has held one")
+    assert check.found.startswith("replication slot s has held a snapshot")
     assert check.mend.endswith(": SELECT pg_drop_replication_slot('s')")

@@ -77,7 +77,7 @@ def test_a_name_that_the_server_would_cut_off_is_refused(postgres_url: str, name
 
 async def test_an_endpoint_whose_table_would_be_cut_off_is_refused(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
-    with pytest.raises(ConfigurationError, match="64 bytes; PostgreSQL takes 63"):
+    with pytest.raises(ConfigurationError, match="64 bytes; PostgreSQL allows at most 63"):
         await store.initialize("x" * 55, TransactionMode.RECEIVE_ONLY)
     await store.close()
 

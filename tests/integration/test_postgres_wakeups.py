@@ -17,7 +17,7 @@ from tests.servers import PostgreSQL
 from tests.waiting import UntilWoken, claimed, received, until
 
 from postdate import DelayedDelivery, Endpoint, TransactionMode
-from postdate.backends.postgres.transport import LowWater
+from postdate.backends.postgres.low_water import LowWater
 from postdate.errors import ClaimLost, StoreUnavailable
 from postdate.ports import Outcome
 

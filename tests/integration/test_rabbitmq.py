@@ -21,19 +21,10 @@ from tests.servers import RabbitMQ
 from tests.tds_server import issue
 from tests.waiting import Eventually, until
 
-from postdate import Endpoint, Envelope, HandlerContext, Recoverability
+from postdate import Endpoint, Envelope, HandlerContext, Recoverability, errors
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import exchange_address
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.errors import (
-    ClaimLost,
-    DestinationUnavailable,
-    InvalidHeaders,
-    MessageTooLarge,
-    QueueNotFound,
-    TransportUnavailable,
-    TransportUnreachable,
-)
 from postdate.messages import Headers
 from postdate.ports import Completion, Received
 
@@ -109,7 +100,7 @@ async def drain(transport: RabbitMqTransport, queue: str, wanted: Iterable[str])
                 await receiver.commit(each, NOW)
         return True
 
-    await until(all_came, despite=(TransportUnavailable, ClaimLost))
+    await until(all_came, despite=(errors.TransportUnavailable, errors.ClaimLost))
     await receiver.close()
 
 
@@ -119,7 +110,9 @@ async def drain(transport: RabbitMqTransport, queue: str, wanted: Iterable[str])
 async def test_each_message_without_a_queue_is_answered_in_its_place(rabbitmq_url: str, queue: str) -> None:
     envelopes = [envelope(queue if n % 3 else f"missing.{n}", "same id" if n % 2 else f"{n}") for n in range(2_500)]
     async with transport_at(rabbitmq_url) as transport:
-        assert await kinds_of(transport, envelopes) == [NoneType if n % 3 else QueueNotFound for n in range(2_500)]
+        assert await kinds_of(transport, envelopes) == [
+            NoneType if n % 3 else errors.QueueNotFound for n in range(2_500)
+        ]
 
 
 async def test_an_exchange_is_an_address(
@@ -128,7 +121,10 @@ async def test_an_exchange_is_an_address(
     channel.queue_bind(queue, exchange, "ключ/50%")
     async with transport_at(rabbitmq_url) as transport:
         to, nowhere = exchange_address(exchange, "ключ/50%"), exchange_address(exchange, "unbound")
-        assert await kinds_of(transport, [envelope(to, "a"), envelope(nowhere, "b")]) == [NoneType, QueueNotFound]
+        assert await kinds_of(transport, [envelope(to, "a"), envelope(nowhere, "b")]) == [
+            NoneType,
+            errors.QueueNotFound,
+        ]
         assert await kinds_of(transport, [envelope(f"exchange:/{queue}", "c")]) == [NoneType]
         assert await ids_in(transport, queue, 2) == ["a", "c"]
 
@@ -138,7 +134,7 @@ async def test_a_missing_exchange_is_answered_and_takes_nothing_else_down(
 ) -> None:
     async with transport_at(rabbitmq_url) as transport:
         envelopes = [envelope(queue, "a"), envelope("exchange:missing/key", "b"), envelope(queue, "c")]
-        assert await kinds_of(transport, envelopes) == [NoneType, QueueNotFound, NoneType]
+        assert await kinds_of(transport, envelopes) == [NoneType, errors.QueueNotFound, NoneType]
         assert await ids_in(transport, queue, 2) == ["a", "c"]
 
 
@@ -151,7 +147,7 @@ async def test_an_exchange_that_vanishes_is_found_out_though_it_closes_the_chann
         assert await kinds_of(transport, [envelope(to)]) == [NoneType]
         channel.exchange_delete(exchange)
         envelopes = [envelope(queue, "a"), envelope(to, "gone"), envelope(queue, "b")]
-        assert await kinds_of(transport, envelopes) == [NoneType, QueueNotFound, NoneType]
+        assert await kinds_of(transport, envelopes) == [NoneType, errors.QueueNotFound, NoneType]
         await drain(transport, queue, {"a", "b", "m"})
 
 
@@ -159,7 +155,7 @@ async def test_an_exchange_that_vanishes_is_found_out_though_it_closes_the_chann
 async def test_an_address_that_nothing_can_have_is_a_value(rabbitmq_url: str, queue: str, address: str) -> None:
     async with transport_at(rabbitmq_url) as transport:
         kinds = await kinds_of(transport, [envelope(address), envelope(queue)])
-    assert kinds == [QueueNotFound, NoneType]
+    assert kinds == [errors.QueueNotFound, NoneType]
 
 
 async def test_a_queue_of_the_other_type_stays_as_it_is(rabbitmq_url: str, queue: str) -> None:
@@ -174,7 +170,7 @@ async def test_headers_that_are_not_text_are_a_value_too(rabbitmq_url: str, queu
         bad = Envelope(queue, "bad", {"lone": "\ud800"})
         assert await kinds_of(transport, [envelope(queue), bad, envelope(queue)]) == [
             NoneType,
-            InvalidHeaders,
+            errors.InvalidHeaders,
             NoneType,
         ]
 
@@ -188,7 +184,7 @@ async def test_a_full_queue_makes_a_message_wait(rabbitmq_url: str, channel: Blo
     async with transport_at(rabbitmq_url) as transport:
         assert await kinds_of(transport, [envelope(name)]) == [NoneType]
         answers = await transport.send([envelope(name), envelope(name)], NOW)
-        assert [type(answer) for answer in answers] == [DestinationUnavailable] * 2
+        assert [type(answer) for answer in answers] == [errors.DestinationUnavailable] * 2
         assert "nack" in str(answers[0])
     channel.queue_delete(name)
 
@@ -196,7 +192,7 @@ async def test_a_full_queue_makes_a_message_wait(rabbitmq_url: str, channel: Blo
 async def test_headers_beyond_a_frame_are_too_large(rabbitmq_url: str, queue: str) -> None:
     async with transport_at(rabbitmq_url) as transport:
         large = Envelope(queue, "large", {"h": "x" * 140_000})
-        assert await kinds_of(transport, [large, envelope(queue)]) == [MessageTooLarge, NoneType]
+        assert await kinds_of(transport, [large, envelope(queue)]) == [errors.MessageTooLarge, NoneType]
 
 
 async def test_bodies_of_many_frames_arrive(rabbitmq_url: str, queue: str) -> None:
@@ -228,7 +224,7 @@ async def test_a_send_over_a_cut_connection_is_answered_and_a_later_one_arrives(
     async with transport_at(through(link, rabbitmq_url)) as transport:
         assert await kinds_of(transport, [envelope(queue, "before")]) == [NoneType]
         link.cut()
-        assert await kinds_of(transport, [envelope(queue, "cut")] * 2) == [TransportUnreachable] * 2
+        assert await kinds_of(transport, [envelope(queue, "cut")] * 2) == [errors.TransportUnreachable] * 2
         link.restore()
 
         async def is_sent() -> bool:
@@ -249,7 +245,7 @@ async def test_a_connection_cut_under_many_sends_loses_nothing_confirmed(
             for batch in range(40):
                 names = [f"{worker}-{batch}-{n}" for n in range(100)]
                 answers = await transport.send([envelope(queue, name) for name in names], NOW)
-                assert {type(answer) for answer in answers} <= {NoneType, TransportUnreachable}
+                assert {type(answer) for answer in answers} <= {NoneType, errors.TransportUnreachable}
                 confirmed.extend(name for name, answer in zip(names, answers, strict=True) if answer is None)
                 if len(confirmed) > 500:
                     enough.set()
@@ -270,7 +266,7 @@ async def test_a_broker_that_falls_silent_is_answered_for(rabbitmq_url: str, que
         link.stall()
         transport.publisher._confirm_seconds = 0.5
         answers = await transport.send([envelope(queue)] * 3, NOW)
-        assert [type(answer) for answer in answers] == [TransportUnreachable] * 3
+        assert [type(answer) for answer in answers] == [errors.TransportUnreachable] * 3
         assert "0.5 s" in str(answers[0])
         link.restore()
 
@@ -288,11 +284,11 @@ async def test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait(
         await expect_heartbeats_soon(transport)
         publishing._silence_seconds, transport.publisher._confirm_seconds = 0.2, 0.5
         answers = await transport.send([envelope(queue)] * 2, NOW)
-        assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
-        assert "says nothing" in str(answers[0])
+        assert [type(answer) for answer in answers] == [errors.TransportUnreachable] * 2
+        assert "sends nothing" in str(answers[0])
         (again,) = await transport.send([envelope(queue)], NOW)
-        assert isinstance(again, TransportUnreachable)
-        assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+        assert isinstance(again, errors.TransportUnreachable)
+        assert "sends nothing" not in str(again)  # it has been left: nothing more is written to it
         await receiver.close()
         await transport.close()
 
@@ -306,13 +302,13 @@ async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
         (held,) = await receive(receiver, 1)
         link.stall()
         await expect_heartbeats_soon(transport)
-        with pytest.raises(TransportUnavailable, match="silent"):
+        with pytest.raises(errors.TransportUnavailable, match="silent"):
             await receiver.receive(1)
-        with pytest.raises(ClaimLost):
+        with pytest.raises(errors.ClaimLost):
             await receiver.commit(held, NOW)
         await receiver.roll_back(held)  # it is free already
         link.restore()
-        (again,) = await until(lambda: receive(receiver, 1), despite=TransportUnavailable)
+        (again,) = await until(lambda: receive(receiver, 1), despite=errors.TransportUnavailable)
         assert again.envelope == held.envelope
         await receiver.close()
 
@@ -350,7 +346,7 @@ async def test_a_server_that_cannot_prove_who_it_is_is_told_no_password(rabbitmq
     with FaultyLink(where.hostname or "", where.port or 0, context) as link:
         url = f"amqps{through(link, rabbitmq_url).removeprefix('amqp')}?cacertfile={certificates.authority}"
         async with transport_at(url) as transport:
-            with pytest.raises(TransportUnreachable, match=r"cannot be reached: .*certificate"):
+            with pytest.raises(errors.TransportUnreachable, match=r"cannot be reached: .*certificate"):
                 await transport.lengths_of(["any"])
         assert link.asked == 0
 
@@ -359,20 +355,20 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the
     rabbitmq_url: str, queue: str, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postdate.endpoint.handling.MOST_RESTARTS", 2)
-    errors = f"{queue}.error"
-    settings = Recoverability(immediate_retries=0, delayed_retries=0, error_queue=errors)
+    error_queue = f"{queue}.error"
+    settings = Recoverability(immediate_retries=0, delayed_retries=0, error_queue=error_queue)
     async with transport_at(rabbitmq_url) as transport, transport_at(rabbitmq_url) as elsewhere:
         endpoint = Endpoint(queue, transport=transport, recoverability=settings)
 
         @endpoint.handler(bytes)
         async def handle(message: bytes, context: HandlerContext) -> None:
-            (await transport.receiving_connection.get_link()).abandon(TransportUnreachable("cut by the test"))
+            (await transport.receiving_connection.get_link()).abandon(errors.TransportUnreachable("cut by the test"))
 
         async with endpoint:
             await endpoint.send(b"slow", destination=queue)
-            (failed,) = await receive(elsewhere.receiver(errors), 1)
+            (failed,) = await receive(elsewhere.receiver(error_queue), 1)
     assert failed.envelope.headers[Headers.ERROR_CODE] == "handling_interrupted"
-    channel.queue_delete(errors)
+    channel.queue_delete(error_queue)
 
 
 async def test_a_receiver_on_a_connection_that_was_forgotten_on_the_way_notices_and_connects_anew(
@@ -386,7 +382,7 @@ async def test_a_receiver_on_a_connection_that_was_forgotten_on_the_way_notices_
         await receiver.commit(held, NOW)
         link.forget()
         await expect_heartbeats_soon(transport)
-        with pytest.raises(TransportUnreachable, match="silent"):
+        with pytest.raises(errors.TransportUnreachable, match="silent"):
             await receiver.receive(1)
         await elsewhere.send([envelope(queue, "after")], NOW)
         await drain(transport, queue, {"after"})
@@ -403,9 +399,9 @@ async def test_a_receiver_whose_connection_is_cut_receives_again(
         await receiver.commit(held[0], NOW)
         await ids_in_order_of_commit(receiver, held[1:3])
         link.reset()
-        with pytest.raises(TransportUnavailable):
+        with pytest.raises(errors.TransportUnavailable):
             await receive(receiver, 1)
-        with pytest.raises(ClaimLost):
+        with pytest.raises(errors.ClaimLost):
             await receiver.commit(held[3], NOW)
         await receiver.close()
         await drain(transport, queue, {f"{n}" for n in range(3, 10)})
@@ -425,13 +421,13 @@ async def test_a_deleted_queue_ends_receiving(rabbitmq_url: str, queue: str, cha
             tasks.start_soon(expect_it_gone, receiver)
             await anyio.wait_all_tasks_blocked()
             channel.queue_delete(queue)
-        with pytest.raises(ClaimLost):
+        with pytest.raises(errors.ClaimLost):
             await receiver.commit(held, NOW)
         await receiver.close()
 
 
 async def expect_it_gone(receiver: RabbitMqReceiver) -> None:
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(errors.QueueNotFound):
         await receiver.receive(1)
 
 
@@ -638,7 +634,7 @@ async def test_a_missing_queue_is_answered_with_what_to_type(rabbitmq_url: str) 
     async with transport_at(rabbitmq_url) as transport:
         (answer,) = await transport.send([envelope(name)], NOW)
         assert str(answer) == text
-        with pytest.raises(QueueNotFound) as refused:
+        with pytest.raises(errors.QueueNotFound) as refused:
             await receive(transport.receiver(name), 1)
         assert str(refused.value) == text
 
@@ -665,7 +661,7 @@ async def test_a_receiver_of_an_empty_queue_says_when_the_broker_answers_again(
         async with anyio.create_task_group() as tasks:
 
             async def lose() -> None:
-                with pytest.raises(TransportUnreachable):
+                with pytest.raises(errors.TransportUnreachable):
                     await receive(receiver, 1)
 
             tasks.start_soon(lose)

@@ -243,7 +243,7 @@ async def expect_it_leaves(url: str, with_management: str, channel: BlockingChan
             async with endpoint:
                 await until(lambda: length(channel, f"{name}.error") or begun)
     assert begun == []
-    assert "its queue would drop it soon" in error_copy(channel, name)[Headers.EXCEPTION_MESSAGE]
+    assert "its queue would discard it soon" in error_copy(channel, name)[Headers.EXCEPTION_MESSAGE]
 
 
 async def test_a_message_leaves_before_a_delivery_limit_by_a_policy_drops_it(
@@ -316,14 +316,14 @@ def test_an_odd_answer_is_read_as_far_as_it_says_something(told: object, limits:
 def test_an_answer_that_cannot_be_one_of_the_broker_tells_no_limits(told: object) -> None:
     with management({"q": told}) as port:
         login = parse_url(f"amqp://127.0.0.1?management={port}")
-        with pytest.raises(TransportUnreachable, match=f"at 127.0.0.1:{port} does not tell the limits of queues"):
+        with pytest.raises(TransportUnreachable, match=f"at 127.0.0.1:{port} does not report the limits of queues"):
             read_limits(login, "4.2.1", ["q"])
 
 
 def test_where_nobody_listens_or_somebody_who_speaks_no_http_no_limits_are_told() -> None:
     with management({"q": {}}, status=1_000) as nonsense:
         for port in (1, nonsense):
-            with pytest.raises(TransportUnreachable, match="does not tell the limits of queues"):
+            with pytest.raises(TransportUnreachable, match="does not report the limits of queues"):
                 read_limits(parse_url(f"amqp://127.0.0.1?management={port}"), "4.2.1", ["q"])
 
 
@@ -332,8 +332,8 @@ def test_where_nobody_listens_or_somebody_who_speaks_no_http_no_limits_are_told(
     [
         (None, r"\?management=15672", False),
         (401, "answers 401 Unauthorized: user 'guest' needs the tag 'management'", False),
-        (404, r"answers 404 Not Found: it is none; add \?management=PORT", False),
-        (503, "answers 503 Service Unavailable: ask again in a while", True),
+        (404, r"answers 404 Not Found: this is not the management interface; add \?management=PORT", False),
+        (503, "answers 503 Service Unavailable: try again later", True),
     ],
 )
 async def test_limits_that_cannot_be_read_are_said_to_be_unknown(

@@ -215,10 +215,10 @@ async def test_a_frozen_broker_is_an_outage_its_connection_is_left_and_leaving_d
         with frozen(server):
             answers = await transport.send(envelopes("frozen", 2), NOW)
             assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
-            assert "says nothing" in str(answers[0])
+            assert "sends nothing" in str(answers[0])
             (again,) = await transport.send(envelopes("frozen", 1), NOW)
             assert isinstance(again, TransportUnreachable)
-            assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+            assert "sends nothing" not in str(again)  # it has been left: nothing more is written to it
             await receiver.close()
             await transport.close()
     async with transport_at(server.url) as transport:

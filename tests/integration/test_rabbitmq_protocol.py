@@ -33,7 +33,6 @@ from postdate.backends.rabbitmq.properties import UNREADABLE, DecodedMessage, de
 from postdate.backends.rabbitmq.publishing import PublishingChannel, SendBatch
 from postdate.backends.rabbitmq.stream import _write_to_socket
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
@@ -50,10 +49,10 @@ from postdate.runtime.reporting import NO_METRICS
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 Send = Callable[[bytes], None]
-Script = Callable[[Method, int, Send], None]
+Script = Callable[[wire.Method, int, Send], None]
 Published = Callable[[str, int, Send], None]
 
-_ANSWERS: dict[Method, tuple[Method, bytes]] = {
+_ANSWERS: dict[wire.Method, tuple[wire.Method, bytes]] = {
     wire.CONNECTION_START_OK: (wire.CONNECTION_TUNE, wire.uint16(0) + wire.uint32(0) + wire.uint16(0)),
     wire.CONNECTION_OPEN: (wire.CONNECTION_OPEN_OK, b"\0"),
     wire.CONNECTION_CLOSE: (wire.CONNECTION_CLOSE_OK, b""),
@@ -79,7 +78,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def broker(
-    script: Script, *, published: Published | None = None, silent: frozenset[Method] = frozenset()
+    script: Script, *, published: Published | None = None, silent: frozenset[wire.Method] = frozenset()
 ) -> AsyncGenerator[str]:
     """Yield the URL of a broker that logs everybody in and answers the rest as the script says."""
 
@@ -91,20 +90,20 @@ async def broker(
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         properties = wire.table({"product": "script"}) + wire.long_bytes(b"PLAIN") + wire.long_bytes(b"en_US")
-        writer.write(method_frame(0, wire.CONNECTION_START, b"\0\x09" + properties))
-        frames = FrameReader(1 << 20)
+        writer.write(wire.method_frame(0, wire.CONNECTION_START, b"\0\x09" + properties))
+        frames = wire.FrameReader(1 << 20)
         while received := await reader.read(1 << 16):
             for kind, channel, payload in frames.frames(received):
                 if kind == wire.METHOD:
                     method = (payload[1], payload[3])
                     script(method, channel, writer.write)
                     if published is not None and method == wire.BASIC_PUBLISH:
-                        arguments = Arguments(payload)
+                        arguments = wire.Arguments(payload)
                         arguments.read(2)
                         arguments.short_text()
                         published(arguments.short_text(), channel, writer.write)
                     if method in _ANSWERS and method not in silent:
-                        writer.write(method_frame(channel, *_ANSWERS[method]))
+                        writer.write(wire.method_frame(channel, *_ANSWERS[method]))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -228,11 +227,15 @@ async def test_a_new_queue_that_is_refused_is_an_error_unless_it_came_meanwhile(
     """The broker has one code for a limit of queues and for another queue of that name."""
     codes = [NOT_FOUND, PRECONDITION_FAILED, *([] if came else [NOT_FOUND])]
 
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.QUEUE_DECLARE and codes:
-            send(method_frame(channel, wire.CHANNEL_CLOSE, wire.uint16(codes.pop(0)) + short_text("no") + bytes(4)))
+            send(
+                wire.method_frame(
+                    channel, wire.CHANNEL_CLOSE, wire.uint16(codes.pop(0)) + wire.short_text("no") + bytes(4)
+                )
+            )
         elif method == wire.QUEUE_DECLARE:
-            send(method_frame(channel, wire.QUEUE_DECLARE_OK, short_text("q") + bytes(8)))
+            send(wire.method_frame(channel, wire.QUEUE_DECLARE_OK, wire.short_text("q") + bytes(8)))
 
     async with broker(script) as url:
         transport = RabbitMqTransport(url)
@@ -255,7 +258,9 @@ async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_
         server.do_handshake()
     link.data_received(said.read())
     server.do_handshake()
-    server.write(method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)))
+    server.write(
+        wire.method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + wire.short_text("going down") + bytes(4))
+    )
     link.data_received(said.read() + b"no TLS")
     assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.end_error))
     assert server.read() == wire.PROTOCOL_HEADER
@@ -293,11 +298,11 @@ async def test_the_thread_of_heartbeats_ends_with_the_loop_of_its_handlers() -> 
 
 
 async def test_a_connection_that_ends_with_the_answer_to_a_consumer_is_noticed_by_who_waits_for_messages() -> None:
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_QOS:
-            send(method_frame(channel, wire.BASIC_QOS_OK))
+            send(wire.method_frame(channel, wire.BASIC_QOS_OK))
         if method == wire.BASIC_CONSUME:
-            send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")))
+            send(wire.method_frame(channel, wire.BASIC_CONSUME_OK, wire.short_text("postdate-1")))
             raise ConnectionResetError
 
     async with broker(script) as url:
@@ -316,7 +321,7 @@ def confirm(tag: int, *, multiple: bool, channel: int = 1) -> bytes:
 
 
 def refuse(tag: int, *, multiple: bool) -> bytes:
-    return method_frame(1, wire.BASIC_NACK, uint64(tag) + bytes((multiple,)))
+    return wire.method_frame(1, wire.BASIC_NACK, uint64(tag) + bytes((multiple,)))
 
 
 class Counting:
@@ -325,7 +330,7 @@ class Counting:
     def __init__(self, count: int, step: Callable[[Send], None]) -> None:
         self.left, self.step = count, step
 
-    def __call__(self, method: Method, channel: int, send: Send) -> None:
+    def __call__(self, method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_PUBLISH:
             self.left -= 1
             if self.left == 0:
@@ -356,9 +361,9 @@ async def test_a_nack_for_many_leaves_out_what_was_confirmed_before() -> None:
 
 
 async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Callable[[float], None]) -> None:
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.CONFIRM_SELECT:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+            send(wire.method_frame(0, wire.CONNECTION_BLOCKED, wire.short_text("low on disk")))
         assert method != wire.BASIC_PUBLISH
 
     async with broker(script) as url:
@@ -378,15 +383,15 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
     ("reason", "then", "told"),
     [
         ("low on disk", b"", "low on disk"),
-        ("low on disk", method_frame(0, wire.CONNECTION_UNBLOCKED), "low on disk"),
+        ("low on disk", wire.method_frame(0, wire.CONNECTION_UNBLOCKED), "low on disk"),
         ("", b"", "it does not say why"),
     ],
     ids=["for long", "for a moment", "without a reason"],
 )
 async def test_what_a_broker_says_that_takes_no_messages_is_told(reason: str, then: bytes, told: str) -> None:
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_PUBLISH:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text(reason)) + then)
+            send(wire.method_frame(0, wire.CONNECTION_BLOCKED, wire.short_text(reason)) + then)
 
     async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
         transport = RabbitMqTransport(url)
@@ -395,10 +400,10 @@ async def test_what_a_broker_says_that_takes_no_messages_is_told(reason: str, th
 
 
 async def test_a_broker_that_takes_messages_again_gets_them() -> None:
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.CONFIRM_SELECT:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
-            asyncio.get_running_loop().call_later(0.05, send, method_frame(0, wire.CONNECTION_UNBLOCKED))
+            send(wire.method_frame(0, wire.CONNECTION_BLOCKED, wire.short_text("low on disk")))
+            asyncio.get_running_loop().call_later(0.05, send, wire.method_frame(0, wire.CONNECTION_UNBLOCKED))
         elif method == wire.BASIC_PUBLISH:
             send(confirm(1, multiple=False))
 
@@ -408,7 +413,7 @@ async def test_a_broker_that_takes_messages_again_gets_them() -> None:
 async def test_one_send_without_confirms_holds_up_no_other(skip: Callable[[float], None], trusted: None) -> None:
     published = 0
 
-    def script(method: Method, channel: int, send: Send) -> None:
+    def script(method: wire.Method, channel: int, send: Send) -> None:
         nonlocal published
         published += method == wire.BASIC_PUBLISH
         if published == 4:
@@ -433,7 +438,10 @@ async def test_one_send_without_confirms_holds_up_no_other(skip: Callable[[float
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        (method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)), "going down"),
+        (
+            wire.method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + wire.short_text("going down") + bytes(4)),
+            "going down",
+        ),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no AMQP"),
         (b"AMQP\0\0\x09\2", "another version"),
     ],
@@ -452,13 +460,13 @@ class Strict:
         self.tags: dict[int, int] = {}
         self.opened, self.closed, self.published = 0, 0, 0
 
-    def script(self, method: Method, channel: int, send: Send) -> None:
+    def script(self, method: wire.Method, channel: int, send: Send) -> None:
         if method == wire.CHANNEL_OPEN:
             self.opened += 1
             self.tags[channel] = 0
         elif method == wire.CHANNEL_CLOSE:
             self.closed += 1
-            send(method_frame(channel, wire.CHANNEL_CLOSE_OK))
+            send(wire.method_frame(channel, wire.CHANNEL_CLOSE_OK))
 
     def take(self, key: str, channel: int, send: Send) -> None:
         if channel not in self.tags:  # closed: what was on the way is dropped
@@ -466,8 +474,8 @@ class Strict:
         self.published += 1
         if key == self.guilty:
             del self.tags[channel]
-            reason = wire.uint16(406) + short_text("PRECONDITION_FAILED") + bytes(4)
-            send(method_frame(channel, wire.CHANNEL_CLOSE, reason))
+            reason = wire.uint16(406) + wire.short_text("PRECONDITION_FAILED") + bytes(4)
+            send(wire.method_frame(channel, wire.CHANNEL_CLOSE, reason))
         elif self.confirms_again or self.opened == 1:
             self.tags[channel] += 1
             send(confirm(self.tags[channel], multiple=False, channel=channel))
@@ -539,9 +547,9 @@ async def test_what_was_confirmed_is_known_though_the_send_is_cancelled() -> Non
 
 @pytest.mark.parametrize("silent", [wire.CHANNEL_OPEN, wire.CONFIRM_SELECT])
 async def test_a_broker_that_opens_no_channel_takes_no_longer_than_confirms_may(
-    silent: Method, skip: Callable[[float], None]
+    silent: wire.Method, skip: Callable[[float], None]
 ) -> None:
-    asked = list[Method]()
+    asked = list[wire.Method]()
     async with broker(lambda method, *_: asked.append(method), silent=frozenset({silent})) as url:
         transport = RabbitMqTransport(url)
         (answer,) = await answers_after(transport, [Envelope("q", "m")], lambda: silent in asked, skip)
@@ -592,9 +600,9 @@ async def test_nothing_is_written_on_a_channel_that_ended_while_the_socket_was_f
     assert sending.in_flight == 0
 
 
-def came_back(socket: Socket, properties: bytes) -> tuple[Method, Arguments, bytes, bytes]:
-    told = wire.uint16(312) + short_text("NO_ROUTE") + short_text("") + short_text("q")
-    return wire.BASIC_RETURN, Arguments(bytes(4) + told), properties, b"x"
+def came_back(socket: Socket, properties: bytes) -> tuple[wire.Method, wire.Arguments, bytes, bytes]:
+    told = wire.uint16(312) + wire.short_text("NO_ROUTE") + wire.short_text("") + wire.short_text("q")
+    return wire.BASIC_RETURN, wire.Arguments(bytes(4) + told), properties, b"x"
 
 
 async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another() -> None:
@@ -655,31 +663,37 @@ def pushed(tag: int, channel: int, lives: bytes | None = None, **counts: int) ->
 
     ``lives``: milliseconds, as a publisher says it; ``None``: for ever.
     """
-    arguments = short_text("postdate-1") + uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
-    fields = b"".join(short_text(f"x-{name}-count") + b"l" + uint64(count) for name, count in counts.items())
+    arguments = (
+        wire.short_text("postdate-1")
+        + uint64(tag)
+        + bytes((bool(counts),))
+        + wire.short_text("")
+        + wire.short_text("q")
+    )
+    fields = b"".join(wire.short_text(f"x-{name}-count") + b"l" + uint64(count) for name, count in counts.items())
     flags, expiration = (1 << 13, b"") if lives is None else (1 << 13 | 1 << 8, wire.short_bytes(lives))
     properties = flags.to_bytes(2, "big") + wire.long_bytes(fields) + expiration
     header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)
-    return method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
+    return wire.method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
 
 
 class Pushing:
     """Pushes messages to whoever consumes, and notes all that it is told from then on."""
 
     def __init__(self, count: int, lives: Mapping[int, bytes] = MappingProxyType({}), **counts: int) -> None:
-        self.count, self.lives, self.counts, self.told = count, lives, counts, list[Method]()
+        self.count, self.lives, self.counts, self.told = count, lives, counts, list[wire.Method]()
 
-    def __call__(self, method: Method, channel: int, send: Send) -> None:
+    def __call__(self, method: wire.Method, channel: int, send: Send) -> None:
         self.told.append(method)
         if method == wire.BASIC_QOS:
-            send(method_frame(channel, wire.BASIC_QOS_OK))
+            send(wire.method_frame(channel, wire.BASIC_QOS_OK))
         if method == wire.BASIC_CONSUME:
             tags = range(1, self.count + 1)
             messages = b"".join(pushed(tag, channel, self.lives.get(tag), **self.counts) for tag in tags)
-            send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")) + messages)
+            send(wire.method_frame(channel, wire.BASIC_CONSUME_OK, wire.short_text("postdate-1")) + messages)
             self.told.clear()
         if method == wire.CHANNEL_CLOSE:
-            send(method_frame(channel, wire.CHANNEL_CLOSE_OK))
+            send(wire.method_frame(channel, wire.CHANNEL_CLOSE_OK))
 
 
 @pytest.mark.parametrize(
@@ -720,7 +734,7 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
             raise answer
         return answer
 
-    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    monkeypatch.setattr("postdate.backends.rabbitmq.observation.read_limits", tell)
     async with broker(Pushing(1, delivery=3)) as url:
         transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
         receiver = transport.receiver("q")
@@ -764,7 +778,7 @@ async def test_limits_are_asked_for_queue_by_queue_and_of_nobody_for_a_while_who
 
     for pause in ("_RETRY_MANAGEMENT_SECONDS", "_REFRESH_LIMITS_SECONDS"):  # so long that none ends by itself
         monkeypatch.setattr(f"postdate.backends.rabbitmq.transport.{pause}", 600)
-    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    monkeypatch.setattr("postdate.backends.rabbitmq.observation.read_limits", tell)
     async with broker(lambda method, channel, send: None) as url:
         transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
         assert await receivers_begin("q", "p", "q", "p") == at_once

@@ -445,7 +445,7 @@ async def test_a_beat_without_an_answer_is_given_up_before_the_process_counts_as
     try:
         await store._liveness.ensure_holder()
         link.stall(replies_only=True)
-        await until(lambda: "cannot show that this process lives" in caplog.text)
+        await until(lambda: "cannot write the heartbeat of this process" in caplog.text)
     finally:
         link.cut()
         link.restore()

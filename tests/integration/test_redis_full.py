@@ -65,7 +65,7 @@ async def test_an_endpoint_that_starts_on_a_full_server_empties_it(
             assert sorted(number for number in handled if number != 7) == [*range(7), *range(8, 21)]
             assert await full.queues.lengths_of(["large"]) == {"large": 0}
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-            assert [line.partition(":")[0] for line in said] == ["cannot end messages of work"]
+            assert [line.partition(":")[0] for line in said] == ["cannot acknowledge messages of work"]
             at = SystemClock().now()
             with pytest.raises(StoreFull):
                 await full.store.store(DelayedMessage("m-1", at, "work", {}, b"x"), at)

@@ -64,7 +64,7 @@ async def test_whoever_had_a_replaced_file_open_stops_and_each_file_has_what_was
     saved.rename(path)
 
     new = as_another_process(lambda: SqliteStore(path))
-    with pytest.raises(StoreReplaced, match="belongs to the file before: stop every process"):
+    with pytest.raises(StoreReplaced, match="belongs to the previous file: stop every process"):
         await pending(new)
     for call in (
         store.store(DelayedMessage("lost", NOW, "q"), NOW),
@@ -245,7 +245,7 @@ async def test_the_log_that_a_killed_process_left_is_of_its_file_only(tmp_path: 
     before = log.read_bytes()
     os.replace(saved, path)  # noqa: PTH105 - as mv does
     store = SqliteStore(path)
-    with pytest.raises(StoreReplaced, match="one was killed"):
+    with pytest.raises(StoreReplaced, match="a process was killed"):
         await pending(store)
     assert log.read_bytes() == before
     log.unlink()
@@ -325,7 +325,7 @@ async def test_a_folder_that_cannot_be_looked_into_is_an_outage_and_no_file_that
     await store.store_many(messages("m", 2), NOW)
     folder.rename(away)
     folder.symlink_to(folder)  # into itself: whoever looks is told so, and of no file
-    with pytest.raises(StoreUnreachable, match=r"cannot look at .*a\.db"):
+    with pytest.raises(StoreUnreachable, match=r"cannot inspect .*a\.db"):
         await store.store_many(messages("n", 1), NOW)
     folder.unlink()
     away.rename(folder)

@@ -14,7 +14,7 @@ from sqlglot import expressions
 from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
-from postdate import SqlServer, TransactionMode
+from postdate import SqlServer, TransactionMode, errors
 from postdate.backends.sql.row_locks.names import mark_statement, newest_mark_query, part_steps, steps_of
 from postdate.backends.sql.row_locks.parts import Conflict, MessageRow
 from postdate.backends.sqlserver import schema
@@ -24,15 +24,6 @@ from postdate.backends.sqlserver.schema import SqlServerNames, check_name
 from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_lists
-from postdate.errors import (
-    ConfigurationError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreUnavailable,
-    StoreUnreachable,
-    UnsupportedTransactionMode,
-)
 from postdate.ports import Recording, Scan
 
 NAMES = [
@@ -201,7 +192,7 @@ class _Rows:
 def test_nothing_is_leased_under_a_buried_number() -> None:
     tables, sql = SqlServerTables(NAMES[0], Recording.ALL), SqlServerStatements(NAMES[0])
     buried, alive = _Rows(sql.lock_holder), _Rows("")
-    with pytest.raises(StoreUnreachable, match="number 7"):
+    with pytest.raises(errors.StoreUnreachable, match="number 7"):
         tables.lease(cast("SqlServerSession", buried), [1], 7)
     tables.lease(cast("SqlServerSession", alive), [1], 7)
     assert (buried.changes, alive.changes) == ([], [sql.lease])
@@ -302,37 +293,36 @@ def test_the_rows_of_a_statement_are_found_behind_the_counts_of_a_procedure() ->
 
 @pytest.mark.parametrize("name", ["t" * 129, "🕰" * 65, "", " ", "nul\0", "\ud800", "postdate_record"])
 def test_tables_that_cannot_be_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(errors.ConfigurationError):
         check_name(name, "table")
 
 
 @pytest.mark.parametrize("url", ["mssql://host", "mssql://host:port/d", "mariadb://host/d", "mssql://host/d?trust=1"])
 def test_addresses_that_cannot_be_are_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(errors.ConfigurationError):
         SqlServerStore(url)
 
 
 async def test_transaction_scope_is_refused() -> None:
     store = SqlServerStore("mssql://user@localhost/database")
-    with pytest.raises(UnsupportedTransactionMode):
+    with pytest.raises(errors.UnsupportedTransactionMode):
         await store.initialize("sales", TransactionMode.TRANSACTION_SCOPE)
     await store.close()
 
 
 @pytest.mark.parametrize("error", [AssertionError("cut short"), IndexError(), struct.error("cut short")])
 def test_a_packet_that_cannot_be_read_is_a_lost_connection(error: Exception) -> None:
-    with pytest.raises(StoreUnreachable, match="cannot be read"), translate_errors("here"):
+    with pytest.raises(errors.StoreUnreachable, match="cannot be read"), translate_errors("here"):
         raise error
 
 
 async def test_a_server_that_does_not_answer_is_unavailable_and_the_password_stays_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "postdate.backends.sqlserver.connection.CONNECT_WITHIN_SECONDS", 0.5
-    )  # the driver tries on until then
+    # The driver tries on until then.
+    monkeypatch.setattr("postdate.backends.sqlserver.connection.CONNECT_WITHIN_SECONDS", 0.5)
     store = SqlServerStore("mssql://user:secret-secret@127.0.0.1:1/database", table="t")
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(errors.StoreUnavailable) as caught:
         await store.next_due()
     assert "secret-secret" not in str(caught.value)
     await store.close()
@@ -343,13 +333,13 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_the_password_sta
     [
         (1205, Conflict),
         (1222, Conflict),
-        (208, StoreNotSetUp),
-        (1105, StoreFull),
-        (40613, StoreUnreachable),
-        (8152, StoreError),
+        (208, errors.StoreNotSetUp),
+        (1105, errors.StoreFull),
+        (40613, errors.StoreUnreachable),
+        (8152, errors.StoreError),
     ],
 )
-def test_errors_of_the_server_are_translated(number: int, expected: type[StoreError]) -> None:
+def test_errors_of_the_server_are_translated(number: int, expected: type[errors.StoreError]) -> None:
     from pytds import DatabaseError
 
     error = DatabaseError("said by the server")

@@ -24,7 +24,8 @@ from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import LATEST, SystemClock
 from postdate.core.limits import NO_LIMITS, add_pause, change_limits, limit_change, load_limits_in_force
 from postdate.core.simple_store import SimpleStore
-from postdate.core.upkeep.wall_times import ZoneMarkers, decode_rules, ensure_rules, list_markers, rules_of
+from postdate.core.upkeep.wall_times import ZoneMarkers, decode_rules, ensure_rules, list_markers
+from postdate.core.zones import rules_of
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -138,7 +139,7 @@ def test_what_another_process_has_claimed_stays_and_is_counted(ends: Ends) -> No
         result = await anyio.to_thread.run_sync(lambda: old.move_to(new))
         assert (result.moved, result.refused, result.waiting, result.is_complete) == (3, 0, 3, False)
         assert result.remarks == [
-            "what still waits is claimed by a process, was stored meanwhile, or cannot be read: run it again"
+            "the remaining messages are claimed by a process, were stored meanwhile, or cannot be read: run it again"
         ]
         assert await store.finish(claims[:1], Outcome.DELIVERED, _NOW()) == 1
 
@@ -413,7 +414,7 @@ def test_nothing_moves_back_to_where_it_came_from(ends: Ends) -> None:
     back = new.move_to(old)
     assert (back.moved, back.refused, old.waiting()) == (0, 3, [])
     assert {each.reason for each in back.refusals} == {
-        "it was moved out of the new store before, which would not deliver it"
+        "it was moved out of the new store before, so the new store would not deliver it"
     }
     assert by_id(new.waiting()) == by_id(waiting)
     assert sorted(new.deliver()) == ids(waiting)
@@ -432,7 +433,7 @@ def test_what_is_too_large_or_cannot_be_read_stays_and_is_counted(files: Ends) -
     assert (result.waiting_before, result.moved, result.refused, result.waiting) == (9, 7, 2, 0)
     (refusal,) = result.refusals
     assert (refusal.message_id, result.is_complete) == (large.message_id, False)
-    assert "bytes, and the new store takes 20,000" in refusal.reason
+    assert "bytes, and the new store accepts 20,000" in refusal.reason
     assert any(each.startswith("1 row of the old store cannot be read") for each in result.remarks)
     assert ids(old.waiting()) == [large.message_id]
     assert by_id(new.waiting()) == by_id([*waiting[:4], waiting[5], *waiting[7:]])
@@ -458,7 +459,7 @@ def test_what_the_new_store_refuses_when_it_comes_keeps_no_others_from_it(
         patch.setattr(SqliteStore, "store_many", refusing)
         result = old.move_to(new)
     assert [(each.message_id, each.reason) for each in result.refusals] == [
-        (waiting[7].message_id, "the new store does not take it: its headers")
+        (waiting[7].message_id, "the new store does not accept it: its headers")
     ]
     assert (result.moved, len(new.waiting()), len(old.waiting())) == (10, 10, 1)
     assert old.move_to(new).is_complete
@@ -502,7 +503,7 @@ def test_a_store_that_does_not_show_what_is_in_it_is_refused(files: Ends, monkey
         return SimpleStore(store) if str(address) == new.spec.address else store
 
     monkeypatch.setattr(store_move, "open_store", with_six_methods)
-    with pytest.raises(NotSupported, match=r"new\.db' does not show what is in it"):
+    with pytest.raises(NotSupported, match=r"new\.db' does not support listing its messages"):
         old.move_to(new)
     assert len(old.waiting()) == 1
 
@@ -532,7 +533,7 @@ def test_a_store_that_lists_no_processes_needs_the_word_of_the_operator(ends: En
     """Services tell it how far off their clocks are: these are named. Where none does, none may run, or it may not."""
     old, new = ends
     old.add(messages(2))
-    with pytest.raises(ConfigurationError, match=r"cannot be seen in this store: .*--services-stopped"):
+    with pytest.raises(ConfigurationError, match=r"this store does not show whether services of .*--services-stopped"):
         old.move_to(new, services_stopped=False)
 
     async def report(store: Any) -> None:
@@ -621,7 +622,7 @@ def test_a_store_that_cannot_follow_a_zone_takes_no_such_messages(ends: Ends) ->
     result = old.move_to(new)
     assert (result.moved, result.refused, by_id(new.waiting())) == (2, 1, by_id(others))
     (refusal,) = result.refusals
-    assert refusal.reason == "it follows the clocks of a zone, which RedisStore cannot have messages do"
+    assert refusal.reason == "it has a wall time in a zone, which RedisStore does not support"
 
 
 @pytest.mark.parametrize("ends", [_FILES, _TO_POSTGRES, PAIRS[4]], ids="-".join, indirect=True)
@@ -657,7 +658,9 @@ def test_limits_that_the_new_store_cannot_keep_are_to_be_lifted_first(ends: Ends
     old, new = ends
     old.add(messages(2))
     old.ask(lambda store: change_limits(store, "orders", add_pause, _NOW()))
-    with pytest.raises(NotSupported, match="keeps no limits of queues; these have some: orders; lift them"):
+    with pytest.raises(
+        NotSupported, match="does not support limits of queues; these queues have limits: orders; remove them"
+    ):
         old.move_to(new)
     assert len(old.waiting()) == 2
     old.ask(lambda store: change_limits(store, "orders", lambda _: NO_LIMITS, _NOW()))

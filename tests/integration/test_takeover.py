@@ -17,13 +17,12 @@ import pytest
 from tests.integration.takeover_places import TABLE, MariaDbPlace, Place, PostgresPlace, SqlitePlace
 
 import postdate
-from postdate import DelayedMessage
+from postdate import DelayedMessage, ports
 from postdate.backends.sql.migrations import find_missing_steps
 from postdate.cli.entry import run
 from postdate.core.changes import administrable_store
 from postdate.errors import PostdateError
 from postdate.messages import Envelope, Headers
-from postdate.ports import Claim, Correlation, MessageFilter, OutboxRecord, Outcome, RecordKind, SagaRecord
 
 COMMITS = ["468e06b", "505b2f32"]
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -54,20 +53,20 @@ WAITING_IN = {
 }
 """What waits, but for what waits under a key."""
 
-SCHEDULED, DELIVERED, FAILED = RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.FAILED
+SCHEDULED, DELIVERED, FAILED = ports.RecordKind.SCHEDULED, ports.RecordKind.DELIVERED, ports.RecordKind.FAILED
 RECORDS = {
     "plain": [SCHEDULED],
-    "rescheduled": [SCHEDULED, RecordKind.RESCHEDULED],
-    "cancelled": [SCHEDULED, RecordKind.CANCELLED],
+    "rescheduled": [SCHEDULED, ports.RecordKind.RESCHEDULED],
+    "cancelled": [SCHEDULED, ports.RecordKind.CANCELLED],
     "delivered": [SCHEDULED, DELIVERED],
-    "expired": [SCHEDULED, RecordKind.EXPIRED],
+    "expired": [SCHEDULED, ports.RecordKind.EXPIRED],
     "failed": [SCHEDULED, FAILED],
-    "retried": [SCHEDULED, RecordKind.RETRIED],
+    "retried": [SCHEDULED, ports.RecordKind.RETRIED],
     "torn": [SCHEDULED, FAILED],
     "no-content": [SCHEDULED, FAILED],
 }
 RECORDS_BESIDE_QUEUES = {
-    "handled": [SCHEDULED, DELIVERED, RecordKind.HANDLED],
+    "handled": [SCHEDULED, DELIVERED, ports.RecordKind.HANDLED],
     "moved": [SCHEDULED, DELIVERED],
     "moved-torn": [SCHEDULED, DELIVERED, FAILED],
 }
@@ -181,7 +180,7 @@ async def expect_all_readable(place: Place, commit: str) -> None:
 async def expect_store(place: Place, store: Any, commit: str) -> None:
     """What waits has all it had, and is delivered when it is due; records say what became of the rest."""
     operator = administrable_store(store)
-    listed = {each.message_id: each for each in await operator.list_pending(MessageFilter(), 100)}
+    listed = {each.message_id: each for each in await operator.list_pending(ports.MessageFilter(), 100)}
     by_client = {each.destination: each for each in listed.values() if each.destination in {"mails", "postdate.zones"}}
     expected = {each.message_id: each for each in WAITING_IN[commit]}
     assert {id_: each for id_, each in listed.items() if each.destination not in by_client} == expected
@@ -204,11 +203,11 @@ async def expect_store(place: Place, store: Any, commit: str) -> None:
         (NOW + 3 * HOUR, {"rescheduled"}),
         (LATER, {"retried"}),
     ):
-        claims = list[Claim]()
+        claims = list[ports.Claim]()
         while len(claims) < len(ids):  # a claim of a dead process is freed at one of the next
             claims += await store.claim_due(at, 100)
         assert {claim.message.message_id: claim.message for claim in claims} == {id_: expected[id_] for id_ in ids}
-        assert await store.finish(claims, Outcome.DELIVERED, at) == len(claims)
+        assert await store.finish(claims, ports.Outcome.DELIVERED, at) == len(claims)
     assert [each.kind for each in await operator.history("plain")] == [SCHEDULED, DELIVERED]
 
 
@@ -239,7 +238,7 @@ async def expect_client(place: Place, store: Any, message: DelayedMessage) -> No
     paused = {each.destination: each for each in await store.load_limits()}["paused"]
     (claim,) = await store.claim_lane(paused, LATER, 10)
     assert claim.message == waiting("held", timedelta(0), "paused")
-    assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
+    assert await store.finish([claim], ports.Outcome.DELIVERED, LATER) == 1
 
 
 async def expect_unreadable_rows(place: Place, store: Any) -> None:
@@ -259,7 +258,7 @@ async def expect_unreadable_rows(place: Place, store: Any) -> None:
     for row in rows.values():
         await store.discard_unreadable(row.number, LATER)
     assert await store.count_unreadable() == 0
-    assert [each.kind for each in await operator.history("torn")] == [SCHEDULED, FAILED, RecordKind.DISCARDED]
+    assert [each.kind for each in await operator.history("torn")] == [SCHEDULED, FAILED, ports.RecordKind.DISCARDED]
     if place.backend != "sqlite":
         other = place.store("other")
         assert [row.message_id for row in await other.list_unreadable(100)] == ["torn"]
@@ -308,7 +307,7 @@ async def received_from(transport: Any, queue: str, count: int) -> list[Envelope
 
 async def expect_sagas(place: Place) -> None:
     sagas = place.sagas()
-    saga = SagaRecord("id-1", "Order", Correlation("order_id", "o-1 é"), '{"n":2}', '{"timeouts":{}}', 2)
+    saga = ports.SagaRecord("id-1", "Order", ports.Correlation("order_id", "o-1 é"), '{"n":2}', '{"timeouts":{}}', 2)
     assert await sagas.find("Order", saga.correlation) == await sagas.load("Order", "id-1") == saga
     assert await sagas.load("Order", "id-2") is None
     await sagas.close()
@@ -317,7 +316,7 @@ async def expect_sagas(place: Place) -> None:
 async def expect_outbox(place: Place) -> None:
     """What was handled is not handled again, and what had not left leaves."""
     outbox = place.outbox()
-    assert await outbox.find("service", "dispatched") == OutboxRecord((), is_dispatched=True)
+    assert await outbox.find("service", "dispatched") == ports.OutboxRecord((), is_dispatched=True)
     operations = (
         Envelope("orders", "undispatched-1", {"kind": "é"}, b"\0now"),
         waiting("undispatched-2"),
@@ -326,7 +325,7 @@ async def expect_outbox(place: Place) -> None:
     assert record is not None
     assert (tuple(record.operations), record.is_dispatched) == (operations, False)
     await outbox.mark_dispatched("service", "undispatched", LATER)
-    assert await outbox.find("service", "undispatched") == OutboxRecord((), is_dispatched=True)
+    assert await outbox.find("service", "undispatched") == ports.OutboxRecord((), is_dispatched=True)
     await outbox.close()
 
 
@@ -444,12 +443,12 @@ async def test_tables_that_are_older_are_refused_and_nothing_is_changed(
     capsys.readouterr()
     assert await command("setup", "--sagas", "--outbox") != 0
     said = capsys.readouterr().err
-    assert "has version 1 of its tables; this Postdate takes over version" in said
+    assert "has version 1 of its tables; this Postdate upgrades version" in said
     assert "run `postdate setup` of its commit 505b2f32 there first, then that of this one" in said
     if not isinstance(place, SqlitePlace):
         with pytest.raises(
             (psycopg.Error, PostdateError),
-            match=r"is too old: this Postdate takes over version .* Nothing was changed\.",
+            match=r"is too old: this Postdate upgrades version .* Nothing was changed\.",
         ):
             place.run_administrators_script(place.store().setup_statements("service"))
     assert (place.catalog(), place.contents(place.columns())) == (before, rows)

@@ -27,15 +27,7 @@ from postdate import (
 )
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
 from postdate.backends.mariadb.schema import quote_name
-from postdate.backends.sql.timeouts_layout import (
-    NO_SAGA,
-    normal_id,
-    normal_saga,
-    read_time,
-    round_up,
-    table_name,
-    text_time,
-)
+from postdate.backends.sql import timeouts_layout
 from postdate.backends.sqlite.connection import connect
 from postdate.errors import (
     ConfigurationError,
@@ -116,9 +108,16 @@ def upstream_postgres(url: str, schema: str, headers: str, time: str = "timestam
             ).format(table, SQL(time), SQL(headers))  # pyright: ignore[reportArgumentType]
         )
         for each in STORED:
-            due = text_time(each.due)
+            due = timeouts_layout.text_time(each.due)
             text = json.dumps(each.headers, indent=1, ensure_ascii=False)
-            row = (each.timeout_id, each.destination, each.saga_id or NO_SAGA, each.body or None, due, text)
+            row = (
+                each.timeout_id,
+                each.destination,
+                each.saga_id or timeouts_layout.NO_SAGA,
+                each.body or None,
+                due,
+                text,
+            )
             values = SQL(", ").join(map(Literal, (*row, "4.1.0.0")))
             connection.execute(SQL("INSERT INTO {} VALUES ({})").format(table, values))
 
@@ -201,9 +200,9 @@ def upstream_mariadb(
         values: dict[str, Any] = {
             "id": write(each.timeout_id),
             "destination": each.destination,
-            "saga": write(each.saga_id or NO_SAGA),
+            "saga": write(each.saga_id or timeouts_layout.NO_SAGA),
             "state": each.body or None,
-            "time": text_time(each.due)[:19],
+            "time": timeouts_layout.text_time(each.due)[:19],
             "headers": json.dumps(each.headers),
         }
         session.change(
@@ -280,7 +279,7 @@ def insert(path: Path, rows: Iterable[tuple[str, str]], headers: str = "{}") -> 
     """Write rows with these ids and times past the adapter."""
     with closing(connect(path / "t.db")) as connection:
         for timeout_id, time in rows:
-            row = (timeout_id, "q", NO_SAGA, None, time, headers, "1")
+            row = (timeout_id, "q", timeouts_layout.NO_SAGA, None, time, headers, "1")
             connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
 
 
@@ -360,7 +359,7 @@ async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(p
         table = Identifier("public", f"{prefix}TimeoutData")
         for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), end)):
             insert = SQL("INSERT INTO {} VALUES (%s, 'q', %s, NULL, {}::timestamp, '{{}}', '1')")
-            connection.execute(insert.format(table, Literal(time)), (timeout_id, NO_SAGA))
+            connection.execute(insert.format(table, Literal(time)), (timeout_id, timeouts_layout.NO_SAGA))
         chunk = await persister.next_chunk(NOW - SECOND, NOW + SECOND, 10)
         assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
         assert chunk.next_query is None
@@ -450,19 +449,21 @@ def test_the_script_for_an_administrator_makes_the_table() -> None:
 
 
 def test_names_ids_and_times_of_the_layout() -> None:
-    assert table_name(ENDPOINT) == TABLE
-    assert table_name(ENDPOINT, prefix="") == "TimeoutData"
-    assert normal_id(f"{{{FIRST.upper()}}}") == normal_id(uuid.UUID(FIRST)) == FIRST
-    assert normal_id("none") is None
-    assert normal_saga(NO_SAGA) is normal_saga(None) is None
-    assert read_time("2026-01-31T12:00:05.0000001") == NOW + timedelta(microseconds=1)
-    assert read_time("2026-01-31 12:00:05.003") == NOW + timedelta(milliseconds=3)  # of a datetime of SQL Server
-    assert read_time(NOW.replace(tzinfo=None)) == NOW
-    assert round_up(NOW.replace(microsecond=1), 3).microsecond == 1000
-    assert round_up(NOW, 0) == NOW
-    assert round_up(NOW.replace(microsecond=999_999), 0) == NOW + SECOND
+    assert timeouts_layout.table_name(ENDPOINT) == TABLE
+    assert timeouts_layout.table_name(ENDPOINT, prefix="") == "TimeoutData"
+    assert timeouts_layout.normal_id(f"{{{FIRST.upper()}}}") == timeouts_layout.normal_id(uuid.UUID(FIRST)) == FIRST
+    assert timeouts_layout.normal_id("none") is None
+    assert timeouts_layout.normal_saga(timeouts_layout.NO_SAGA) is timeouts_layout.normal_saga(None) is None
+    assert timeouts_layout.read_time("2026-01-31T12:00:05.0000001") == NOW + timedelta(microseconds=1)
+    assert timeouts_layout.read_time("2026-01-31 12:00:05.003") == NOW + timedelta(
+        milliseconds=3
+    )  # of a datetime of SQL Server
+    assert timeouts_layout.read_time(NOW.replace(tzinfo=None)) == NOW
+    assert timeouts_layout.round_up(NOW.replace(microsecond=1), 3).microsecond == 1000
+    assert timeouts_layout.round_up(NOW, 0) == NOW
+    assert timeouts_layout.round_up(NOW.replace(microsecond=999_999), 0) == NOW + SECOND
     with pytest.raises(InvalidMessage):
-        round_up(datetime.max.replace(tzinfo=UTC), 0)
+        timeouts_layout.round_up(datetime.max.replace(tzinfo=UTC), 0)
     for wrong in ("", "2026-02-30 00:00:00", None, 7, "9999-12-31 23:59:59.9999999"):
         with pytest.raises(InvalidTimestamp):
-            read_time(wrong)
+            timeouts_layout.read_time(wrong)

@@ -14,17 +14,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
-from postdate.backends.sqlite.connection import connect, create_schema, steps
-from postdate.errors import (
-    NotADatabase,
-    PostdateError,
-    StoreFromNewerVersion,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreUnavailable,
+from postdate import (
+    DelayedDelivery,
+    DelayedMessage,
+    Endpoint,
+    Envelope,
+    LocalTransport,
+    SqliteStore,
+    SystemClock,
+    errors,
 )
+from postdate.backends.sqlite.connection import connect, create_schema, steps
 from postdate.ports import Outcome, RecordKind
 from postdate.testing import VirtualClock
 
@@ -108,7 +108,7 @@ async def fill(store: SqliteStore) -> list[str]:
             await store.store(message(f"m-{number:04d}", 20_000), NOW)
             stored.append(f"m-{number:04d}")
 
-    with pytest.raises(StoreFull) as full:
+    with pytest.raises(errors.StoreFull) as full:
         await store_all()
     assert full.value.transient
     assert str(store.file.path) in str(full.value)
@@ -121,7 +121,7 @@ async def test_a_full_disk_refuses_clearly_loses_nothing_and_works_again_with_ro
         await store.setup()
         small_disk.limit(store)
         stored = await fill(store)
-        with pytest.raises(StoreFull):
+        with pytest.raises(errors.StoreFull):
             await store.store_many([message("small"), message("large", 200_000)], NOW)
         assert await store.get("small") is None
         small_disk.mend(store)
@@ -178,7 +178,7 @@ async def fill_up(store: SqliteStore) -> None:
             await store.store(DelayedMessage(f"{size}-{number}", NOW + timedelta(days=99), "queue", {}, body), NOW)
 
     for size in (100_000, 10_000, 1_000, 1):
-        with pytest.raises(StoreFull):
+        with pytest.raises(errors.StoreFull):
             await store_all(size)
 
 
@@ -192,7 +192,7 @@ async def test_one_message_too_much_does_not_take_others_of_the_same_commit_with
         async def put(number: int) -> None:
             try:
                 await store.store(message(f"m-{number:03d}", 20_000), NOW)
-            except StoreFull:
+            except errors.StoreFull:
                 results[f"m-{number:03d}"] = False
             else:
                 results[f"m-{number:03d}"] = True
@@ -251,7 +251,7 @@ async def test_what_may_not_be_written_is_refused_clearly_and_works_again_after_
         each.chmod(0o444 if each == path else 0o555)
     before = path.read_bytes()
     with opened(path, synchronous="normal") as store:
-        with without_privileges(), pytest.raises(StoreNotWritable, match=str(path)) as refused:
+        with without_privileges(), pytest.raises(errors.StoreNotWritable, match=str(path)) as refused:
             await store.store(message("second"), NOW)
         assert not refused.value.transient
         assert path.read_bytes() == before
@@ -263,7 +263,7 @@ async def test_what_may_not_be_written_is_refused_clearly_and_works_again_after_
 
 async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with opened(tmp_path / "missing" / "store.db") as store:
-        with pytest.raises(StoreNotWritable, match="missing"):
+        with pytest.raises(errors.StoreNotWritable, match="missing"):
             await store.setup()
         (tmp_path / "missing").mkdir()
         await store.store(message("first"), NOW)
@@ -279,7 +279,7 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     before = path.read_bytes()
     with opened(path) as store:
         for _ in range(2):
-            with pytest.raises(StoreFromNewerVersion, match="upgrade Postdate"):
+            with pytest.raises(errors.StoreFromNewerVersion, match="upgrade Postdate"):
                 await store.store(message("second"), NOW)
         assert path.read_bytes() == before
         change(path, "DELETE FROM postdate_migration WHERE version = 999")
@@ -302,7 +302,7 @@ async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content:
     path = tmp_path / "letter.txt"
     path.write_bytes(content)
     with opened(path) as store:
-        with pytest.raises(NotADatabase, match="left as it is"):
+        with pytest.raises(errors.NotADatabase, match="it was not changed"):
             await store.store(message("first"), NOW)
         assert path.read_bytes() == content
         path.unlink()
@@ -331,9 +331,9 @@ async def test_somebody_elses_database_is_used_beside_his_tables(tmp_path: Path)
 async def test_without_tables_a_store_that_may_not_create_them_says_so(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with opened(path, create=False) as store:
-        with pytest.raises(PostdateError) as refused:
+        with pytest.raises(errors.PostdateError) as refused:
             await store.store(message("first"), NOW)
-        assert isinstance(refused.value, (StoreNotSetUp, StoreNotWritable))
+        assert isinstance(refused.value, (errors.StoreNotSetUp, errors.StoreNotWritable))
         assert "postdate setup" in str(refused.value)
 
 
@@ -347,7 +347,7 @@ async def test_a_database_locked_for_long_is_unavailable_and_then_works_again(
         claims = await store.claim_due(NOW + SECOND, 10)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailable) as locked:
+        with pytest.raises(errors.StoreUnavailable) as locked:
             await store.store(message("second"), NOW)
         assert locked.value.transient
         other.execute("ROLLBACK")
@@ -385,7 +385,7 @@ async def test_sending_to_a_full_disk_is_an_error_and_nothing_is_half_sent(small
                 await transport.send([Envelope("queue", f"a-{sent}", {}, os.urandom(20_000))], NOW)
                 sent += 1
 
-        with pytest.raises(StoreFull):
+        with pytest.raises(errors.StoreFull):
             await send_all()
         small_disk.mend(store)
         assert (await transport.queue_lengths())["queue"] == sent

@@ -378,7 +378,7 @@ async def test_what_would_come_back_for_ever_is_refused(site: Site) -> None:
         ):
             site.publish(key, headers, exchange=exchange)
             properties, _ = await site.arrived(site.error_queue)
-            assert "for ever" in properties["headers"]["NServiceBus.ExceptionInfo.Message"]
+            assert "again and again" in properties["headers"]["NServiceBus.ExceptionInfo.Message"]
 
 
 async def test_an_id_of_the_publisher_names_it_and_is_stored_once(site: Site) -> None:
@@ -435,9 +435,10 @@ async def test_a_time_to_live_begins_when_it_is_due_and_takes_nothing_from_the_i
     async with site.service():
         pass
     received: list[tuple[dict[str, Any], bytes]] = []
+    # Somebody waits: a short time to live is long enough then.
     site.channel.basic_consume(
         queue, lambda channel, method, properties, body: received.append((vars(properties), body)), auto_ack=True
-    )  # somebody waits: a short time to live is long enough then
+    )
     site.publish(queue, headers, exchange="", expiration="50")
     site.publish(queue, headers, expiration="50")
     await until(lambda: site.length(expired) == 1)

@@ -6,24 +6,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from postdate import messages
 from postdate.backends.msmq.content import decode_headers_xml, encode_headers_xml
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.core.expiry import discard_reason
 from postdate.core.recoverability import Host, Recoverability, decide_handling_failure, error_headers, retry_delay
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
-from postdate.messages import (
-    DelayedMessage,
-    Headers,
-    decode_headers,
-    delay_headers,
-    encode_headers,
-    format_time_span,
-    format_timestamp,
-    from_delay_headers,
-    parse_time_span,
-    parse_timestamp,
-    to_envelope,
-)
 
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 INSTANTS = st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31), timezones=ZONES | st.just(UTC))  # noqa: DTZ001
@@ -34,20 +22,20 @@ ADDRESSES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, 
 
 @given(INSTANTS)
 def test_timestamps_round_trip_row_14(instant: datetime) -> None:
-    text = format_timestamp(instant)
+    text = messages.format_timestamp(instant)
     assert len(text) == 28
-    assert parse_timestamp(text) == instant
-    assert parse_timestamp(text).utcoffset() == timedelta(0)
+    assert messages.parse_timestamp(text) == instant
+    assert messages.parse_timestamp(text).utcoffset() == timedelta(0)
 
 
 @given(st.text(max_size=30) | st.text(string.digits + " -:Z", min_size=28, max_size=28))
 def test_any_text_is_a_timestamp_or_a_format_error_row_14(text: str) -> None:
     try:
-        instant = parse_timestamp(text)
+        instant = messages.parse_timestamp(text)
     except InvalidTimestamp:
         return
     assert len(text) == 28
-    assert [c for c in format_timestamp(instant) if c.isdigit()] == [c for c in text if c.isdigit()][:20]
+    assert [c for c in messages.format_timestamp(instant) if c.isdigit()] == [c for c in text if c.isdigit()][:20]
 
 
 @given(INSTANTS)
@@ -62,18 +50,18 @@ def test_microseconds_since_1970_keep_the_order(one: datetime, other: datetime) 
 
 @given(st.timedeltas(timedelta(days=-10_000_000), timedelta(days=10_000_000)))
 def test_time_spans_round_trip(span: timedelta) -> None:
-    assert parse_time_span(format_time_span(span)) == span
+    assert messages.parse_time_span(messages.format_time_span(span)) == span
 
 
 @given(st.text() | st.text(string.digits + ".:- ", max_size=30))
 def test_any_text_is_a_time_span_or_none(text: str) -> None:
-    span = parse_time_span(text)
-    assert span is None or parse_time_span(format_time_span(span)) == span
+    span = messages.parse_time_span(text)
+    assert span is None or messages.parse_time_span(messages.format_time_span(span)) == span
 
 
 @given(HEADERS)
 def test_headers_round_trip_through_json_row_10(headers: dict[str, str]) -> None:
-    assert decode_headers(encode_headers(headers)) == headers
+    assert messages.decode_headers(messages.encode_headers(headers)) == headers
 
 
 @given(HEADERS, st.binary())
@@ -94,7 +82,7 @@ def test_headers_round_trip_through_xml_or_are_refused_row_10(headers: dict[str,
     st.binary() | st.text().map(lambda text: f"<ArrayOfHeaderInfo>{text}</ArrayOfHeaderInfo>".encode(errors="replace"))
 )
 def test_any_blob_is_headers_or_refused(blob: bytes) -> None:
-    for decode in (decode_headers, decode_headers_xml):
+    for decode in (messages.decode_headers, decode_headers_xml):
         try:
             headers = decode(blob)
         except InvalidHeaders:
@@ -108,20 +96,22 @@ def test_any_blob_is_headers_or_refused(blob: bytes) -> None:
 def test_a_delayed_message_round_trips_through_a_timeouts_queue_rows_10_to_12(
     message_id: str, destination: str, due: datetime, headers: dict[str, str], body: bytes, lives: timedelta | None
 ) -> None:
-    assume(not any(name.startswith(Headers.TIMEOUT_PROPERTIES_PREFIX) for name in headers))
-    assume(Headers.EXPIRES_AT not in headers)
-    message = DelayedMessage(message_id, due, destination, headers, body, None if lives is None else due + lives)
-    arrived = from_delay_headers(message_id, delay_headers(message), body)
+    assume(not any(name.startswith(messages.Headers.TIMEOUT_PROPERTIES_PREFIX) for name in headers))
+    assume(messages.Headers.EXPIRES_AT not in headers)
+    message = messages.DelayedMessage(
+        message_id, due, destination, headers, body, None if lives is None else due + lives
+    )
+    arrived = messages.from_delay_headers(message_id, messages.delay_headers(message), body)
     assert (arrived.due, arrived.destination, arrived.expires_at) == (message.due, destination, message.expires_at)
-    envelope, direct = to_envelope(arrived), to_envelope(message)
+    envelope, direct = messages.to_envelope(arrived), messages.to_envelope(message)
     assert envelope == direct
-    assert not any(name.startswith(Headers.TIMEOUT_PROPERTIES_PREFIX) for name in envelope.headers)
+    assert not any(name.startswith(messages.Headers.TIMEOUT_PROPERTIES_PREFIX) for name in envelope.headers)
 
 
 @given(st.text(), st.text())
 def test_ids_and_destinations_are_stored_as_they_are_or_refused(message_id: str, destination: str) -> None:
     try:
-        message = DelayedMessage(message_id, datetime(2026, 1, 31, tzinfo=UTC), destination)
+        message = messages.DelayedMessage(message_id, datetime(2026, 1, 31, tzinfo=UTC), destination)
     except InvalidMessage:
         return
     assert (message.message_id, message.destination) == (message_id, destination)
@@ -134,7 +124,10 @@ def test_ids_and_destinations_are_stored_as_they_are_or_refused(message_id: str,
 def test_a_message_is_discarded_strictly_after_its_time_rows_65_to_68(
     sent: datetime, lives: timedelta, later: timedelta
 ) -> None:
-    headers = {Headers.TIME_SENT: format_timestamp(sent), Headers.TIME_TO_BE_RECEIVED: format_time_span(lives)}
+    headers = {
+        messages.Headers.TIME_SENT: messages.format_timestamp(sent),
+        messages.Headers.TIME_TO_BE_RECEIVED: messages.format_time_span(lives),
+    }
     assert (discard_reason(headers, sent + later) is not None) == (later > lives)
 
 
@@ -142,8 +135,8 @@ def test_a_message_is_discarded_strictly_after_its_time_rows_65_to_68(
 def test_whatever_an_exception_says_its_error_copy_can_be_carried_row_39(text: str, headers: dict[str, str]) -> None:
     now = datetime(2026, 1, 31, tzinfo=UTC)
     copy = error_headers(headers, ValueError(text), "sales", now, Host("sales"))
-    DelayedMessage("m", now, "q", copy)
-    assert decode_headers(encode_headers(copy)) == copy
+    messages.DelayedMessage("m", now, "q", copy)
+    assert messages.decode_headers(messages.encode_headers(copy)) == copy
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(1, 1000))
@@ -161,7 +154,7 @@ def test_the_number_of_attempts_is_what_the_settings_say_row_109(immediate: int,
                 break
         if type(decision).__name__ == "MoveToError":
             break
-        headers = {Headers.DELAYED_RETRIES: str(int(headers.get(Headers.DELAYED_RETRIES, "0")) + 1)}
+        headers = {messages.Headers.DELAYED_RETRIES: str(int(headers.get(messages.Headers.DELAYED_RETRIES, "0")) + 1)}
     assert attempts == (immediate + 1) * (delayed + 1)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postdate.backends.sql.row_locks.claims import Claims
+from postdate.backends.sql.row_locks.connection import DatabaseServer
 from postdate.backends.sql.row_locks.pool import Pool
 from postdate.errors import StoreUnreachable
 from postdate.messages import DelayedMessage
@@ -108,7 +110,7 @@ def finish(session: FakeSession, numbers: Sequence[int], holder: int | None) -> 
 @given(st.data())
 def test_nothing_is_lost_and_nothing_done_twice_whatever_answers_are_lost(data: st.DataObject) -> None:
     server = FakeServer()
-    pool = Pool(server)
+    pool = Pool(cast("DatabaseServer[Any]", server))
     claims, given_out = Claims(pool, FakeTables(), lambda: HOLDER), list[Claim]()
     for _ in range(data.draw(st.integers(1, 12), "steps")):
         if server.free() and data.draw(st.booleans(), "claim"):

@@ -19,9 +19,9 @@ from tests.simulator.run import RunResult, run
 from tests.simulator.site import Breaks
 
 from postdate.clock import LATEST
-from postdate.core import limits, recoverability
+from postdate.core import limits, recoverability, zones
 from postdate.core.due import finishing, poller, rate_limits
-from postdate.core.health import attempts, deadlines
+from postdate.core.health import deadlines, message_memory
 from postdate.core.receive import intake
 from postdate.core.upkeep import daily, store_clock, wall_times
 from postdate.core.zones import ZoneRules, read_rules
@@ -156,7 +156,7 @@ def giving_back_without_a_record() -> Generator[Breaks]:
     """C: What an outage kept from being sent is given back as failed."""
     original = finishing.Finisher.release_claims
 
-    async def as_failed(self: Any, releases: Sequence[attempts.Release]) -> None:
+    async def as_failed(self: Any, releases: Sequence[message_memory.Release]) -> None:
         await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in releases])
 
     with _instead(finishing.Finisher, "release_claims", as_failed):
@@ -176,9 +176,9 @@ def memory_of_what_was_sent() -> Generator[Breaks]:
         finally:
             unwritten = [claim for claim in claims if claim.message.message_id in self.unwritten_outcomes]
             for claim in unwritten:
-                self._attempts.forget_unwritten_outcome(claim.message.message_id)
+                self._memory.forget_unwritten_outcome(claim.message.message_id)
             if unwritten:
-                await self.release_claims([attempts.Release(claim, None) for claim in unwritten])
+                await self.release_claims([message_memory.Release(claim, None) for claim in unwritten])
 
     original = finishing.Finisher.finish
     with _instead(finishing.Finisher, "finish", finish):
@@ -263,7 +263,7 @@ def following_new_rules() -> Generator[Breaks]:
     def always(one: bytes, other: bytes, year: int) -> bool:
         return True
 
-    with _instead(wall_times, "has_same_rules", always):
+    with _instead(zones, "has_same_rules", always):
         yield Breaks()
 
 
@@ -289,7 +289,7 @@ def going_by_the_newest_files() -> Generator[Breaks]:
     def without_version(zone: str) -> ZoneRules:
         return replace(read_rules(zone), version="")
 
-    with _instead(wall_times, "read_rules", without_version):
+    with _instead(zones, "read_rules", without_version):
         yield Breaks()
 
 

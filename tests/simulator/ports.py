@@ -14,33 +14,9 @@ from tests.simulator.network import LATE_IN_DOUBT_SECONDS, NOT_YET, Connection, 
 from tests.simulator.site import HOLDS_AT_MOST
 from typing_extensions import override
 
+from postdate import ports
 from postdate.errors import DestinationUnavailable, PostdateError
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Envelope
-from postdate.ports import (
-    HANDLED,
-    AdministrableStore,
-    Claim,
-    ClaimingStore,
-    Completion,
-    MessageFilter,
-    MoveReport,
-    MovingStore,
-    Outcome,
-    PendingPage,
-    Received,
-    Receiver,
-    Record,
-    RecordKind,
-    ReplacingStore,
-    StoreCapabilities,
-    StoreReport,
-    StoreStatistics,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Wake,
-    Work,
-)
 from postdate.ports.changing import CreateMessage
 from postdate.ports.limits import LimitingStore, LimitsInUse, StoredLimits
 
@@ -48,7 +24,7 @@ BY_HAND: Final = ContextVar("by_hand", default=False)
 """Whether an operator does what is done."""
 
 
-class SimulatedStore(ClaimingStore, AdministrableStore):
+class SimulatedStore(ports.ClaimingStore, ports.AdministrableStore):
     """A claiming store on a site; in the promise it keeps, like any of ours.
 
     Args:
@@ -63,19 +39,19 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         self.version = version
         self._changes: dict[str, int] = {}
         """How often operators had changed a message when this process last looked at it."""
-        modes = frozenset(TransactionMode)
-        self._capabilities = StoreCapabilities(
+        modes = frozenset(ports.TransactionMode)
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
-            transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
+            transaction_modes=modes if shares else modes - {ports.TransactionMode.TRANSACTION_SCOPE},
             database=connection.site if shares else None,
             holds_at_most=HOLDS_AT_MOST,
             has_clock=has_clock,
         )
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         await self._connection.call("initialize", lambda: None)
 
     @override
@@ -83,7 +59,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         await self._connection.call("store", lambda: self._site.store(message, self.version), [origin_of_row(message)])
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         origins = [origin_of_row(message) for message in messages]
         return await self._connection.call("store_many", lambda: self._site.store_many(messages, self.version), origins)
 
@@ -106,27 +82,29 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         )
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         session = self._connection.session
 
-        def give_back(claims: Sequence[Claim]) -> None:
+        def give_back(claims: Sequence[ports.Claim]) -> None:
             self._site.release(claims, None)
             self._site.wake()  # who has looked meanwhile has not seen them
 
         return await self._connection.call("claim_due", lambda: self._site.claim(session, now, limit), undo=give_back)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         return await self._connection.call("finish", lambda: self._site.finish(claims, outcome), about=claims)
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         return await self._connection.call(
             "retry_later", lambda: self._site.retry_later(claim, attempt_at, reason), about=[claim]
         )
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         return await self._connection.call("release", lambda: self._site.release(claims, attempt_at), about=claims)
 
     @override
@@ -134,7 +112,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         return await self._connection.call("next_attempt", self._site.next_attempt)
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         session = self._connection.session
 
         def listen() -> Callable[[], None]:
@@ -157,7 +135,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         )
 
     @override
-    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: ports.MessageFilter, limit: int) -> ports.PendingPage:
         needed_by = self._needed_by(OWN_PREFIX) if message_filter.destination == MARKERS else ()
         return await self._connection.call(
             "read_pending", lambda: self._site.read_pending(message_filter, limit), needed_by=needed_by
@@ -173,7 +151,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         return message
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         return await self._connection.call(
             "history", lambda: list(self._site.records.get(message_id, ())), needed_by=[message_id]
         )
@@ -184,7 +162,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         return list(self._connection.server.ledger.wall_times) if is_own else [message_id]
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         raise AssertionError("services do not count")
 
     @override
@@ -192,7 +170,7 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         raise AssertionError("services do not count")
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[ports.RecordKind, int]:
         raise AssertionError("services do not count")
 
     @override
@@ -216,19 +194,21 @@ class SimulatedStore(ClaimingStore, AdministrableStore):
         return self._connection.session.life
 
 
-class SimulatedMovingStore(SimulatedStore, MovingStore):
+class SimulatedMovingStore(SimulatedStore, ports.MovingStore):
     """The same in the database of the queues."""
 
     @override
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         return self._site.storing(messages, self.version)
 
     @override
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
         return self._site.finishing(claims, outcome)
 
     @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> ports.MoveReport:
         return await self._connection.call("move_due", lambda: self._site.move(now, limit))
 
     @override
@@ -266,7 +246,7 @@ class SimulatedLimits(SimulatedStore, LimitingStore):
         return await self._connection.call("reserve_slots", lambda: self._site.take_turns(stored_limits, free_at))
 
     @override
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         session = self._connection.session
         return await self._connection.call(
             "claim_lane",
@@ -279,7 +259,7 @@ class SimulatedMovingLimits(SimulatedMovingStore, SimulatedLimits):
     """The same in the database of the queues."""
 
 
-class SimulatedZones(SimulatedStore, ReplacingStore):
+class SimulatedZones(SimulatedStore, ports.ReplacingStore):
     """A store that can have messages follow the clocks of a zone, too."""
 
     @override
@@ -305,7 +285,7 @@ class SimulatedMovingZonesWithLimits(SimulatedMovingLimits, SimulatedZones):
     """The same in the database of the queues."""
 
 
-class SimulatedTransport(Transport):
+class SimulatedTransport(ports.Transport):
     """Queues on a site.
 
     Args:
@@ -316,10 +296,10 @@ class SimulatedTransport(Transport):
 
     def __init__(self, connection: Connection, *, pipelines: bool, shares: bool) -> None:
         self._connection, self._site = connection, connection.site
-        modes = frozenset(TransactionMode)
-        self._capabilities = TransportCapabilities(
+        modes = frozenset(ports.TransactionMode)
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
-            transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
+            transaction_modes=modes if shares else modes - {ports.TransactionMode.TRANSACTION_SCOPE},
             database=connection.site if shares else None,
             pipelines=pipelines,
             prefetches=shares and pipelines,
@@ -335,7 +315,7 @@ class SimulatedTransport(Transport):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         life, ledger = self._connection.session.life, self._connection.server.ledger
         origins = [origin_of(each.message_id, each.headers) for each in envelopes]
@@ -359,7 +339,7 @@ class SimulatedTransport(Transport):
                     ledger.knows_sent(life, origin)
         return errors
 
-    def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> Sequence[PostdateError | None]:
+    def _send(self, envelopes: Sequence[Envelope], work: Sequence[ports.Work]) -> Sequence[PostdateError | None]:
         full = self._connection.server.full
         refused = {each.destination: DestinationUnavailable("full") for each in envelopes if each.destination in full}
         if work and refused:
@@ -377,7 +357,7 @@ class SimulatedTransport(Transport):
         """Nothing to close."""
 
 
-class SimulatedReceiver(Receiver):
+class SimulatedReceiver(ports.Receiver):
     """Receives from one queue.
 
     Args:
@@ -389,11 +369,11 @@ class SimulatedReceiver(Receiver):
         self._connection, self._site, self._queue = connection, connection.site, queue
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         connection, site = self._connection, self._site
-        future: asyncio.Future[Sequence[Received]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Sequence[ports.Received]] = asyncio.get_running_loop().create_future()
 
-        def give(received: Sequence[Received]) -> bool:
+        def give(received: Sequence[ports.Received]) -> bool:
             return connection.server.answer_receive(request, received)
 
         def receive() -> Any:
@@ -403,17 +383,19 @@ class SimulatedReceiver(Receiver):
                 site.receive(connection.session, self._queue, limit, give)
             return NOT_YET
 
-        request: Request[Sequence[Received]] = Request(
+        request: Request[Sequence[ports.Received]] = Request(
             "receive", receive, future, undo=self._put_back, life=connection.session.life
         )
         return await connection.wait(request)
 
-    def _put_back(self, received: Sequence[Received]) -> None:
+    def _put_back(self, received: Sequence[ports.Received]) -> None:
         for each in received:
             self._site.roll_back(each, failed=False)
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         ledger, life = self._connection.server.ledger, self._connection.session.life
         envelope = received.envelope
         origins = [origin_of(envelope.message_id, envelope.headers)]
@@ -429,7 +411,7 @@ class SimulatedReceiver(Receiver):
         await self._connection.call("commit", commit, list(dict.fromkeys(origins)))
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         await self._connection.call("roll_back", lambda: self._site.roll_back(received, failed=failed))
 
     @override

@@ -17,6 +17,7 @@ from typing import Final
 
 from tests.simulator.ledger import Ledger, origin_of, origin_of_row
 
+from postdate import ports
 from postdate.clock import to_microseconds
 from postdate.core.limits import NO_LIMITS, Limits, decode_limits
 from postdate.core.windows import Window
@@ -36,20 +37,6 @@ from postdate.messages import (
     copy_with_due,
     copy_with_failures,
     to_envelope,
-)
-from postdate.ports import (
-    Claim,
-    Completion,
-    MessageFilter,
-    MoveReport,
-    Outcome,
-    PendingPage,
-    Received,
-    Record,
-    RecordKind,
-    StoreReport,
-    Wake,
-    Work,
 )
 from postdate.ports.administration import cursor_text, parse_cursor
 from postdate.ports.changing import CreateMessage, KeyedIds
@@ -116,10 +103,10 @@ class SimulatedMessage:
     session: SiteSession | None = None
     token: int = 0
 
-    def received(self) -> Received:
+    def received(self) -> ports.Received:
         """Return it for the process that has it: as a suspect sooner than real queues do, and not alone."""
         is_suspect = self.unanswered > 0
-        return Received(self.envelope, self.failures, self.token, self.unanswered, is_suspect=is_suspect)
+        return ports.Received(self.envelope, self.failures, self.token, self.unanswered, is_suspect=is_suspect)
 
 
 @dataclass(slots=True)
@@ -137,7 +124,7 @@ class PendingReceive:
 
     session: SiteSession
     limit: int
-    give: Callable[[Sequence[Received]], bool]
+    give: Callable[[Sequence[ports.Received]], bool]
 
 
 class Site:
@@ -156,7 +143,7 @@ class Site:
         self.damaged: dict[str, None] = {}
         self.unreadable: dict[str, DelayedMessage] = {}
         self.clocks: dict[str, timedelta] = {}
-        self.records: dict[str, list[Record]] = {}
+        self.records: dict[str, list[ports.Record]] = {}
         """Of what became of each message, by id."""
         self.keys: dict[str, str] = {}
         """By key: the id of the last message that was stored under it."""
@@ -170,7 +157,7 @@ class Site:
         """By name: what was let through since its limits were changed last."""
         self.sinks: dict[str, None] = {}
         """Queues whose messages stay: somebody else's."""
-        self.listeners: dict[int, tuple[SiteSession, Wake]] = {}
+        self.listeners: dict[int, tuple[SiteSession, ports.Wake]] = {}
         self._waiting: dict[str, list[PendingReceive]] = {}
         self._numbers = itertools.count(1)
         self._undo: list[Callable[[], object]] = []
@@ -276,9 +263,9 @@ class Site:
 
     # --- the store ------------------------------------------------------------------------------------------------
 
-    def _record(self, kind: RecordKind, message: DelayedMessage) -> None:
+    def _record(self, kind: ports.RecordKind, message: DelayedMessage) -> None:
         records = self.records.setdefault(message.message_id, [])
-        records.append(Record(kind, message.message_id, self._now(), message.due, message.destination))
+        records.append(ports.Record(kind, message.message_id, self._now(), message.due, message.destination))
         self._undo.append(records.pop)
 
     def store(self, message: DelayedMessage, version: int = 0) -> None:
@@ -286,7 +273,7 @@ class Site:
         if self.store_many([message], version).duplicate_ids:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before")
 
-    def store_many(self, messages: Sequence[DelayedMessage], version: int = 0) -> StoreReport:
+    def store_many(self, messages: Sequence[DelayedMessage], version: int = 0) -> ports.StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         first = self.next_attempt()
         there: list[str] = []
@@ -301,11 +288,11 @@ class Site:
                 if self._ledger.in_error_queue[origin_of_row(message)] > 0:
                     self._lets_arrive_again(origin_of_row(message))
                 self._add_row(Row(copy_with_failures(message, 0), message.due, next(self._numbers), self._ledger.now))
-                self._record(RecordKind.SCHEDULED, message)
+                self._record(ports.RecordKind.SCHEDULED, message)
                 if Headers.WALL_TIME in message.headers:
                     self._committed.append(lambda message=message: self._is_stored_by_clocks(message, version))
             self._committed.append(lambda: self._wake_if_earlier(first))
-        return StoreReport(len(messages) - len(there), tuple(there))
+        return ports.StoreReport(len(messages) - len(there), tuple(there))
 
     def _is_stored_by_clocks(self, message: DelayedMessage, version: int) -> None:
         ledger, origin = self._ledger, origin_of_row(message)
@@ -339,11 +326,11 @@ class Site:
         due.sort(key=lambda row: (row.attempt_at, row.number))
         return due
 
-    def claim(self, session: SiteSession, now: datetime, limit: int) -> Sequence[Claim]:
+    def claim(self, session: SiteSession, now: datetime, limit: int) -> Sequence[ports.Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         return self._claim(session, self._due(now)[:limit])
 
-    def claim_held(self, session: SiteSession, kept: StoredLimits, limit: int) -> Sequence[Claim]:
+    def claim_held(self, session: SiteSession, kept: StoredLimits, limit: int) -> Sequence[ports.Claim]:
         """See :meth:`postdate.ports.limits.LimitingStore.claim_lane`."""
         return self._claim(
             session, [row for row in self._due(kept.lane_end) if row.attempt_at >= kept.lane_start][:limit]
@@ -355,8 +342,8 @@ class Site:
         held = [each for each in self.limits.values() if any(each.lane_start <= at < each.lane_end for at in times)]
         return LimitsInUse(any(each.limits for each in self.limits.values()), held)
 
-    def _claim(self, session: SiteSession, rows: Sequence[Row]) -> Sequence[Claim]:
-        claims: list[Claim] = []
+    def _claim(self, session: SiteSession, rows: Sequence[Row]) -> Sequence[ports.Claim]:
+        claims: list[ports.Claim] = []
         unreadable: str | None = None
         for row in rows:
             if row.message.message_id in self.damaged:
@@ -366,7 +353,7 @@ class Site:
                 unreadable = row.message.message_id
             row.session, row.token = session, next(self._numbers)
             self.taken_at[origin_of_row(row.message)] = self._ledger.now
-            claims.append(Claim(row.message, row.token))
+            claims.append(ports.Claim(row.message, row.token))
             self._ledger.note(f"{origin_of_row(row.message)} claimed by {session.life}")
         if unreadable is not None:
             raise InvalidHeaders(f"the headers of {unreadable!r} are no JSON")
@@ -379,18 +366,18 @@ class Site:
             self._committed.insert(0, lambda: self._ledger.placed(origin, "unreadable", +1))
             self._remove_row(row, "marked as unreadable")
 
-    def _held(self, claim: Claim) -> Row | None:
+    def _held(self, claim: ports.Claim) -> Row | None:
         row = self.rows.get(claim.message.message_id)
         return row if row is not None and row.session is not None and row.token == claim.token else None
 
-    def finish(self, claims: Sequence[Claim], outcome: Outcome) -> int:
+    def finish(self, claims: Sequence[ports.Claim], outcome: ports.Outcome) -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
         held = [row for claim in claims if (row := self._held(claim)) is not None]
         with self.transaction():
             for row in held:
                 self._remove_row(row, outcome.value)
                 self._record(OUTCOME_RECORDS[outcome], row.message)
-                if outcome is Outcome.FAILED:  # so that it can be stored again when it is returned
+                if outcome is ports.Outcome.FAILED:  # so that it can be stored again when it is returned
                     self._free_id(row.message.message_id)
         return len(held)
 
@@ -398,7 +385,7 @@ class Site:
         del self.known[id_]
         self._undo.append(lambda: self.known.__setitem__(id_, None))
 
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome) -> Work:
+    def finishing(self, claims: Sequence[ports.Claim], outcome: ports.Outcome) -> ports.Work:
         """See :meth:`postdate.ports.MovingStore.finishing_work`."""
 
         def work(site: object) -> None:
@@ -408,7 +395,7 @@ class Site:
 
         return work
 
-    def storing(self, messages: Sequence[DelayedMessage], version: int = 0) -> Work:
+    def storing(self, messages: Sequence[DelayedMessage], version: int = 0) -> ports.Work:
         """See :meth:`postdate.ports.MovingStore.storing_work`."""
 
         def work(site: object) -> None:
@@ -418,7 +405,7 @@ class Site:
 
         return work
 
-    def retry_later(self, claim: Claim, attempt_at: datetime, reason: str) -> bool:
+    def retry_later(self, claim: ports.Claim, attempt_at: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
         row = self._held(claim)
         if row is None:
@@ -428,7 +415,7 @@ class Site:
         self._ledger.is_retried(origin_of_row(row.message), reason)
         return True
 
-    def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         """See :class:`postdate.ports.stores.ClaimingStore`."""
         held = [row for claim in claims if (row := self._held(claim)) is not None]
         for row in held:
@@ -447,7 +434,7 @@ class Site:
         with self.transaction():
             self._committed.insert(0, lambda: self._ledger.placed(origin, "what was cancelled", +1))
             self._remove_row(row, "cancelled")
-            self._record(RecordKind.CANCELLED, row.message)
+            self._record(ports.RecordKind.CANCELLED, row.message)
         return True
 
     def reschedule(
@@ -471,7 +458,7 @@ class Site:
             headers = {**row.message.headers, Headers.WALL_TIME: before.headers[Headers.WALL_TIME]}
             row.message = replace(row.message, headers=headers)
         with self.transaction():
-            self._record(RecordKind.RESCHEDULED, row.message)
+            self._record(ports.RecordKind.RESCHEDULED, row.message)
         if changes_before is None:
             self._ledger.note(f"{origin} is rescheduled to {wall_time or due}")
             self.changes[message_id] += 1
@@ -505,7 +492,7 @@ class Site:
         row = self.rows.get(message_id)
         return None if row is None else row.message
 
-    def read_pending(self, where: MessageFilter, limit: int) -> PendingPage:
+    def read_pending(self, where: ports.MessageFilter, limit: int) -> ports.PendingPage:
         """See :meth:`postdate.ports.AdministrableStore.read_pending`."""
         listed = [(to_microseconds(row.message.due), row.number, row.message) for row in self.rows.values()]
         listed.sort(key=lambda each: each[:2])
@@ -515,7 +502,7 @@ class Site:
             for due, number, message in listed
             if (due, number) > begin and where.matches(message) and message.message_id not in self.damaged
         ]
-        return PendingPage.of(messages[:limit], limit)
+        return ports.PendingPage.of(messages[:limit], limit)
 
     def replace(self, key: str, make: CreateMessage) -> str:
         """See :meth:`postdate.ports.ReplacingStore.replace`; for what is the store's own, which no ledger counts."""
@@ -592,7 +579,7 @@ class Site:
         windows = [Window.parse_and_check_zone(each) for each in limits.windows]
         return self.clock_is_set() or any(each.next_opening(at) == at for at in before for each in windows)
 
-    def move(self, now: datetime, limit: int) -> MoveReport:
+    def move(self, now: datetime, limit: int) -> ports.MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
         moved, left_behind = Counter[str](), False
         with self.transaction():
@@ -607,15 +594,15 @@ class Site:
                     self.taken_at[origin_of_row(row.message)] = self._ledger.now
                     self._put(to_envelope(row.message))
                     self._remove_row(row, "moved")
-                    self._record(RecordKind.DELIVERED, row.message)
+                    self._record(ports.RecordKind.DELIVERED, row.message)
                     moved[row.message.destination] += 1
                 else:
                     left_behind = True
-        return MoveReport(moved.total(), 0, left_behind, self.next_attempt(), moved)
+        return ports.MoveReport(moved.total(), 0, left_behind, self.next_attempt(), moved)
 
     # --- the queues -----------------------------------------------------------------------------------------------
 
-    def send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> Sequence[PostdateError | None]:
+    def send(self, envelopes: Sequence[Envelope], work: Sequence[ports.Work]) -> Sequence[PostdateError | None]:
         """See :meth:`postdate.ports.Transport.send`."""
         if work:
             with self.transaction():
@@ -634,7 +621,9 @@ class Site:
             return error
         return None
 
-    def receive(self, session: SiteSession, queue: str, limit: int, give: Callable[[Sequence[Received]], bool]) -> None:
+    def receive(
+        self, session: SiteSession, queue: str, limit: int, give: Callable[[Sequence[ports.Received]], bool]
+    ) -> None:
         """Give up to ``limit`` messages as soon as there is one; ``give`` returns whether they are wanted still.
 
         Raises:
@@ -666,14 +655,14 @@ class Site:
             for each in ended:
                 each.give(())
 
-    def _parcel(self, received: Received) -> tuple[str, SimulatedMessage]:
+    def _parcel(self, received: ports.Received) -> tuple[str, SimulatedMessage]:
         queue = received.envelope.destination
         for parcel in self.queues.get(queue, ()):
             if parcel.session is not None and parcel.token == received.token:
                 return queue, parcel
-        raise ClaimLost(f"message {received.envelope.message_id!r} is no longer held here")
+        raise ClaimLost(f"message {received.envelope.message_id!r} is not claimed by this process any more")
 
-    def commit(self, received: Received, end: Completion) -> None:
+    def commit(self, received: ports.Received, end: ports.Completion) -> None:
         """See :meth:`postdate.ports.Receiver.commit`."""
         queue, parcel = self._parcel(received)
         origin = origin_of(parcel.envelope.message_id, parcel.envelope.headers)
@@ -681,11 +670,11 @@ class Site:
         with self.transaction():
             for work in end.work:
                 work(self)
-            if end.record is RecordKind.RETRIED or (queue == "error" and end.outgoing):
+            if end.record is ports.RecordKind.RETRIED or (queue == "error" and end.outgoing):
                 self._lets_arrive_again(origin)
                 if queue == "error":
                     self.taken_at[origin] = ledger.now
-            elif end.record is RecordKind.HANDLED:
+            elif end.record is ports.RecordKind.HANDLED:
                 self._committed.insert(0, lambda: ledger.placed(origin, "what was handled", +1))
             for envelope in end.outgoing:
                 self._put(envelope)
@@ -695,7 +684,7 @@ class Site:
         self._ledger.rounds[origin] += 1
         self._undo.append(lambda: self._ledger.rounds.subtract([origin]))
 
-    def roll_back(self, received: Received, *, failed: bool) -> None:
+    def roll_back(self, received: ports.Received, *, failed: bool) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`."""
         _, parcel = self._parcel(received)
         parcel.session = None

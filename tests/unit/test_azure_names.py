@@ -23,8 +23,8 @@ def test_strict_leaves_the_dots_of_others_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mending"),
     [
-        ("Sales.Orders", "choose another, or sanitizer='dashes', which makes 'sales-orders' of it"),
-        ("Sales_Orders", "choose another, or sanitizer='legacy', which makes 'sales-orders' of it"),
+        ("Sales.Orders", "choose another, or sanitizer='dashes', which changes it to 'sales-orders'"),
+        ("Sales_Orders", "choose another, or sanitizer='legacy', which changes it to 'sales-orders'"),
         ("-", "choose another"),
     ],
 )

@@ -11,28 +11,13 @@ from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate import Envelope
+from postdate import Envelope, errors
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, LARGEST_TEXT_BYTES, UNREADABLE, from_text, to_text
 from postdate.backends.azure.errors import QUEUES, TABLES, retry_after, translate
 from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.queues import FOR_EVER, SANITIZERS, queue_name, sanitizer_of, time_to_live
 from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.config import Address, check_server
-from postdate.errors import (
-    ClaimLost,
-    ConfigurationError,
-    DestinationUnavailable,
-    DuplicateMessage,
-    InvalidMessage,
-    MessageTooLarge,
-    PostdateError,
-    QueueNotFound,
-    StoreError,
-    StoreNotSetUp,
-    StoreUnreachable,
-    TransportError,
-    TransportUnreachable,
-)
 from postdate.messages import Headers, encode_headers, size_in_bytes
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -66,7 +51,7 @@ def test_an_address_may_name_every_endpoint() -> None:
 
 def test_a_service_that_the_address_does_not_name_is_missed_where_it_is_needed() -> None:
     login = parse_login(f"azure-queues://dev:{ESCAPED}@127.0.0.1:10001/dev?protocol=http")
-    with pytest.raises(ConfigurationError, match=r"where its blob service is; add blobs=HOST:PORT"):
+    with pytest.raises(errors.ConfigurationError, match=r"where its blob service is; add blobs=HOST:PORT"):
         login.endpoint("blob")
 
 
@@ -102,14 +87,14 @@ def test_a_connection_string_may_have_a_signature_instead_of_a_key() -> None:
         ("azure-queues://?connection=env:NOT_SET_ANYWHERE", "'NOT_SET_ANYWHERE', which is not set"),
         ("azure-queues://?connection=AccountName=a", "must refer to the connection string"),
         ("azure-queues://?connection=file:/no/such/file", "cannot be read"),
-        (f"azure-queues://shop:{ESCAPED}@host?connection=env:X", "take one"),
+        (f"azure-queues://shop:{ESCAPED}@host?connection=env:X", "use only one"),
         ("amqp://shop:x@host", "another scheme"),
-        (f"AccountKey={KEY}", "no connection string"),
-        ("", "no connection string"),
+        (f"AccountKey={KEY}", "not a connection string"),
+        ("", "not a connection string"),
     ],
 )
 def test_an_address_that_cannot_work_is_refused_without_its_key(address: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as refusal:
+    with pytest.raises(errors.ConfigurationError, match=said) as refusal:
         parse_login(address, {})
     assert KEY not in str(refusal.value)
     assert ESCAPED not in str(refusal.value)
@@ -150,7 +135,7 @@ def test_the_configuration_takes_every_form(address: str) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(settings: dict, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(errors.ConfigurationError, match=said):
         AzureStorageQueueTransport("azure-queues://UseDevelopmentStorage", **settings)
 
 
@@ -186,7 +171,7 @@ def test_the_legacy_name_of_a_long_queue_ends_in_a_number_made_from_all_of_it() 
 
 @pytest.mark.parametrize("name", ["ab", "a" * 64, "-ab", "ab-", "a--b", "a_b", "", "naïve", "a b", "a.b"])
 def test_a_name_that_azure_does_not_take_is_refused_with_the_rule(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="3 to 63 letters, digits and single dashes"):
+    with pytest.raises(errors.ConfigurationError, match="3 to 63 letters, digits and single dashes"):
         queue_name(name, SANITIZERS["strict"])
 
 
@@ -195,7 +180,7 @@ def test_a_sanitizer_of_ones_own_is_used_and_its_failure_is_told() -> None:
         raise KeyError(name)
 
     assert queue_name("Orders", sanitizer_of(lambda name: f"eu-{name}")) == "eu-orders"
-    with pytest.raises(ConfigurationError, match="sanitizer of queue names failed for 'Orders'"):
+    with pytest.raises(errors.ConfigurationError, match="sanitizer of queue names failed for 'Orders'"):
         queue_name("Orders", fail)
 
 
@@ -203,7 +188,7 @@ def test_a_sanitizer_of_ones_own_is_used_and_its_failure_is_told() -> None:
 def test_whatever_the_legacy_sanitizer_makes_is_refused_or_taken(name: str) -> None:
     try:
         clean = queue_name(name, SANITIZERS["legacy"])
-    except ConfigurationError:
+    except errors.ConfigurationError:
         return
     assert 3 <= len(clean) <= 63
     assert set(clean) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -243,7 +228,7 @@ def test_a_message_lives_for_whole_seconds_rounded_up(envelope: Envelope, second
 
 
 def test_more_than_thirty_days_are_refused() -> None:
-    with pytest.raises(InvalidMessage, match="more than 30 days"):
+    with pytest.raises(errors.InvalidMessage, match="at most 30 days"):
         time_to_live(_lasting(timedelta(days=30, microseconds=1)), NOW)
 
 
@@ -282,14 +267,14 @@ def test_any_other_text_is_kept_whole_and_says_why_it_is_none(text: str) -> None
     [
         ("hello", "neither JSON nor UTF-8 in base64"),
         (base64.b64encode(b"\xff\xfe\xfd").decode(), "neither JSON nor UTF-8"),
-        (base64.b64encode(b"hello").decode(), "no JSON"),
-        (base64.b64encode(b"[1]").decode(), "no JSON object (Expected `object`, got `array`)"),
+        (base64.b64encode(b"hello").decode(), "not a JSON object"),
+        (base64.b64encode(b"[1]").decode(), "not a JSON object (Expected `object`, got `array`)"),
         ('{"OrderId": 5}', "neither Headers nor Body"),
-        ('{"Headers": [], "Body": ""}', "Headers is no JSON object"),
+        ('{"Headers": [], "Body": ""}', "Headers is not a JSON object"),
         ('{"Headers": {"a": 1}, "Body": ""}', "must be str"),
-        ('{"Headers": {}, "Body": 1}', "Body is no text"),
+        ('{"Headers": {}, "Body": 1}', "Body is not text"),
         ('{"Headers": {}, "Body": "?"}', "Body is not base64"),
-        ('{"Headers"', "no JSON"),
+        ('{"Headers"', "not a JSON object"),
         ('{"Headers":' + "[" * 60_000, "recursion"),
     ],
 )
@@ -351,7 +336,7 @@ def test_what_the_capability_promises_fits(share: float) -> None:
 
 
 def test_what_azure_would_refuse_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(MessageTooLarge, match=r"65,536 are allowed.*keep large content elsewhere"):
+    with pytest.raises(errors.MessageTooLarge, match=r"65,536 are allowed.*keep large content elsewhere"):
         to_text(Envelope("orders", "m", {}, b"x" * 40_000))
 
 
@@ -422,25 +407,25 @@ def _answer(status: int, code: str = "", **headers: str) -> HttpResponseError:
 @pytest.mark.parametrize(
     ("error", "queues", "tables"),
     [
-        (_answer(403, "AuthenticationFailed"), TransportUnreachable, StoreUnreachable),
-        (_answer(401), TransportUnreachable, StoreUnreachable),
-        (_answer(404, "QueueNotFound"), QueueNotFound, StoreNotSetUp),
-        (_answer(409, "EntityAlreadyExists"), TransportError, DuplicateMessage),
-        (_answer(412, "UpdateConditionNotSatisfied"), ClaimLost, ClaimLost),
-        (_answer(400, "PopReceiptMismatch"), ClaimLost, ClaimLost),
-        (_answer(413, "RequestBodyTooLarge"), MessageTooLarge, MessageTooLarge),
-        (_answer(400, "EntityTooLarge"), MessageTooLarge, MessageTooLarge),
-        (_answer(503, "ServerBusy"), TransportUnreachable, StoreUnreachable),
-        (_answer(500, "OperationTimedOut"), TransportUnreachable, StoreUnreachable),
-        (_answer(429), TransportUnreachable, StoreUnreachable),
-        (_answer(200), TransportUnreachable, StoreUnreachable),
-        (ServiceRequestError("no connection"), TransportUnreachable, StoreUnreachable),
-        (_answer(400, "InvalidQueryParameterValue"), DestinationUnavailable, None),
-        (_answer(400, "InvalidXmlDocument"), TransportError, StoreError),
+        (_answer(403, "AuthenticationFailed"), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(401), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(404, "QueueNotFound"), errors.QueueNotFound, errors.StoreNotSetUp),
+        (_answer(409, "EntityAlreadyExists"), errors.TransportError, errors.DuplicateMessage),
+        (_answer(412, "UpdateConditionNotSatisfied"), errors.ClaimLost, errors.ClaimLost),
+        (_answer(400, "PopReceiptMismatch"), errors.ClaimLost, errors.ClaimLost),
+        (_answer(413, "RequestBodyTooLarge"), errors.MessageTooLarge, errors.MessageTooLarge),
+        (_answer(400, "EntityTooLarge"), errors.MessageTooLarge, errors.MessageTooLarge),
+        (_answer(503, "ServerBusy"), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(500, "OperationTimedOut"), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(429), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(200), errors.TransportUnreachable, errors.StoreUnreachable),
+        (ServiceRequestError("no connection"), errors.TransportUnreachable, errors.StoreUnreachable),
+        (_answer(400, "InvalidQueryParameterValue"), errors.DestinationUnavailable, None),
+        (_answer(400, "InvalidXmlDocument"), errors.TransportError, errors.StoreError),
     ],
 )
 def test_each_answer_has_a_meaning(
-    error: HttpResponseError, queues: type[PostdateError], tables: type[PostdateError] | None
+    error: HttpResponseError, queues: type[errors.PostdateError], tables: type[errors.PostdateError] | None
 ) -> None:
     found = translate(error, QUEUES, "queue 'orders'")
     assert type(found) is queues
@@ -451,7 +436,7 @@ def test_each_answer_has_a_meaning(
 
 
 def test_a_queue_that_is_being_deleted_is_worth_another_attempt() -> None:
-    assert type(translate(_answer(409, "QueueBeingDeleted"), QUEUES, "q")) is DestinationUnavailable
+    assert type(translate(_answer(409, "QueueBeingDeleted"), QUEUES, "q")) is errors.DestinationUnavailable
 
 
 @pytest.mark.parametrize(
@@ -467,7 +452,7 @@ def test_a_queue_that_is_being_deleted_is_worth_another_attempt() -> None:
 def test_a_pause_that_is_asked_for_is_understood(headers: dict[str, str], pause: timedelta | None) -> None:
     error = _answer(503, "ServerBusy", **headers)
     assert retry_after(error) == pause
-    assert ("asks to be left alone" in str(translate(error, QUEUES, "q"))) is (pause is not None)
+    assert ("asks for a pause" in str(translate(error, QUEUES, "q"))) is (pause is not None)
 
 
 def test_a_missing_queue_says_what_to_type() -> None:
@@ -477,6 +462,6 @@ def test_a_missing_queue_says_what_to_type() -> None:
 
 def test_a_refused_key_says_what_to_look_at() -> None:
     said = str(translate(_answer(403, "AuthenticationFailed"), QUEUES, "queue 'orders' of Azure account 'shop'"))
-    assert "queue 'orders' of Azure account 'shop' refuses us (403 AuthenticationFailed)" in said
+    assert "queue 'orders' of Azure account 'shop' refuses this client (403 AuthenticationFailed)" in said
     assert "key" in said
     assert "clock" in said

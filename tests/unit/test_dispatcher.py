@@ -7,29 +7,20 @@ from pathlib import Path
 import anyio
 import pytest
 
-from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
+from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore, errors
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.moving import Mover
 from postdate.core.due.rate_limits import LimitedWork
-from postdate.core.health.attempts import Release
+from postdate.core.health.message_memory import Release
 from postdate.core.limits import change_limits, limit_change
 from postdate.core.simple_store import enlisting_store
-from postdate.errors import (
-    PostdateError,
-    QueueNotFound,
-    StoreTroubled,
-    StoreUnavailable,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
-)
 from postdate.ports import Claim, Outcome, RecordKind, Work
 from postdate.testing import Fault, FaultyMovingStore, FaultyTransport
 
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
-DOWN = TransportUnavailable("the destination does not answer")
-STORE_DOWN = StoreUnavailable("the store does not answer")
+DOWN = errors.TransportUnavailable("the destination does not answer")
+STORE_DOWN = errors.StoreUnavailable("the store does not answer")
 
 
 @pytest.fixture
@@ -294,7 +285,7 @@ async def test_a_failure_that_cannot_be_counted_because_the_message_is_gone_is_s
     bench = await make(number_of_retries=5)
     await bench.keep(bench.message(due_in=-1))
 
-    def fail_and_remove(call) -> PostdateError | None:
+    def fail_and_remove(call) -> errors.PostdateError | None:
         if call.method != "send":
             return None
         bench.memory._entries.clear()
@@ -362,11 +353,11 @@ async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile
 
 @pytest.mark.parametrize(
     ("cause", "sends", "arrive"),
-    [(StoreTroubled("one row"), [3, 1, 1, 1], 2), (StoreUnreachable("no answer"), [3], 0)],
+    [(errors.StoreTroubled("one row"), [3, 1, 1, 1], 2), (errors.StoreUnreachable("no answer"), [3], 0)],
     ids=["of one", "of all"],
 )
 async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may_be_of_one_is_tried_one_by_one(
-    one_file: OneFile, cause: PostdateError, sends: list[int], arrive: int
+    one_file: OneFile, cause: errors.PostdateError, sends: list[int], arrive: int
 ) -> None:
     await change_limits(one_file.sqlite, "billing", limit_change(50, ()), one_file.bench.start)
     await one_file.sqlite.store_many([one_file.bench.message(f"m-{n}", -1) for n in range(3)], one_file.bench.start)
@@ -376,7 +367,7 @@ async def test_what_limits_let_through_goes_in_one_transaction_and_only_what_may
     async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         tried.append(len(envelopes))
         if "m-1" in {each.message_id for each in envelopes}:
-            raise TransportUnreachable("the queues are out of reach") from cause
+            raise errors.TransportUnreachable("the queues are out of reach") from cause
         return await send(envelopes, now, work=work)
 
     one_file.local.send = refuse
@@ -430,7 +421,7 @@ async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_wai
 async def test_a_failed_move_moves_nothing_and_the_next_one_everything(one_file: OneFile) -> None:
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
     one_file.store.faults.add(Fault("move_due", STORE_DOWN, calls=[1]))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(errors.StoreUnavailable):
         await one_file.mover.deliver_due(one_file.clock.now())
     assert await one_file.lengths() == {}
     await one_file.mover.deliver_due(one_file.clock.now())
@@ -442,6 +433,6 @@ def test_queues_elsewhere_share_no_transaction() -> None:
 
 
 def test_errors_of_the_tree_know_whether_they_pass() -> None:
-    assert TransportUnavailable.transient
-    assert not QueueNotFound.transient
-    assert issubclass(QueueNotFound, PostdateError)
+    assert errors.TransportUnavailable.transient
+    assert not errors.QueueNotFound.transient
+    assert issubclass(errors.QueueNotFound, errors.PostdateError)

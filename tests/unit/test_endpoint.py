@@ -21,23 +21,9 @@ from postdate import (
     Recoverability,
     SqliteStore,
     TransactionMode,
+    errors,
 )
 from postdate.backends.postgres.store import PostgresStore
-from postdate.errors import (
-    ConfigurationError,
-    DelayConflict,
-    DelayedDeliveryNotConfigured,
-    DestinationUnavailable,
-    DuplicateMessage,
-    ErrorQueueNotConfigured,
-    InvalidMessage,
-    MessageError,
-    MessageTooLarge,
-    QueueNotFound,
-    TransportUnavailable,
-    UnknownMessageType,
-    UnsupportedTransactionMode,
-)
 from postdate.messages import format_timestamp
 from postdate.ports import TransportCapabilities, Wake
 from postdate.testing import Fault, FaultyTransport, VirtualClock
@@ -124,7 +110,7 @@ async def test_a_message_delayed_to_oneself_is_handled_when_due_and_never_earlie
 
 async def test_without_a_store_a_delay_is_refused_and_says_what_is_missing_row_15(around: Surroundings) -> None:
     async with around.endpoint(delays=False) as endpoint:
-        with pytest.raises(DelayedDeliveryNotConfigured, match=r"delayed_delivery=DelayedDelivery\(store\)"):
+        with pytest.raises(errors.DelayedDeliveryNotConfigured, match=r"delayed_delivery=DelayedDelivery\(store\)"):
             await endpoint.send(Pay(1), delay=SECOND)
         await endpoint.send(Pay(1))
         await around.clock.run_until_idle()
@@ -133,7 +119,7 @@ async def test_without_a_store_a_delay_is_refused_and_says_what_is_missing_row_1
 
 async def test_delay_and_time_to_be_received_are_refused_together_row_75(around: Surroundings) -> None:
     async with around.endpoint() as endpoint:
-        with pytest.raises(DelayConflict, match="Pay has both"):
+        with pytest.raises(errors.DelayConflict, match="Pay has both"):
             await endpoint.send(Pay(1), delay=SECOND, time_to_be_received=SECOND)
 
 
@@ -142,7 +128,7 @@ async def test_an_id_used_twice_is_refused_in_one_database(around: Surroundings)
         return
     async with around.endpoint() as endpoint:
         await endpoint.send(Pay(1), delay=SECOND, message_id="mine")
-        with pytest.raises(DuplicateMessage):
+        with pytest.raises(errors.DuplicateMessage):
             await endpoint.send(Pay(2), delay=SECOND, message_id="mine")
 
 
@@ -178,7 +164,7 @@ async def test_what_a_handler_delays_under_the_id_of_another_message_is_an_error
         assert await around.length("error") == 1
         (headers,) = await around.error_headers()
         await around.clock.advance(10 * SECOND)
-    assert headers[Headers.ERROR_CODE] == DuplicateMessage.code
+    assert headers[Headers.ERROR_CODE] == errors.DuplicateMessage.code
     assert headers[Headers.MESSAGE_ID] == ("mine" if isinstance(around.store, MemoryStore) else "handled")
     assert await around.length("later") == 1
 
@@ -205,7 +191,7 @@ async def test_a_message_that_comes_again_after_what_it_sent_has_left_is_handled
     """In one database it has not left, in mode ``receive_only`` either: what is stored there ends with its message."""
     file = tmp_path / "all.db"
     store, transport = SqliteStore(file, synchronous="normal"), LocalTransport(file, synchronous="normal")
-    faulty = FaultyTransport(transport, Fault("commit", TransportUnavailable("lost"), calls=[1]))
+    faulty = FaultyTransport(transport, Fault("commit", errors.TransportUnavailable("lost"), calls=[1]))
     around = Surroundings(clock, store, transport)
     await transport.create_queues(["later"])
     endpoint = around.endpoint(transport=faulty, recoverability=ONE_TRY, transaction_mode="receive_only")
@@ -240,7 +226,7 @@ async def test_of_one_handler_two_messages_under_one_id_are_an_error_and_one_twi
         await around.clock.run_until_idle()
         assert await around.length("error") == 1
         (headers,) = await around.error_headers()
-        assert headers[Headers.ERROR_CODE] == DuplicateMessage.code
+        assert headers[Headers.ERROR_CODE] == errors.DuplicateMessage.code
         assert (await around.pending(), await around.length("later")) == (1, 1)
 
 
@@ -304,7 +290,7 @@ async def test_what_is_sent_after_its_handler_has_ended_is_refused(memory: Surro
     async with endpoint:
         await endpoint.send(Pay(1))
         await memory.clock.run_until_idle()
-        with pytest.raises(MessageError, match="has ended"):
+        with pytest.raises(errors.MessageError, match="has ended"):
             await contexts[0].send(Paid(), destination="sales")
 
 
@@ -336,7 +322,7 @@ async def test_a_full_queue_holds_up_no_messages_whose_handlers_send_elsewhere(
 
     async def refuse(envelopes: Any, now: datetime, *, work: Any = ()) -> Any:
         if any(each.destination == "full" for each in envelopes):
-            return [DestinationUnavailable("it is full")] * len(envelopes)
+            return [errors.DestinationUnavailable("it is full")] * len(envelopes)
         return await send(envelopes, now, work=work)
 
     @endpoint.handler(Pay)
@@ -438,7 +424,7 @@ async def test_blank_addresses_and_ids_are_refused(memory: Surroundings, options
         await context.send(Pay(), **options, **timing)
 
     async with endpoint:
-        with pytest.raises(InvalidMessage, match="blank"):
+        with pytest.raises(errors.InvalidMessage, match="blank"):
             await endpoint.send(Pay(), **options, **timing)
         await endpoint.send(Paid())
         await memory.clock.run_until_idle()
@@ -448,7 +434,7 @@ async def test_blank_addresses_and_ids_are_refused(memory: Surroundings, options
 
 async def test_a_route_to_nowhere_and_a_reply_to_nowhere_are_refused(memory: Surroundings) -> None:
     endpoint = memory.endpoint()
-    with pytest.raises(ConfigurationError, match=r"the route of .*Paid is blank"):
+    with pytest.raises(errors.ConfigurationError, match=r"the route of .*Paid is blank"):
         endpoint.route(Paid, "")
 
     @endpoint.handler(Paid, name="Paid")
@@ -499,7 +485,7 @@ async def test_headers_that_no_queue_takes_are_refused_when_they_are_sent(memory
     """When the message was due, its error copy had no room either: it was tried again for ever."""
     narrow = NarrowTransport()
     async with memory.endpoint(transport=narrow) as endpoint:
-        with pytest.raises(MessageTooLarge, match=r"has 2,\d{3} bytes of headers, more than the 2,000"):
+        with pytest.raises(errors.MessageTooLarge, match=r"has 2,\d{3} bytes of headers, more than the 2,000"):
             await endpoint.send(Pay(), headers={"large": "é" * 900}, **timing)
         await endpoint.send(Pay(1), headers={"large": "x" * 1_200}, **timing)
         await memory.clock.advance(2 * SECOND)
@@ -510,7 +496,7 @@ async def test_they_are_refused_in_a_transaction_of_the_application_too() -> Non
     """The message goes past the queues into the store, which would take it."""
     store = PostgresStore("postgresql://nobody.invalid/database")
     endpoint = Endpoint("sales", transport=NarrowTransport(), delayed_delivery=DelayedDelivery(store))
-    with pytest.raises(MessageTooLarge, match="more than the 2,000"):
+    with pytest.raises(errors.MessageTooLarge, match="more than the 2,000"):
         await endpoint.send(
             b"", destination="sales", headers={"large": "x" * 2_000}, delay=SECOND, transaction=object()
         )
@@ -578,10 +564,10 @@ async def test_a_delayed_retry_of_an_expiring_message_ends_in_its_discard(memory
 async def test_exactly_once_is_refused_across_databases_row_29(clock: VirtualClock, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "one.db")
     around = Surroundings(clock, store, MemoryTransport())
-    with pytest.raises(UnsupportedTransactionMode, match="transaction_scope"):
+    with pytest.raises(errors.UnsupportedTransactionMode, match="transaction_scope"):
         around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE)
     other = LocalTransport(tmp_path / "two.db")
-    with pytest.raises(UnsupportedTransactionMode, match="same one for both"):
+    with pytest.raises(errors.UnsupportedTransactionMode, match="same one for both"):
         around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE, transport=other)
     await store.close()
     await other.close()
@@ -602,13 +588,13 @@ async def test_who_only_sends_can_delay_row_54(around: Surroundings) -> None:
 
 @pytest.mark.parametrize("send_only", [False, True])
 def test_delayed_delivery_without_an_error_queue_is_refused_row_54(memory: Surroundings, send_only: bool) -> None:
-    with pytest.raises(ErrorQueueNotConfigured, match="error_queue='error'"):
+    with pytest.raises(errors.ErrorQueueNotConfigured, match="error_queue='error'"):
         memory.endpoint(error_queue=None, send_only=send_only)
 
 
 def test_who_only_sends_handles_nothing(memory: Surroundings) -> None:
     endpoint = memory.endpoint(send_only=True)
-    with pytest.raises(ConfigurationError, match="send-only"):
+    with pytest.raises(errors.ConfigurationError, match="send-only"):
         endpoint.handler(Pay)
 
 
@@ -695,7 +681,7 @@ async def test_it_is_entered_when_it_hears_of_what_is_stored(memory: Surrounding
 async def test_an_endpoint_can_be_started_again_but_not_twice(memory: Surroundings) -> None:
     endpoint = memory.endpoint(delays=False)
     async with endpoint:
-        with pytest.raises(ConfigurationError, match="running already"):
+        with pytest.raises(errors.ConfigurationError, match="running already"):
             await endpoint.__aenter__()
     async with endpoint:
         await endpoint.send(Pay(1))
@@ -732,7 +718,7 @@ async def test_more_messages_than_hands_wait_their_turn(memory: Surroundings) ->
 
 
 async def test_a_failing_commit_pauses_and_the_message_is_handled_again(memory: Surroundings) -> None:
-    transport = FaultyTransport(memory.transport, Fault("commit", TransportUnavailable("down"), calls=[1, 2]))
+    transport = FaultyTransport(memory.transport, Fault("commit", errors.TransportUnavailable("down"), calls=[1, 2]))
     endpoint = memory.endpoint(transport=transport)
     async with endpoint:
         await endpoint.send(Pay(1))
@@ -744,7 +730,7 @@ async def test_a_failing_commit_pauses_and_the_message_is_handled_again(memory: 
 
 
 async def test_a_message_that_cannot_even_be_given_back_is_not_lost(memory: Surroundings) -> None:
-    down = TransportUnavailable("down")
+    down = errors.TransportUnavailable("down")
     faults = Fault("commit", down, calls=[1]), Fault("roll_back", down, calls=[1, 2, 3])
     endpoint = memory.endpoint(transport=FaultyTransport(memory.transport, *faults))
     async with endpoint:
@@ -755,7 +741,7 @@ async def test_a_message_that_cannot_even_be_given_back_is_not_lost(memory: Surr
 
 
 async def test_failing_receives_pause_and_are_a_critical_error_after_30_seconds(memory: Surroundings) -> None:
-    transport = FaultyTransport(memory.transport, Fault("receive", TransportUnavailable("down")))
+    transport = FaultyTransport(memory.transport, Fault("receive", errors.TransportUnavailable("down")))
     async with memory.endpoint(delays=False, transport=transport) as endpoint:
         await endpoint.send(Pay(1))
         await memory.clock.advance(29 * SECOND)
@@ -769,7 +755,7 @@ async def test_failing_receives_pause_and_are_a_critical_error_after_30_seconds(
 
 
 async def test_a_pause_after_a_failure_does_not_hold_up_the_stop(memory: Surroundings) -> None:
-    transport = FaultyTransport(memory.transport, Fault("receive", TransportUnavailable("down")))
+    transport = FaultyTransport(memory.transport, Fault("receive", errors.TransportUnavailable("down")))
     async with memory.endpoint(delays=False, transport=transport):
         await memory.clock.run_until_idle()
     assert memory.clock.now() == memory.start
@@ -783,7 +769,7 @@ async def test_a_pause_after_a_failure_does_not_hold_up_the_stop(memory: Surroun
     [({"name": " "}, "name"), ({"concurrency": 0}, "concurrency")],
 )
 def test_wrong_settings_are_refused(memory: Surroundings, settings: dict, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(errors.ConfigurationError, match=said):
         memory.endpoint(**settings)
 
 
@@ -805,7 +791,7 @@ def test_wrong_settings_are_refused(memory: Surroundings, settings: dict, said: 
     ],
 )
 def test_settings_of_delayed_delivery_are_checked_row_48(wrong: dict) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+    with pytest.raises(errors.ConfigurationError, match=next(iter(wrong))):
         DelayedDelivery(MemoryStore(), **wrong)
 
 
@@ -821,17 +807,17 @@ def test_settings_of_delayed_delivery_have_the_defaults_of_the_specification_row
 
 
 def test_what_is_no_store_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="store"):
+    with pytest.raises(errors.ConfigurationError, match="store"):
         DelayedDelivery(object())  # type: ignore[arg-type]
 
 
 async def test_a_message_without_a_destination_is_refused(memory: Surroundings) -> None:
     async with memory.endpoint() as endpoint:
-        with pytest.raises(UnknownMessageType, match="route"):
+        with pytest.raises(errors.UnknownMessageType, match="route"):
             await endpoint.send(Paid())
-        with pytest.raises(QueueNotFound):
+        with pytest.raises(errors.QueueNotFound):
             await endpoint.send(Paid(), destination="nowhere")
-        with pytest.raises(InvalidMessage, match="JSON"):
+        with pytest.raises(errors.InvalidMessage, match="JSON"):
             await endpoint.send(object(), destination="sales")
 
 

@@ -13,24 +13,15 @@ from typing import Any
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, HandlerContext, Headers, MemoryStore, MemoryTransport, Recoverability
-from postdate.errors import (
-    DestinationUnavailable,
-    MessageTooLarge,
-    NotADatabase,
-    PostdateError,
-    QueueNotFound,
-    StoreError,
-    StoreFromNewerVersion,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReadOnly,
-    StoreTroubled,
-    StoreUnavailable,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
+from postdate import (
+    DelayedDelivery,
+    Endpoint,
+    HandlerContext,
+    Headers,
+    MemoryStore,
+    MemoryTransport,
+    Recoverability,
+    errors,
 )
 from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetrics, VirtualClock
@@ -38,9 +29,17 @@ from postdate.testing import Fault, FaultyStore, FaultyTransport, RecordedMetric
 SECOND = timedelta(seconds=1)
 OUTAGE, AFTERWARDS = 60 * SECOND, 90 * SECOND
 
-STORE_AWAY, LOCKED, PAGE = StoreUnreachable("connection refused"), StoreUnavailable("locked"), StoreTroubled("page 7")
-BROKER_AWAY, NACK = TransportUnreachable("connection refused"), TransportUnavailable("nack")
-FULL, MISSING, LARGE = DestinationUnavailable("full"), QueueNotFound("no such queue"), MessageTooLarge("64 KiB")
+STORE_AWAY, LOCKED, PAGE = (
+    errors.StoreUnreachable("connection refused"),
+    errors.StoreUnavailable("locked"),
+    errors.StoreTroubled("page 7"),
+)
+BROKER_AWAY, NACK = errors.TransportUnreachable("connection refused"), errors.TransportUnavailable("nack")
+FULL, MISSING, LARGE = (
+    errors.DestinationUnavailable("full"),
+    errors.QueueNotFound("no such queue"),
+    errors.MessageTooLarge("64 KiB"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ CLAIM, STORE, RECEIVE = (
 SEND, SEND_ONE, FULL_QUEUES = (
     "cannot send due messages",
     "cannot send message m-1 to sales",
-    "some queues take no messages now",
+    "some queues accept no messages now",
 )
-WRITE, END = "cannot complete or release due messages", "cannot end messages of sales"
+WRITE, END = "cannot complete or release due messages", "cannot acknowledge messages of sales"
 FAILED, NOT_FINISHED = "message m-1 of sales.timeouts failed, attempt 1", "message m-1 was not finished"
 
 BREAKERS = {
@@ -120,13 +119,13 @@ BREAKERS = {
 
 BUG, BOTH, REFUSED, CUT = OSError("a bug"), "Dispatch, FailureHandling", Fault("send", NACK), Fault("send", BROKER_AWAY)
 OF_ITSELF = [
-    StoreFull,
-    StoreReadOnly,
-    StoreTroubled,
-    StoreNotWritable,
-    StoreNotSetUp,
-    StoreFromNewerVersion,
-    NotADatabase,
+    errors.StoreFull,
+    errors.StoreReadOnly,
+    errors.StoreTroubled,
+    errors.StoreNotWritable,
+    errors.StoreNotSetUp,
+    errors.StoreFromNewerVersion,
+    errors.NotADatabase,
 ]
 
 ROWS = [
@@ -165,7 +164,7 @@ ROWS = [
         logged=3,
         ended=0,
     ),
-    Row("store", "store", StoreError("never"), 20, True, retries=25, says=FAILED, logged=20, ended=0),
+    Row("store", "store", errors.StoreError("never"), 20, True, retries=25, says=FAILED, logged=20, ended=0),
     Row("transport", "receive", BROKER_AWAY, breakers="Receive", says=RECEIVE, logged=ONE_LINE_A_MINUTE),
     Row("transport", "send", BROKER_AWAY, breakers="Dispatch", says=SEND, most=45),
     Row("transport", "send", BROKER_AWAY, calls=1, says=SEND),
@@ -183,7 +182,7 @@ ROWS = [
     Row("transport", "commit", BROKER_AWAY, calls=1, after=True, says=END, ended=0),
     # Stored already, it is taken off when it comes again.
     Row("transport", "commit", NACK, 2, True, says=NOT_FINISHED, logged=2, ended=0),
-    Row("transport", "commit", BROKER_AWAY, 2, True, says="cannot end messages of sales.timeouts"),
+    Row("transport", "commit", BROKER_AWAY, 2, True, says="cannot acknowledge messages of sales.timeouts"),
     Row("transport", "commit", BUG, 1, True, says="FaultyReceiver failed with OSError: a bug", logged=2, ended=0),
     Row("handler", "handle", ValueError("no"), calls=1, copies=2, logged=0, ended=0),
     Row("handler", "handle", ValueError("no"), copies=6, code="", says="message m-1 moved to error queue", ended=0),
@@ -295,10 +294,10 @@ async def test_a_transport_without_an_answer_for_a_message_has_not_sent_it(clock
     queues = MemoryTransport()
     await queues.create_queues(["billing"])
 
-    async def answer_nothing(*_: object, **__: object) -> list[PostdateError | None]:
+    async def answer_nothing(*_: object, **__: object) -> list[errors.PostdateError | None]:
         return []
 
     queues.send = answer_nothing
     async with Endpoint("sales", transport=queues, clock=clock, send_only=True) as endpoint:
-        with pytest.raises(TransportUnavailable, match="answered for 0 of 1 messages"):
+        with pytest.raises(errors.TransportUnavailable, match="answered for 0 of 1 messages"):
             await endpoint.send(b"", destination="billing")

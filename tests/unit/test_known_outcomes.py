@@ -13,8 +13,8 @@ import pytest
 
 from postdate import Envelope
 from postdate.core.due.poller import Poller
-from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
+from postdate.core.health.message_memory import Release
 from postdate.endpoint.outgoing import timeouts_queue_envelope
 from postdate.errors import (
     DestinationUnavailable,

@@ -81,13 +81,13 @@ def test_what_is_no_window_is_refused(window: str) -> None:
 
 @pytest.mark.parametrize("windows", [5, [None], "", ["", "x"]])
 def test_windows_of_wrong_types_are_refused(windows: Any) -> None:
-    with pytest.raises(InvalidTimestamp, match="is no window of time"):
+    with pytest.raises(InvalidTimestamp, match="is not a window of time"):
         limit_change(None, windows)(NO_LIMITS)
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), 1e-9, "50", timedelta(1)])
 def test_what_is_no_rate_is_refused(rate: Any) -> None:
-    with pytest.raises(InvalidMessage, match="is no rate"):
+    with pytest.raises(InvalidMessage, match="is not a valid rate"):
         Limits(per_second=rate)
 
 

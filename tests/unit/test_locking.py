@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from postdate.backends.sql.row_locks.claims import Claims
+from postdate.backends.sql.row_locks.connection import DatabaseServer
 from postdate.backends.sql.row_locks.liveness import Liveness
 from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.backends.sql.row_locks.pool import Connections, Pool
@@ -61,6 +62,9 @@ class Server:
         self.log.append("connect")
         return self.sessions[-1]
 
+    def typed(self) -> DatabaseServer[Any]:
+        return cast("DatabaseServer[Any]", self)
+
 
 @pytest.fixture
 def server() -> Server:
@@ -82,13 +86,13 @@ def _failing(times: int, error: PostdateError) -> Callable[[Session], str]:
 
 
 def test_a_transaction_that_lost_against_another_is_run_again(server: Server) -> None:
-    assert Pool(server).transaction_blocking(_failing(2, Conflict("deadlock"))) == "done"
+    assert Pool(server.typed()).transaction_blocking(_failing(2, Conflict("deadlock"))) == "done"
     assert server.log == ["connect", "begin", "rollback", "begin", "rollback", "begin", "commit"]
 
 
 def test_it_is_not_run_again_for_ever(server: Server) -> None:
     with pytest.raises(Conflict):
-        Pool(server).transaction_blocking(_failing(100, Conflict("deadlock")))
+        Pool(server.typed()).transaction_blocking(_failing(100, Conflict("deadlock")))
     assert server.log.count("begin") == server.log.count("rollback") == 8
 
 
@@ -97,13 +101,13 @@ def test_it_is_not_run_again_for_ever(server: Server) -> None:
 )
 def test_other_errors_end_it_at_once(server: Server, error: PostdateError, ending: str) -> None:
     with pytest.raises(type(error)):
-        Pool(server).transaction_blocking(_failing(1, error))
+        Pool(server.typed()).transaction_blocking(_failing(1, error))
     assert server.log == ["connect", "begin", ending]
 
 
 def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("postdate.backends.sql.row_locks.pool._TRUSTED_SECONDS", 0.0)
-    pool = Pool(server)
+    pool = Pool(server.typed())
     pool.run_blocking(lambda _session: None)
     server.sessions[0].alive = False
     pool.run_blocking(lambda _session: None)
@@ -111,7 +115,7 @@ def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypat
 
 
 def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
-    pool = Pool(server)
+    pool = Pool(server.typed())
     session = pool.acquire()
     pool.close()
     pool.release(session)
@@ -121,7 +125,7 @@ def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
 
 
 def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
-    shared = Connections(server)
+    shared = Connections(server.typed())
     first, second = Pool(shared), Pool(shared)
     first.run_blocking(lambda _session: None)
     second.run_blocking(lambda _session: None)
@@ -179,8 +183,8 @@ def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._RELEASE_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr("postdate.backends.sql.row_locks.liveness._POLL_INTERVAL_SECONDS", 0.01)
     shared = cast("RowLockTables", tables)
-    liveness = Liveness(server, shared, NextDue[int]())
-    liveness.start(Claims(Pool(server), shared, liveness.wait_for_holder))
+    liveness = Liveness(server.typed(), shared, NextDue[int]())
+    liveness.start(Claims(Pool(server.typed()), shared, liveness.wait_for_holder))
     yield liveness
     liveness.stop()
 

@@ -45,7 +45,7 @@ def test_messages_come_back_as_they_were(message: object) -> None:
 def test_a_body_that_does_not_fit_is_refused(message: object, body: bytes) -> None:
     types = MessageTypes()
     types.add(type(message), "Name")
-    with pytest.raises(InvalidMessage, match="the body is no Name"):
+    with pytest.raises(InvalidMessage, match="the body is not a Name"):
         types.decode({Headers.ENCLOSED_MESSAGE_TYPES: "Name"}, body)
 
 

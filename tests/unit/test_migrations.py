@@ -56,7 +56,7 @@ def test_a_database_that_ran_the_initial_migration_needs_only_later_ones() -> No
 def test_a_database_that_is_too_old_is_refused_and_nothing_is_done(steps: list[Step], oldest: int) -> None:
     executed: list[str] = []
     said = (
-        rf"here has version 2 of its tables; this Postdate takes over version {oldest} and later: run `postdate setup` "
+        rf"here has version 2 of its tables; this Postdate upgrades version {oldest} and later: run `postdate setup` "
         r"of its commit 505b2f32 there first, then that of this one\. Nothing was changed\."
     )
     with pytest.raises(StoreNotSetUp, match=said):

@@ -15,36 +15,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.msmq_fake import (
-    ACCESS_DENIED,
-    INFINITE,
-    INSUFFICIENT_RESOURCES,
-    QUEUE_NOT_FOUND,
-    FakeCom,
-    Misuse,
-    QueueManager,
-    failure,
-)
+from tests import msmq_fake
 from tests.waiting import until
 
-from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox
+from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox, errors
 from postdate.backends.msmq import queues
 from postdate.backends.msmq.com import Com
 from postdate.backends.msmq.transport import MsmqTransport
 from postdate.endpoint.settings import Audit
-from postdate.errors import (
-    ClaimLost,
-    ConfigurationError,
-    DestinationUnavailable,
-    InvalidHeaders,
-    MessageTooLarge,
-    QueueNotFound,
-    TimeToBeReceivedInTransaction,
-    TransportError,
-    TransportUnavailable,
-    TransportUnreachable,
-    UnsupportedTransactionMode,
-)
 from postdate.messages import Envelope, Headers
 from postdate.ports import Completion, Received, Receiver
 
@@ -64,8 +42,8 @@ def short_waits(monkeypatch) -> None:
 
 
 @pytest.fixture
-def manager() -> QueueManager:
-    return QueueManager()
+def manager() -> msmq_fake.QueueManager:
+    return msmq_fake.QueueManager()
 
 
 @pytest.fixture
@@ -160,7 +138,7 @@ async def test_row_61_a_commit_refuses_it_naming_queue_and_machine_and_does_noth
     await sent(transport, message())
     receiver = transport.receiver(IN)
     held = await one(receiver)
-    with pytest.raises(TimeToBeReceivedInTransaction) as caught:
+    with pytest.raises(errors.TimeToBeReceivedInTransaction) as caught:
         await receiver.commit(held, NOW, Completion(outgoing=[message("good", OUT), lasting()]))
     assert "to out@HERE1" in str(caught.value)
     assert str(caught.value).endswith(
@@ -203,7 +181,7 @@ async def test_row_61_a_handler_that_sends_with_it_in_the_atomic_mode_fails(tran
     (failed,) = manager.values(ERROR)
     assert b"not supported on transactional MSMQ." in failed["Extension"]
     assert b"out@HERE1" in failed["Extension"]
-    assert failed["MaxTimeToReceive"] == INFINITE
+    assert failed["MaxTimeToReceive"] == msmq_fake.INFINITE
 
 
 @pytest.mark.parametrize("mode", ["receive_only", "none"])
@@ -220,7 +198,7 @@ async def test_row_62_queues_that_are_not_transactional_take_it_in_a_handler_too
     await sent(transport, message())
     receiver = transport.receiver(IN)
     await receiver.commit(await one(receiver), NOW, Completion(outgoing=[lasting("a"), message("b", OUT)]))
-    assert [values["MaxTimeToReceive"] for values in manager.values(OUT)] == [30, INFINITE]
+    assert [values["MaxTimeToReceive"] for values in manager.values(OUT)] == [30, msmq_fake.INFINITE]
     assert transport.capabilities.time_to_be_received_in_transactions
 
 
@@ -243,7 +221,7 @@ async def falling_back(open_here) -> MsmqTransport:
 async def test_row_63_with_the_setting_the_send_proceeds_without_a_native_time(falling_back, manager):
     await handled(falling_back, "sends_atomic_with_receive")
     (values,) = manager.values(OUT)
-    assert values["MaxTimeToReceive"] == INFINITE
+    assert values["MaxTimeToReceive"] == msmq_fake.INFINITE
     assert b"<Key>NServiceBus.TimeToBeReceived</Key><Value>00:00:30</Value>" in values["Extension"]
     assert values["Journal"] == 1  # it counts as a message without
 
@@ -272,7 +250,7 @@ async def test_row_71_dead_letters_for_messages_that_expire_are_asked_for(open_h
 
 @pytest.mark.parametrize("mode", ["receive_only", "sends_atomic_with_receive"])
 async def test_row_73_audit_copies_that_expire_are_refused_at_start(transport, mode):
-    with pytest.raises(ConfigurationError, match="not supported on transactional MSMQ"):
+    with pytest.raises(errors.ConfigurationError, match="not supported on transactional MSMQ"):
         Endpoint(IN, transport=transport, transaction_mode=mode, audit=Audit("audit", HALF_A_MINUTE))
 
 
@@ -287,7 +265,7 @@ async def test_row_73_without_a_transaction_they_are_not(transport, open_here, t
 
 
 async def test_distributed_transactions_are_refused_at_start(transport):
-    with pytest.raises(UnsupportedTransactionMode, match="transaction_scope"):
+    with pytest.raises(errors.UnsupportedTransactionMode, match="transaction_scope"):
         Endpoint(IN, transport=transport, transaction_mode="transaction_scope")
 
 
@@ -346,18 +324,21 @@ async def test_queues_are_private_transactional_and_labelled(transport, manager)
 
 async def test_a_queue_of_the_other_kind_is_told_and_kept(transport, open_here, manager):
     plain = open_here(transactional=False)
-    with pytest.raises(ConfigurationError, match=r"queue in@HERE1 is there and is transactional: .*transactional=True"):
+    with pytest.raises(
+        errors.ConfigurationError,
+        match=r"queue in@HERE1 is there and is transactional, which cannot be changed; .*transactional=True",
+    ):
         await plain.create_queues([IN])
     assert manager.queue(IN).transactional
 
 
 async def test_what_cannot_be_created_says_why(transport, manager):
-    with pytest.raises(ConfigurationError, match="queue 'a;b' cannot be created"):
+    with pytest.raises(errors.ConfigurationError, match="queue 'a;b' cannot be created"):
         await transport.create_queues(["a;b"])
-    with pytest.raises(QueueNotFound, match=r"Invalid queue path name, 0xC00E0014"):
+    with pytest.raises(errors.QueueNotFound, match=r"Invalid queue path name, 0xC00E0014"):
         await transport.create_queues(["a@ELSEWHERE"])
     manager.denied.add("Create")
-    with pytest.raises(TransportError, match=r"MSMQ refuses new@HERE1 .*give this user the right"):
+    with pytest.raises(errors.TransportError, match=r"MSMQ refuses new@HERE1 .*give this user the right"):
         await transport.create_queues(["new"])
 
 
@@ -377,7 +358,15 @@ async def test_what_cannot_be_sent_is_a_value_and_the_others_are_sent(transport,
         message("g", OUT),
     ]
     answers = await transport.send(envelopes, NOW)
-    kinds = [None, QueueNotFound, QueueNotFound, MessageTooLarge, InvalidHeaders, DestinationUnavailable, None]
+    kinds = [
+        None,
+        errors.QueueNotFound,
+        errors.QueueNotFound,
+        errors.MessageTooLarge,
+        errors.InvalidHeaders,
+        errors.DestinationUnavailable,
+        None,
+    ]
     assert [answer and type(answer) for answer in answers] == kinds
     assert "there is no queue missing@HERE1" in str(answers[1])
     assert await ids_in(transport, OUT, 2) == ["a", "g"]
@@ -395,14 +384,14 @@ async def test_a_queue_on_another_machine_is_not_asked(transport, open_here, man
 
 async def test_a_queue_of_the_other_kind_is_told_when_something_is_sent(transport, open_here):
     (answer,) = await open_here(transactional=False).send([message()], NOW)
-    assert isinstance(answer, TransportError)
+    assert isinstance(answer, errors.TransportError)
     assert "in@HERE1 is transactional and this transport is not, or the reverse" in str(answer)
 
 
 async def test_no_room_passes(transport, manager):
     manager.room_bytes = 10
     (answer,) = await transport.send([message()], NOW)
-    assert isinstance(answer, TransportUnavailable)
+    assert isinstance(answer, errors.TransportUnavailable)
     assert "look at the quotas" in str(answer)
     manager.room_bytes = 1 << 30
     await sent(transport, message())
@@ -412,7 +401,7 @@ async def test_a_service_that_stops_is_unreachable_and_handles_are_opened_anew_w
     await sent(transport, message("a"))
     manager.stop()
     (answer,) = await transport.send([message("b")], NOW)
-    assert isinstance(answer, TransportUnreachable)
+    assert isinstance(answer, errors.TransportUnreachable)
     assert "is the service MSMQ running?" in str(answer)
     manager.is_down = False
     await sent(transport, message("c"))
@@ -423,7 +412,7 @@ async def test_a_queue_that_was_deleted_and_created_again_is_found_again(transpo
     await sent(transport, message("a", OUT))
     manager.delete(OUT)
     (answer,) = await transport.send([message("b", OUT)], NOW)
-    assert isinstance(answer, QueueNotFound)
+    assert isinstance(answer, errors.QueueNotFound)
     await transport.create_queues([OUT])
     await sent(transport, message("c", OUT))
     assert await ids_in(transport, OUT, 1) == ["c"]
@@ -456,7 +445,7 @@ async def test_messages_in_hand_end_each_by_itself_and_in_any_order(transport, m
 
 async def test_what_a_dead_process_had_in_hand_is_in_its_place_again(transport, open_here, manager):
     await sent(transport, message("a"), message("b"), message("c"))
-    dying: FakeCom = manager.process()
+    dying: msmq_fake.FakeCom = manager.process()
     elsewhere = open_here(com=dying)
     receiver = elsewhere.receiver(IN)
     await receiver.receive(2)
@@ -468,9 +457,9 @@ async def test_a_send_that_fails_in_the_middle_of_a_commit_leaves_nothing_and_th
     await sent(transport, message())
     receiver = transport.receiver(IN)
     held = await one(receiver)
-    sends = iter([None, failure(INSUFFICIENT_RESOURCES, "No room.")])
+    sends = iter([None, msmq_fake.failure(msmq_fake.INSUFFICIENT_RESOURCES, "No room.")])
     manager.before = lambda call: _raise(next(sends)) if call == "Send" else None
-    with pytest.raises(TransportUnavailable):
+    with pytest.raises(errors.TransportUnavailable):
         await receiver.commit(held, NOW, Completion(outgoing=[message("first", OUT), message("second", OUT)]))
     manager.before = lambda _call: None
     assert manager.values(OUT) == []
@@ -492,15 +481,15 @@ async def test_a_message_that_cannot_be_held_again_is_lost_to_its_holder_and_to_
 
     def fail(call: str) -> None:
         if call == "Send":
-            raise failure(INSUFFICIENT_RESOURCES, "No room.")
+            raise msmq_fake.failure(msmq_fake.INSUFFICIENT_RESOURCES, "No room.")
         if call == "ReceiveByLookupId":
-            raise failure(QUEUE_NOT_FOUND, "Somebody else was faster.")
+            raise msmq_fake.failure(msmq_fake.QUEUE_NOT_FOUND, "Somebody else was faster.")
 
     manager.before = fail
-    with pytest.raises(TransportUnavailable):
+    with pytest.raises(errors.TransportUnavailable):
         await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
     manager.before = lambda _call: None
-    with pytest.raises(ClaimLost):
+    with pytest.raises(errors.ClaimLost):
         await receiver.commit(held, NOW)
     await receiver.roll_back(held)  # what is not held any more is in its queue already
     assert (await one(receiver)).envelope.message_id == "m-1"
@@ -511,13 +500,13 @@ async def test_a_restart_of_the_service_gives_back_what_is_held_and_the_receiver
     receiver = transport.receiver(IN)
     held = await one(receiver)
     manager.stop()
-    with pytest.raises(TransportUnreachable):
+    with pytest.raises(errors.TransportUnreachable):
         await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
-    with pytest.raises(TransportUnreachable):  # its transaction is gone, and it cannot be received again now
+    with pytest.raises(errors.TransportUnreachable):  # its transaction is gone, and it cannot be received again now
         await receiver.commit(held, NOW)
-    with pytest.raises(ClaimLost):
+    with pytest.raises(errors.ClaimLost):
         await receiver.commit(held, NOW)
-    with pytest.raises(TransportUnreachable):
+    with pytest.raises(errors.TransportUnreachable):
         await receiver.receive(1)
     manager.is_down = False
     assert (await receiver.receive(1))[0].envelope.message_id == "m-1"
@@ -529,7 +518,7 @@ async def test_a_message_whose_transaction_a_restart_has_ended_is_held_again(tra
     receiver = transport.receiver(IN)
     held = await one(receiver)
     manager.restart()
-    with pytest.raises(TransportUnreachable):  # the handle is stale, or the transaction unknown
+    with pytest.raises(errors.TransportUnreachable):  # the handle is stale, or the transaction unknown
         await receiver.commit(held, NOW)
     await receiver.commit(held, NOW, Completion(outgoing=[message("out", OUT)]))
     assert manager.values(IN) == []
@@ -539,7 +528,7 @@ async def test_a_message_whose_transaction_a_restart_has_ended_is_held_again(tra
 async def test_after_an_outage_an_empty_queue_says_that_there_is_nothing(transport, manager):
     receiver = transport.receiver(IN)
     manager.stop()
-    with pytest.raises(TransportUnreachable):
+    with pytest.raises(errors.TransportUnreachable):
         await receiver.receive(1)
     manager.is_down = False
     assert list(await receiver.receive(1, wait=False)) == []
@@ -557,7 +546,7 @@ async def test_a_service_that_stops_while_a_receiver_waits_is_told(transport, ma
             manager.stop()
 
         tasks.start_soon(stop_when_it_waits)
-        with pytest.raises(TransportUnreachable):
+        with pytest.raises(errors.TransportUnreachable):
             await receiver.receive(1)
 
 
@@ -576,13 +565,13 @@ async def test_timeouts_may_be_errors(transport, manager):
 
 async def test_a_refused_queue_says_so(transport, manager):
     manager.denied.add(IN)
-    with pytest.raises(TransportError, match="MSMQ refuses in@HERE1"):
+    with pytest.raises(errors.TransportError, match="MSMQ refuses in@HERE1"):
         await transport.receiver(IN).receive(1)
 
 
 async def test_messages_at_hand_are_handed_over_before_an_error(transport, manager):
     await sent(transport, message("a"), message("b"))
-    receives = iter([None, failure(ACCESS_DENIED, "Access is denied.")])
+    receives = iter([None, msmq_fake.failure(msmq_fake.ACCESS_DENIED, "Access is denied.")])
     manager.before = lambda call: _raise(next(receives)) if call == "Receive" else None
     receiver = transport.receiver(IN)
     assert [each.envelope.message_id for each in await receiver.receive(2)] == ["a"]
@@ -664,7 +653,7 @@ async def test_what_is_given_back_to_a_queue_without_transactions_is_sent_again_
 
 async def test_many_messages_in_hand_share_a_few_threads_and_closing_ends_them(transport):
     com = transport.com
-    assert isinstance(com, FakeCom)
+    assert isinstance(com, msmq_fake.FakeCom)
     await sent(transport, *(message(f"{number}") for number in range(50)))
     receiver = transport.receiver(IN)
     held = await receiver.receive(50)
@@ -697,10 +686,10 @@ async def test_the_fake_refuses_what_com_does_not_have(manager):
         lambda: native.Send("queue", 3),
         lambda: _elsewhere(lambda: native.Label),
     ):
-        with pytest.raises(Misuse):
+        with pytest.raises(msmq_fake.Misuse):
             spoil()
     com.uninitialize()
-    with pytest.raises(Misuse, match="has left COM"):
+    with pytest.raises(msmq_fake.Misuse, match="has left COM"):
         _ = native.Label
 
 
@@ -710,7 +699,7 @@ def _elsewhere(read: Callable[[], Any]) -> None:
     def run() -> None:
         try:
             read()
-        except Misuse as fault:
+        except msmq_fake.Misuse as fault:
             failures.append(fault)
 
     thread = threading.Thread(target=run)

@@ -55,7 +55,7 @@ def asked(monkeypatch):
 def test_where_there_is_no_msmq_it_is_said_what_is_needed(make, address):
     with pytest.raises(ConfigurationError) as caught:
         make(address)
-    for said in ("needs Windows", "pip install 'postdate[msmq]'", "here is Linux"):
+    for said in ("needs Windows", "pip install 'postdate[msmq]'", "this machine runs Linux"):
         assert said in str(caught.value)
 
 

@@ -12,17 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.msmq_fake import FakeCom, QueueManager, com_error
 
+from postdate.backends.msmq import content as msmq_content
 from postdate.backends.msmq.address import QueueAddress
-from postdate.backends.msmq.content import (
-    LARGEST_MESSAGE_BYTES,
-    LARGEST_NATIVE_BYTES,
-    UNREADABLE,
-    SendingRules,
-    decode_message,
-    encode_message,
-    from_native_id,
-    to_native_id,
-)
 from postdate.backends.msmq.queues import MsmqSession
 from postdate.errors import InvalidHeaders, MessageTooLarge, TimeToBeReceivedInTransaction
 from postdate.messages import Envelope, Headers, format_timestamp
@@ -30,12 +21,12 @@ from postdate.ports import ExpiryRules
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-RULES = SendingRules(ExpiryRules(), False, LARGEST_MESSAGE_BYTES)
+RULES = msmq_content.SendingRules(ExpiryRules(), False, msmq_content.LARGEST_MESSAGE_BYTES)
 ORDERS = QueueAddress("orders")
 
 
 def prepared(envelope, rules=RULES, *, in_transaction=False):
-    return encode_message(envelope, ORDERS, "orders@HERE1", NOW, rules, in_transaction=in_transaction)
+    return msmq_content.encode_message(envelope, ORDERS, "orders@HERE1", NOW, rules, in_transaction=in_transaction)
 
 
 def blob_of(headers):
@@ -110,7 +101,7 @@ def test_a_message_of_nservicebus_has_its_native_id_and_its_own_headers(desk, ma
     manager.put("orders", Extension=blob, Body=b"{}", CorrelationId=bytes(range(20)))
     native_id = manager.queue("orders").entries[0].id
     envelope = taken(desk)
-    assert envelope.message_id == from_native_id(native_id)
+    assert envelope.message_id == msmq_content.from_native_id(native_id)
     assert envelope.headers == {"NServiceBus.MessageId": "m-1", "empty": ""}
     assert envelope.body == b"{}"
 
@@ -121,7 +112,7 @@ def test_a_message_of_any_other_program_is_received_too(desk, manager):
     manager.put("orders")
     text, nothing = taken(desk), taken(desk)
     assert text.body.decode("utf-16-le") == "Grüße"
-    assert to_native_id(text.headers[Headers.CORRELATION_ID]) == correlation
+    assert msmq_content.to_native_id(text.headers[Headers.CORRELATION_ID]) == correlation
     assert (nothing.headers, nothing.body) == ({}, b"")
 
 
@@ -130,21 +121,21 @@ def test_a_message_of_any_other_program_is_received_too(desk, manager):
     [
         ({"Extension": b"no xml"}, b"no xml"),
         ({"Extension": b"<!DOCTYPE a><ArrayOfHeaderInfo/>"}, b"<!DOCTYPE a>"),
-        ({"Body": 7}, b"7 is no array of bytes"),
+        ({"Body": 7}, b"7 is not an array of bytes"),
         ({"Body": com_error(-2147221164, "Class not registered", None, None)}, b"Class not registered"),
     ],
 )
 def test_what_cannot_be_read_is_a_message_all_the_same(desk, manager, caplog, values, kept):
     manager.put("orders", **values)
     envelope = taken(desk)
-    assert kept in base64.b64decode(envelope.headers[UNREADABLE])
+    assert kept in base64.b64decode(envelope.headers[msmq_content.UNREADABLE])
     assert "cannot be read" in caplog.text
 
 
 def test_headers_of_ours_that_others_have_spoilt_stay_visible(desk, manager):
     spoilt = {"Postdate.Queue.MessageId": " ", "Postdate.Queue.Due": "soon", "Postdate.Queue.ExpiresAt": "later"}
     manager.put("orders", Extension=blob_of(spoilt))
-    native_id = from_native_id(manager.queue("orders").entries[0].id)
+    native_id = msmq_content.from_native_id(manager.queue("orders").entries[0].id)
     envelope = taken(desk)
     assert envelope.message_id == native_id
     assert (envelope.due, envelope.expires_at) == (None, None)
@@ -218,21 +209,25 @@ def test_row_61_in_a_transaction_a_time_to_be_received_is_refused_by_the_name_of
     ],
 )
 def test_row_71_dead_letters(span, own, default, for_expiring, journal):
-    rules = SendingRules(ExpiryRules(True, False, default, for_expiring), False, LARGEST_MESSAGE_BYTES)
+    rules = msmq_content.SendingRules(
+        ExpiryRules(True, False, default, for_expiring), False, msmq_content.LARGEST_MESSAGE_BYTES
+    )
     message = prepared(Envelope("orders", "id-1", time_to_be_received=span, use_dead_letter_queue=own), rules)
     assert message is not None
     assert message.journal == journal
 
 
 def test_row_71_where_the_native_time_is_left_out_the_message_counts_as_one_without():
-    rules = SendingRules(ExpiryRules(True, True, True, False), False, LARGEST_MESSAGE_BYTES)
+    rules = msmq_content.SendingRules(ExpiryRules(True, True, True, False), False, msmq_content.LARGEST_MESSAGE_BYTES)
     message = prepared(Envelope("orders", "id-1", time_to_be_received=SECOND), rules, in_transaction=True)
     assert message is not None
     assert (message.seconds_to_be_received, message.journal) == (-1, 1)
 
 
 def test_the_journal_is_a_flag_beside_that_of_dead_letters():
-    message = prepared(Envelope("orders", "id-1"), SendingRules(ExpiryRules(), True, LARGEST_MESSAGE_BYTES))
+    message = prepared(
+        Envelope("orders", "id-1"), msmq_content.SendingRules(ExpiryRules(), True, msmq_content.LARGEST_MESSAGE_BYTES)
+    )
     assert message is not None
     assert message.journal == 3
 
@@ -241,15 +236,15 @@ def test_the_journal_is_a_flag_beside_that_of_dead_letters():
 
 
 def test_what_only_xml_makes_too_large_is_refused_before_msmq_sees_it():
-    room = SendingRules(ExpiryRules(), False, LARGEST_NATIVE_BYTES)
-    large = Envelope("orders", "id-1", {"h": "<" * 600_000}, b"x" * (LARGEST_NATIVE_BYTES - 700_000))
+    room = msmq_content.SendingRules(ExpiryRules(), False, msmq_content.LARGEST_NATIVE_BYTES)
+    large = Envelope("orders", "id-1", {"h": "<" * 600_000}, b"x" * (msmq_content.LARGEST_NATIVE_BYTES - 700_000))
     with pytest.raises(MessageTooLarge, match=r"with its headers in XML, and MSMQ takes 4,186,112"):
         prepared(large, room)
 
 
 def test_a_message_at_the_limit_is_taken_with_what_is_said_about_its_failure(desk):
     headers = {Headers.FAILED_QUEUE: "orders", Headers.EXCEPTION_STACK_TRACE: "<module>\n" * 10_000}
-    body = b"x" * (LARGEST_MESSAGE_BYTES - 1_000)
+    body = b"x" * (msmq_content.LARGEST_MESSAGE_BYTES - 1_000)
     assert desk.send([prepared(Envelope("orders", "id-1", headers, body))], True) == [None]
     assert len(taken(desk).body) == len(body)
 
@@ -278,16 +273,16 @@ def test_the_label_is_the_id_cut_to_what_msmq_takes(message_id, label):
 
 @given(st.binary(min_size=20, max_size=20))
 def test_native_ids_are_texts_and_back(native):
-    assert to_native_id(from_native_id(native)) == native
+    assert msmq_content.to_native_id(msmq_content.from_native_id(native)) == native
 
 
 @pytest.mark.parametrize("text", ["", "m-1", f"{uuid.UUID(int=1)}", f"{uuid.UUID(int=1)}\\4294967296"])
 def test_other_texts_are_no_native_ids(text):
-    assert to_native_id(text) is None
+    assert msmq_content.to_native_id(text) is None
 
 
 def test_a_correlation_id_of_msmq_is_a_property_too():
-    text = from_native_id(bytes(range(20)))
+    text = msmq_content.from_native_id(bytes(range(20)))
     message = prepared(Envelope("orders", "id-1", {Headers.CORRELATION_ID: text}))
     other = prepared(Envelope("orders", "id-1", {Headers.CORRELATION_ID: "of ours"}))
     assert message is not None
@@ -298,4 +293,4 @@ def test_a_correlation_id_of_msmq_is_a_property_too():
 def test_bytes_come_from_automation_as_any_array():
     for extension in (bytearray(b"<ArrayOfHeaderInfo/>"), memoryview(b"<ArrayOfHeaderInfo/>"), None):
         native = SimpleNamespace(Id=bytes(20), Extension=extension, CorrelationId=bytes(20), Body=(1, 2))
-        assert decode_message("orders", native).body == b"\1\2"  # as much as is read
+        assert msmq_content.decode_message("orders", native).body == b"\1\2"  # as much as is read

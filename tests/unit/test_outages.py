@@ -11,25 +11,19 @@ from datetime import datetime, timedelta
 import anyio
 import pytest
 
-from postdate import DelayedMessage, Envelope, Headers
+from postdate import DelayedMessage, Envelope, Headers, errors
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.endpoint.outgoing import timeouts_queue_envelope
-from postdate.errors import (
-    DestinationUnavailable,
-    MessageTooLarge,
-    PostdateError,
-    StoreNotSetUp,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
-)
 from postdate.ports import Claim, Received, RecordKind, Work
 from postdate.testing import Fault, FaultyStore
 
 SECOND = timedelta(seconds=1)
 QUEUE = "sales.timeouts"
-STORE_GONE, BROKER_GONE = StoreUnreachable("connection refused"), TransportUnreachable("connection refused")
+STORE_GONE, BROKER_GONE = (
+    errors.StoreUnreachable("connection refused"),
+    errors.TransportUnreachable("connection refused"),
+)
 
 
 @pytest.fixture
@@ -43,8 +37,8 @@ async def arrive(bench, message: DelayedMessage) -> Received:
     return await bench.put_in_timeouts_queue(timeouts_queue_envelope(message, QUEUE))
 
 
-@pytest.mark.parametrize("error", [STORE_GONE, StoreNotSetUp("no tables")], ids=lambda error: error.code)
-async def test_a_message_in_hand_waits_for_a_store_that_cannot_be_reached(bench, error: PostdateError) -> None:
+@pytest.mark.parametrize("error", [STORE_GONE, errors.StoreNotSetUp("no tables")], ids=lambda error: error.code)
+async def test_a_message_in_hand_waits_for_a_store_that_cannot_be_reached(bench, error: errors.PostdateError) -> None:
     """Also without retries: it is stored at the first attempt after an outage of minutes."""
     bench.store.faults.add(Fault("store", error))
     received = await arrive(bench, bench.message(due_in=60))
@@ -129,7 +123,9 @@ async def test_a_full_queue_holds_up_only_what_is_meant_for_it(bench) -> None:
     async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         sent = await send([each for each in envelopes if not full or each.destination != "full"], now)
         assert not any(sent)
-        return [DestinationUnavailable("full") if full and each.destination == "full" else None for each in envelopes]
+        return [
+            errors.DestinationUnavailable("full") if full and each.destination == "full" else None for each in envelopes
+        ]
 
     bench.queues.send = refuse
     bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
@@ -160,7 +156,7 @@ class FullQueue:
         taken = min(self.room, len(envelopes))
         self.room, self.taken = self.room - taken, self.taken + taken
         self.refused += len(envelopes) - taken
-        return [None] * taken + [DestinationUnavailable("full")] * (len(envelopes) - taken)
+        return [None] * taken + [errors.DestinationUnavailable("full")] * (len(envelopes) - taken)
 
 
 def count_claims(bench) -> list[int]:
@@ -277,7 +273,7 @@ async def test_a_process_that_stood_still_while_sending_moves_nothing_to_the_err
         if envelopes[0].destination == "error":
             return await send(envelopes, now)
         await answered.wait()
-        return [TransportUnavailable("nack")] * len(envelopes)
+        return [errors.TransportUnavailable("nack")] * len(envelopes)
 
     bench.queues.send = refuse_late
     await bench.keep(bench.message("m-1", -1), bench.message("m-2", -1))
@@ -302,10 +298,10 @@ async def test_an_outage_met_by_error_copies_that_leave_later_is_not_recorded_ag
     async def refuse_late(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         nonlocal refused
         if envelopes[0].destination == "error":
-            return [TransportUnreachable("away")] * len(envelopes) if is_out else await send(envelopes, now)
+            return [errors.TransportUnreachable("away")] * len(envelopes) if is_out else await send(envelopes, now)
         refused += 1
         await bench.clock.sleep(12 * SECOND)
-        return [TransportUnavailable("nack")] * len(envelopes)
+        return [errors.TransportUnavailable("nack")] * len(envelopes)
 
     bench.queues.send = refuse_late
     ids = [f"m-{number}" for number in range(1, count + 1)]
@@ -333,7 +329,7 @@ async def test_error_copies_behind_a_slow_one_leave_later_and_their_messages_hav
             return await send(envelopes, now)
         refused += 1
         await bench.clock.sleep(12 * SECOND)
-        return [TransportUnavailable("nack")] * len(envelopes)
+        return [errors.TransportUnavailable("nack")] * len(envelopes)
 
     bench.queues.send = send_slowly
     ids = ["m-1", "m-2", "m-3"]
@@ -356,7 +352,7 @@ async def test_what_is_to_leave_for_the_error_queue_is_attempted_when_it_is_not_
         if not is_bad:
             return await send(envelopes, now)
         await bench.clock.sleep(12 * SECOND)
-        return [TransportUnavailable("nack")] * len(envelopes)
+        return [errors.TransportUnavailable("nack")] * len(envelopes)
 
     bench.queues.send = refuse_late
     message = bench.message(due_in=-1)
@@ -403,7 +399,7 @@ async def test_a_process_frozen_in_the_middle_of_error_copies_sends_none_of_the_
 
     async def freeze_at_the_third_copy(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         if envelopes[0].destination != "error":
-            return [TransportUnavailable("nack")] * len(envelopes)
+            return [errors.TransportUnavailable("nack")] * len(envelopes)
         if len(bench.ids("error")) == 2:
             await bench.clock.sleep(6 * SECOND)
         return await send(envelopes, now)
@@ -423,10 +419,10 @@ async def test_a_copy_in_brief_does_not_leave_under_a_claim_that_is_over_by_then
     async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         nonlocal copies
         if envelopes[0].destination != "error":
-            return [TransportUnavailable("nack")] * len(envelopes)
+            return [errors.TransportUnavailable("nack")] * len(envelopes)
         copies += 1
         await bench.clock.sleep(6 * SECOND)
-        return [MessageTooLarge("too large")]
+        return [errors.MessageTooLarge("too large")]
 
     bench.queues.send = refuse
     await bench.keep(bench.message(due_in=-1))
@@ -464,7 +460,7 @@ async def test_what_neither_queue_nor_error_queue_can_take_stays_and_waits_longe
 
     async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
         copies.extend(each for each in envelopes if each.destination == "error")
-        return [MessageTooLarge("a frame takes 60,000 bytes of headers") for _ in envelopes]
+        return [errors.MessageTooLarge("a frame takes 60,000 bytes of headers") for _ in envelopes]
 
     bench.queues.send = refuse
     await bench.look_for(600 * SECOND)
@@ -472,7 +468,7 @@ async def test_what_neither_queue_nor_error_queue_can_take_stays_and_waits_longe
     assert Headers.EXCEPTION_STACK_TRACE not in copies[1].headers
     assert len(copies) <= 2 * 16
     assert (await bench.memory.statistics(bench.clock.now())).pending == 1
-    said = [each for each in caplog.messages if each.startswith("error queue error does not take messages")]
+    said = [each for each in caplog.messages if each.startswith("error queue error does not accept messages")]
     assert 1 <= len(said) <= 11
     bench.queues.send = send
     await bench.look_for(61 * SECOND)
@@ -514,15 +510,15 @@ async def test_no_connection_is_unreachable_for_store_and_queues_alike() -> None
 
     url = "postgresql://postdate@127.0.0.1:1/postdate"
     for store in (PostgresStore(url), MariaDbStore("mariadb://postdate@127.0.0.1:1/postdate")):
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await store.next_attempt()
         await store.close()
     queues = PostgresTransport(url)
-    with pytest.raises(TransportUnreachable):
+    with pytest.raises(errors.TransportUnreachable):
         await queues.queue_lengths()
     await queues.close()
     rabbitmq = RabbitMqTransport("amqp://guest:guest@127.0.0.1:1/")
-    with pytest.raises(TransportUnreachable):
+    with pytest.raises(errors.TransportUnreachable):
         await rabbitmq.create_queues(["sales"])
     await rabbitmq.close()
 

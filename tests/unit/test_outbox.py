@@ -27,25 +27,11 @@ from postdate import (
     Recoverability,
     SqliteOutbox,
     SqliteStore,
+    errors,
 )
 from postdate.core.recoverability import MOST_OWN_FAILURES
 from postdate.core.upkeep import wall_times
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
-from postdate.errors import (
-    ConfigurationError,
-    DestinationUnavailable,
-    DuplicateMessage,
-    NotSupported,
-    PostdateError,
-    StoreError,
-    StoreNotSetUp,
-    StoreTroubled,
-    StoreUnavailable,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
-    UnsupportedTransactionMode,
-)
 from postdate.messages import DelayedMessage, format_timestamp
 from postdate.ports import Operation, OutboxRecord, OutboxStore, OutboxTransaction, TransactionMode, Work
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
@@ -89,7 +75,7 @@ class FaultyOutbox(OutboxStore):
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
         return await self.faults.run("find", lambda: self.store.find(endpoint, message_id))
 
-    def outage_of(self, error: Exception) -> PostdateError | None:
+    def outage_of(self, error: Exception) -> errors.PostdateError | None:
         return self.store.outage_of(error)
 
     def transaction(self, endpoint: str, message_id: str) -> Any:
@@ -107,7 +93,7 @@ class FaultyTransaction(OutboxTransaction):
 
     def __init__(self, outbox: FaultyOutbox, transaction: Any) -> None:
         self._outbox, self._transaction = outbox, transaction
-        self._lost: StoreUnreachable | None = None
+        self._lost: errors.StoreUnreachable | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -195,7 +181,7 @@ async def test_a_delayed_message_that_is_dispatched_twice_has_its_effects_once_r
 ) -> None:
     """The answer to its sending is lost, so it is sent again; what was sent and not removed is not (ADR 52)."""
     caplog.set_level(logging.INFO, "postdate.outbox")
-    world.transport.faults.add(Fault("send", TransportUnreachable("no confirm"), calls=[2], after=True))
+    world.transport.faults.add(Fault("send", errors.TransportUnreachable("no confirm"), calls=[2], after=True))
     async with world.endpoint() as sales:
         await sales.send(Pay(), delay=SECOND, destination="sales", message_id="m-1")
         await world.clock.advance(30 * SECOND)
@@ -219,7 +205,7 @@ async def test_interrupted_at_any_step_a_message_has_its_effects_once_row_114(
     """What fails at a step and what crashes there leave the same: the process finds it when the message comes again."""
     async with world.endpoint():
         of_outbox = step in {"find", "outbox commit", "mark"}
-        error = StoreUnavailable("now") if of_outbox else TransportUnavailable("now")
+        error = errors.StoreUnavailable("now") if of_outbox else errors.TransportUnavailable("now")
         faults = world.outbox.faults if of_outbox else world.transport.faults
         faults.add(Fault(step, error, [faults.calls[step] + 1], after=done))
         await world.deliver()
@@ -273,7 +259,7 @@ async def test_in_the_file_of_the_queues_a_record_is_written_with_the_end_of_its
     assert sorted({*handled}) == sorted({*ids})
     assert {each: handled.count(each) for each in ("plain", "writes", "sends")} == {"plain": 1, "writes": 1, "sends": 1}
     assert [each for each in asked if each > 1] == [5, 5]
-    with pytest.raises(StoreError, match="the transaction is over"):
+    with pytest.raises(errors.StoreError, match="the transaction has ended"):
         await contexts["plain"].transaction()  # from a task that its handler has not waited for
     assert await find_all("sales", ["plain", "twice", "none"]) == [OutboxRecord((), is_dispatched=True)] * 2 + [None]
     with sqlite3.connect(tmp_path / "all.db") as connection:
@@ -381,7 +367,7 @@ async def test_what_was_stored_before_a_crash_is_stored_once_in_the_database_of_
 
     endpoint = world.endpoint(handle, transport=queues, delayed_delivery=DelayedDelivery(store))
     async with endpoint:
-        world.outbox.faults.add(Fault("mark", StoreUnavailable("now"), [1]))
+        world.outbox.faults.add(Fault("mark", errors.StoreUnavailable("now"), [1]))
         await endpoint.send(Pay(), message_id="m-1")
         await world.clock.advance(61 * SECOND)
         assert world.outbox.faults.calls["mark"] == 2
@@ -400,7 +386,7 @@ async def test_a_zone_is_kept_for_what_is_stored_at_a_second_attempt(world: Worl
 
     endpoint = world.endpoint(handle, transport=queues, delayed_delivery=DelayedDelivery(store))
     async with endpoint:
-        world.outbox.faults.add(Fault("mark", StoreUnavailable("now"), [1]))
+        world.outbox.faults.add(Fault("mark", errors.StoreUnavailable("now"), [1]))
         await endpoint.send(Pay(), message_id="m-1")
         await world.clock.advance(61 * SECOND)
         assert world.outbox.faults.calls["mark"] == 2
@@ -417,7 +403,7 @@ class Restarting(SqliteStore):
     async def get(self, message_id: str) -> DelayedMessage | None:
         self.asked += 1
         if self.asked == 1:
-            raise StoreUnreachable("restarts")
+            raise errors.StoreUnreachable("restarts")
         return await super().get(message_id)
 
 
@@ -454,7 +440,7 @@ async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler
         receiver = queues.receiver("error")
         (failed,) = await receiver.receive(10)
         await receiver.close()
-        assert failed.envelope.headers[Headers.ERROR_CODE] == DuplicateMessage.code
+        assert failed.envelope.headers[Headers.ERROR_CODE] == errors.DuplicateMessage.code
         assert (await world.outbox.find("sales", "m-1"), world.paid()) == (None, [])
         waiting = await store.get("mine")
         assert waiting is not None
@@ -465,7 +451,7 @@ async def test_an_isolated_send_that_was_refused_is_no_error_of_a_handler_that_t
     world: World, tmp_path: Path
 ) -> None:
     async def handle(message: Pay, context: HandlerContext) -> None:
-        with pytest.raises(DuplicateMessage):
+        with pytest.raises(errors.DuplicateMessage):
             await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine", isolated=True)
         await context.send(Paid(3), destination="billing")
 
@@ -481,7 +467,7 @@ async def test_a_relative_delay_counts_from_the_send_and_not_from_the_dispatch(w
     await world.deliver()
     async with world.endpoint():
         calls = world.transport.faults.calls["send"]
-        outage = Fault("send", TransportUnavailable("out"), range(calls + 1, calls + 500))
+        outage = Fault("send", errors.TransportUnavailable("out"), range(calls + 1, calls + 500))
         world.transport.faults.add(outage)
         await world.clock.advance(30 * SECOND)
         assert world.calls == ["m-1"]
@@ -500,7 +486,7 @@ async def test_what_falls_due_before_its_dispatch_is_delivered_by_it(world: Worl
     await world.deliver()
     async with world.endpoint():
         calls = world.transport.faults.calls["send"]
-        world.transport.faults.add(Fault("send", TransportUnavailable("out"), range(calls + 1, calls + 500)))
+        world.transport.faults.add(Fault("send", errors.TransportUnavailable("out"), range(calls + 1, calls + 500)))
         await world.clock.advance(120 * SECOND)
         world.transport.faults.clear()
         await world.clock.advance(30 * SECOND)
@@ -550,7 +536,7 @@ async def test_an_isolated_send_into_the_file_of_an_open_transaction_is_refused(
         (await context.transaction()).execute("CREATE TABLE IF NOT EXISTS paid (message TEXT)")
         try:
             await context.send(b"during", destination="billing", isolated=True)
-        except NotSupported as error:
+        except errors.NotSupported as error:
             raised.append(error)
         await context.send(b"after", destination="billing")
         await context.send(b"later", destination="billing", delay=SECOND)
@@ -602,7 +588,7 @@ async def test_what_cannot_be_sent_stays_in_the_outbox_until_its_message_comes_b
 
 
 async def test_what_a_full_queue_does_not_take_goes_on_later_and_its_message_is_handled_once(world: World) -> None:
-    full = DestinationUnavailable("it is full")
+    full = errors.DestinationUnavailable("it is full")
     world.transport.faults.add(Fault("send", full, [world.transport.faults.calls["send"] + 1]))
     await world.deliver()
     async with world.endpoint(recoverability=ONE_TRY):
@@ -635,7 +621,7 @@ async def test_what_waiting_does_not_mend_is_a_failure_of_the_message(world: Wor
 
     faults = world.outbox.faults if step == "mark" else world.transport.faults
     await world.deliver()
-    faults.add(Fault(step, NotSupported("not here"), [1]))
+    faults.add(Fault(step, errors.NotSupported("not here"), [1]))
     async with world.endpoint(handle, recoverability=ONE_TRY):
         await world.clock.advance(SECOND)
     (copy,) = world.arrived("error")
@@ -650,7 +636,7 @@ async def test_who_asks_for_the_transaction_after_its_end_is_refused_and_keeps_n
         await ended.wait()
         try:
             await context.transaction()
-        except StoreError as error:
+        except errors.StoreError as error:
             refused.append(error)
 
     async def fail() -> None:
@@ -669,14 +655,14 @@ async def test_who_asks_for_the_transaction_after_its_end_is_refused_and_keeps_n
         await world.clock.advance(SECOND)
         await world.deliver("m-2")
         await world.clock.advance(SECOND)
-    assert [("is over" in str(error)) for error in refused] == [True]
+    assert [("has ended" in str(error)) for error in refused] == [True]
     assert world.paid() == ["m-2"]
 
 
 async def test_an_outage_of_the_outbox_is_not_the_fault_of_the_message(world: World) -> None:
     async with world.endpoint(recoverability=ONE_TRY):
         calls = world.outbox.faults.calls["find"]
-        world.outbox.faults.add(Fault("find", StoreUnreachable("gone"), range(calls + 1, calls + 10)))
+        world.outbox.faults.add(Fault("find", errors.StoreUnreachable("gone"), range(calls + 1, calls + 10)))
         world.outbox.faults.add(Fault("find", OSError("of a store of one's own"), [calls + 10]))
         await world.deliver()
         await world.clock.advance(60 * SECOND)
@@ -726,7 +712,7 @@ async def test_a_message_with_which_alone_the_outbox_is_in_trouble_again_and_aga
         if is_alone and "m-bad" not in repr(arguments):
             return await call(self, *arguments)
         tried += 1
-        raise StoreTroubled("page 7 is damaged")
+        raise errors.StoreTroubled("page 7 is damaged")
 
     async with world.endpoint(recoverability=ONE_TRY):
         with monkeypatch.context() as patch:
@@ -753,7 +739,7 @@ async def test_trouble_with_a_question_about_what_is_to_be_stored_is_compared_wi
 
     async def damaged(message_id: str) -> DelayedMessage | None:
         if message_id == "of m-bad":
-            raise StoreTroubled("page 7 is damaged")
+            raise errors.StoreTroubled("page 7 is damaged")
         return await get(message_id)
 
     async def handle(message: Pay, context: HandlerContext) -> None:
@@ -780,7 +766,7 @@ async def test_past_its_time_to_be_received_a_new_message_is_discarded_and_a_han
     await world.deliver("m-1", headers=lapses)
     async with world.endpoint():
         calls = world.transport.faults.calls["send"]
-        world.transport.faults.add(Fault("send", TransportUnavailable("out"), range(calls + 1, calls + 500)))
+        world.transport.faults.add(Fault("send", errors.TransportUnavailable("out"), range(calls + 1, calls + 500)))
         await world.clock.advance(30 * SECOND)
         assert (world.paid(), world.ids("billing")) == (["m-1"], [])
         world.transport.faults.clear()
@@ -843,7 +829,7 @@ async def test_what_is_older_than_the_retention_is_forgotten_in_batches(world: W
         await world.clock.advance(SECOND)
         assert world.outbox.faults.calls["remove"] == 2
         assert world.query("SELECT message_id FROM postdate_outbox") == [("m-1",)]
-        world.outbox.faults.add(Fault("remove", StoreUnavailable("now"), [3, 4]))
+        world.outbox.faults.add(Fault("remove", errors.StoreUnavailable("now"), [3, 4]))
         await world.clock.advance(timedelta(days=2))
         assert len(world.query("SELECT * FROM postdate_outbox")) == 1
         await world.deliver()
@@ -866,7 +852,7 @@ async def test_what_is_older_than_the_retention_is_forgotten_in_batches(world: W
     ],
 )
 def test_a_retention_that_cannot_be_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+    with pytest.raises(errors.ConfigurationError, match=next(iter(wrong))):
         Outbox(SqliteOutbox(tmp_path / "shop.db"), **wrong)
 
 
@@ -877,7 +863,7 @@ def test_a_retention_that_cannot_be_is_refused(wrong: dict[str, Any], tmp_path: 
 def test_without_receive_only_an_outbox_is_refused(tmp_path: Path, mode: Any) -> None:
     path = tmp_path / "all.db"
     transport, store = LocalTransport(path), SqliteStore(path)
-    with pytest.raises(UnsupportedTransactionMode, match="transaction_mode='receive_only'"):
+    with pytest.raises(errors.UnsupportedTransactionMode, match="transaction_mode='receive_only'"):
         Endpoint(
             "sales",
             transport=transport,
@@ -890,7 +876,7 @@ def test_without_receive_only_an_outbox_is_refused(tmp_path: Path, mode: Any) ->
 
 
 def test_who_handles_nothing_has_no_outbox(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="send-only"):
+    with pytest.raises(errors.ConfigurationError, match="send-only"):
         Endpoint(
             "sales",
             transport=MemoryTransport(),
@@ -901,9 +887,9 @@ def test_who_handles_nothing_has_no_outbox(tmp_path: Path) -> None:
 
 
 def test_what_is_no_storage_of_outboxes_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SqliteOutbox or PostgresOutbox, not MemoryStore"):
+    with pytest.raises(errors.ConfigurationError, match="SqliteOutbox or PostgresOutbox, not MemoryStore"):
         Outbox(MemoryStore())  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="synchronous"):
+    with pytest.raises(errors.ConfigurationError, match="synchronous"):
         SqliteOutbox("shop.db", synchronous="off")
 
 
@@ -923,6 +909,6 @@ async def test_without_an_outbox_there_is_no_transaction(clock: VirtualClock) ->
 
 
 async def test_tables_are_only_created_on_request_and_missed_at_the_start(world: World) -> None:
-    with pytest.raises(StoreNotSetUp):
+    with pytest.raises(errors.StoreNotSetUp):
         async with world.endpoint(create_queues=False):
             pass

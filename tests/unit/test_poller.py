@@ -124,7 +124,7 @@ async def test_a_look_that_does_not_end_is_a_problem(
         await work.clock.advance(3 * 60 * SECOND)
         assert poller.problem is None
         await work.clock.advance(60 * SECOND)
-        assert poller.problem == "no look for due messages has begun for 4 min"
+        assert poller.problem == "due messages have not been polled for 4 min"
         poller.stop()
         assert poller.problem is None
         await work.clock.advance(2 * STOP_DEADLINE)

@@ -14,7 +14,8 @@ from typing_extensions import override
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.health.circuit_breaker import RepeatedFailures
 from postdate.core.receive.outcomes import Recovery, Step, StepFailure, StepOutcome
-from postdate.core.receive.pump import MessagePump, Prefetch
+from postdate.core.receive.prefetch import Prefetch
+from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import RecoveryRules, Resolution
 from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
@@ -335,13 +336,13 @@ class Losing(Holding):
     async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
         if completion.record is RecordKind.HANDLED:
             self.lost += 1
-            raise ClaimLost("it is no longer held here")
+            raise ClaimLost("it is not claimed by this process any more")
         self.ends.append(completion.record)
         self.lost = 0
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         self.come()
-        raise ClaimLost("it is no longer held here")
+        raise ClaimLost("it is not claimed by this process any more")
 
     def come(self) -> None:
         self.there = True

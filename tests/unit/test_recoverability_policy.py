@@ -34,7 +34,7 @@ from postdate.core.recoverability import (
     decide_handling_failure,
     error_headers,
 )
-from postdate.endpoint.handling import POLICY_FAILURES
+from postdate.endpoint.completions import POLICY_FAILURES
 from postdate.errors import ConfigurationError, TransportUnavailable
 from postdate.messages import format_timestamp
 from postdate.ports import RecordKind

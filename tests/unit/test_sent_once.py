@@ -9,8 +9,8 @@ import pytest
 
 from postdate import DelayedMessage
 from postdate.core.due.poller import Poller, PollResult
-from postdate.core.health.attempts import MOST_ATTEMPTS
 from postdate.core.health.circuit_breaker import RepeatedFailures
+from postdate.core.health.message_memory import MOST_MESSAGES
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.ports import Claim, RecordKind
 from postdate.testing import Call, Fault
@@ -158,9 +158,9 @@ async def test_what_expired_and_cannot_be_removed_is_not_tried_at_every_look(ben
 
 async def test_what_is_remembered_is_bounded_and_does_not_keep_others_from_being_claimed(bench) -> None:
     """Claims that were all lost: others may have the messages, and never give them to us."""
-    claims = [Claim(bench.message(f"gone-{n}", -1), n) for n in range(MOST_ATTEMPTS * 2)]
+    claims = [Claim(bench.message(f"gone-{n}", -1), n) for n in range(MOST_MESSAGES * 2)]
     bench.dispatcher.finisher.remember_sent(claims)
-    assert MOST_ATTEMPTS <= len(bench.dispatcher._attempts) <= MOST_ATTEMPTS * 1.1
+    assert MOST_MESSAGES <= len(bench.dispatcher._memory) <= MOST_MESSAGES * 1.1
     await bench.keep(bench.message(due_in=-1))
     await bench.look()
     assert bench.ids("billing") == ["m-1"]
@@ -172,11 +172,11 @@ async def test_what_was_lost_while_it_was_sent_is_nothing_still_to_be_written_an
     await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
     await bench.look_for(SECOND)
     assert not bench.dispatcher.finisher.unwritten_outcomes
-    assert len(bench.dispatcher._attempts) == 1_000
+    assert len(bench.dispatcher._memory) == 1_000
     await bench.clock.advance(700 * SECOND)
     await bench.keep(bench.message("later", 0))
     await bench.look_for(SECOND)
-    assert not bench.dispatcher._attempts
+    assert not bench.dispatcher._memory
 
 
 async def test_nothing_is_looked_for_in_a_hurry_while_nothing_can_be_written(bench) -> None:

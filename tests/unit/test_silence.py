@@ -18,8 +18,8 @@ from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, Mem
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.core.due.moving import Mover
 from postdate.core.due.poller import Poller
-from postdate.core.health.attempts import Release
 from postdate.core.health.circuit_breaker import RepeatedFailures
+from postdate.core.health.message_memory import Release
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.receive.pump import MessagePump
 from postdate.endpoint.outgoing import timeouts_queue_envelope

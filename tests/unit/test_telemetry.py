@@ -273,7 +273,7 @@ async def test_a_loop_that_stands_still_is_ill(monkeypatch: pytest.MonkeyPatch) 
     now[0] += 10.5
     assert signs.health_problems() == []
     now[0] += 30
-    assert signs.health_problems() == ["the event loop stands still, for 40 s now"]
+    assert signs.health_problems() == ["the event loop has been blocked for 40 s"]
 
 
 async def test_the_log_sums_up_each_minute_in_which_something_happened(

@@ -126,15 +126,15 @@ def test_structs_and_abstract_classes_can_say_it_too_row_74() -> None:
 @pytest.mark.parametrize(
     ("span", "complaint"),
     [
-        ("soon", "no time span: 'soon'"),
-        ("25:00:00", "no time span"),
-        ("", "no time span"),
+        ("soon", "not a time span: 'soon'"),
+        ("25:00:00", "not a time span"),
+        ("", "not a time span"),
         ("00:00:00", "greater than 0"),
         ("-00:00:01", "greater than 0"),
         (timedelta(0), "greater than 0"),
         (LONGEST_TIME_TO_BE_RECEIVED + MICROSECOND, "longer than 1,000,000 days"),
         (30, "timedelta or text, not int 30"),
-        ("5", "no time span: '5'"),
+        ("5", "not a time span: '5'"),
     ],
 )
 def test_a_wrong_one_is_refused_where_the_type_is_defined_row_74(span: timedelta | str, complaint: str) -> None:
@@ -144,7 +144,7 @@ def test_a_wrong_one_is_refused_where_the_type_is_defined_row_74(span: timedelta
 
 
 def test_without_parentheses_it_is_refused_at_once_row_74() -> None:
-    with pytest.raises(ConfigurationError, match=r"Order says no time: write @time_to_be_received"):
+    with pytest.raises(ConfigurationError, match=r"Order has no time: write @time_to_be_received"):
         time_to_be_received(Order)  # type: ignore[arg-type]
 
 

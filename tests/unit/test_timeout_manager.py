@@ -23,34 +23,18 @@ from postdate import (
     Recoverability,
     TimeoutManager,
     TransactionMode,
+    errors,
 )
 from postdate.backends.memory.database import MemoryTimeouts
 from postdate.backends.postgres.errors import transport_error_of
 from postdate.endpoint.timeout_manager import is_same_queue
-from postdate.errors import (
-    ConfigurationError,
-    DelayConflict,
-    DelayedDeliveryNotConfigured,
-    DestinationUnavailable,
-    MessageTooLarge,
-    NotSupported,
-    PostdateError,
-    StoreError,
-    StoreNotSetUp,
-    StoreTroubled,
-    StoreUnavailable,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
-    UnsupportedTransactionMode,
-)
 from postdate.messages import format_timestamp
 from postdate.ports.timeouts import Timeout
 from postdate.ports.transports import TransportCapabilities
 from postdate.testing import Fault, VirtualClock
 
 SAGA = uuid.UUID("7d9f2f3e-5a1c-4d2e-9b43-0f6c2d6a1e01")
-GONE = StoreUnreachable("connection refused")
+GONE = errors.StoreUnreachable("connection refused")
 
 
 @pytest.fixture
@@ -65,47 +49,47 @@ def test_the_wait_is_two_minutes_and_may_be_zero_but_not_negative_row_103() -> N
     assert TimeoutManager(MemoryTimeouts()).time_to_wait_before_triggering_critical_error == timedelta(minutes=2)
     TimeoutManager(MemoryTimeouts(), time_to_wait_before_triggering_critical_error=timedelta(0))
     for wrong in (-MICROSECOND, 120):
-        with pytest.raises(ConfigurationError, match="timedelta of zero or more"):
+        with pytest.raises(errors.ConfigurationError, match="timedelta of zero or more"):
             TimeoutManager(MemoryTimeouts(), time_to_wait_before_triggering_critical_error=wrong)  # type: ignore[arg-type]
 
 
 def test_concurrency_is_at_least_two_and_can_be_set() -> None:
     assert TimeoutManager(MemoryTimeouts()).messages_at_once >= 2
     assert TimeoutManager(MemoryTimeouts(), concurrency=1).messages_at_once == 1
-    with pytest.raises(ConfigurationError, match="concurrency must be a whole number, 1 or more, not 0"):
+    with pytest.raises(errors.ConfigurationError, match="concurrency must be a whole number, 1 or more, not 0"):
         TimeoutManager(MemoryTimeouts(), concurrency=0)
 
 
 def test_a_storage_without_timeouts_is_refused_and_says_what_to_do_row_104() -> None:
-    with pytest.raises(ConfigurationError, match=r"MemoryStore cannot keep timeouts: .*delayed_delivery="):
+    with pytest.raises(errors.ConfigurationError, match=r"MemoryStore cannot keep timeouts: .*delayed_delivery="):
         TimeoutManager(MemoryStore())  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"must be an async method"):
+    with pytest.raises(errors.ConfigurationError, match=r"must be an async method"):
         TimeoutManager(type("Wrong", (MemoryTimeouts,), {"peek": lambda self, timeout_id: None})())
     methods = {name: value for name, value in vars(MemoryTimeouts).items() if not name.startswith("__")}
     for missing, said in (("claim", r"it has no method claim\(\)"), ("database", "it has no property database")):
         persister = type("Mine", (), {name: value for name, value in methods.items() if name != missing})()
-        with pytest.raises(ConfigurationError, match=rf"Mine cannot keep timeouts: {said}"):
+        with pytest.raises(errors.ConfigurationError, match=rf"Mine cannot keep timeouts: {said}"):
             TimeoutManager(persister)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"TimeoutManager\(persister\)"):
+    with pytest.raises(errors.ConfigurationError, match=r"TimeoutManager\(persister\)"):
         Endpoint("sales", transport=MemoryTransport(), timeout_manager=MemoryTimeouts())  # type: ignore[arg-type]
 
 
 def test_settings_that_contradict_each_other_are_refused(bench: Bench) -> None:
     delayed_delivery = DelayedDelivery(MemoryStore())
-    with pytest.raises(ConfigurationError, match="external timeout manager"):
+    with pytest.raises(errors.ConfigurationError, match="external timeout manager"):
         bench.endpoint(timeout_manager=ExternalTimeoutManager("o.Timeouts"), delayed_delivery=delayed_delivery)
-    with pytest.raises(ConfigurationError, match="drain_timeout_manager"):
+    with pytest.raises(errors.ConfigurationError, match="drain_timeout_manager"):
         bench.endpoint(delayed_delivery=replace(delayed_delivery, drain_timeout_manager=True))
-    with pytest.raises(ConfigurationError, match="shorter name"):
+    with pytest.raises(errors.ConfigurationError, match="shorter name"):
         bench.endpoint("s" * 185)
-    with pytest.raises(ConfigurationError, match="external timeout manager"):
+    with pytest.raises(errors.ConfigurationError, match="external timeout manager"):
         ExternalTimeoutManager(" ")
 
 
 async def test_scope_is_refused_where_storage_and_queues_do_not_share_a_database(bench: Bench, tmp_path) -> None:
     transport = LocalTransport(tmp_path / "queues.db", synchronous="normal")
     try:
-        with pytest.raises(UnsupportedTransactionMode, match="FaultyTimeouts and LocalTransport"):
+        with pytest.raises(errors.UnsupportedTransactionMode, match="FaultyTimeouts and LocalTransport"):
             bench.endpoint(transport=transport, transaction_mode="transaction_scope")
         assert bench.endpoint(transport=transport).mode is TransactionMode.SENDS_ATOMIC_WITH_RECEIVE
     finally:
@@ -160,10 +144,10 @@ async def test_delay_and_time_to_be_received_are_refused_together_and_without_a_
     bench: Bench,
 ) -> None:
     async with bench.endpoint() as endpoint:
-        with pytest.raises(DelayConflict, match="Pay has both"):
+        with pytest.raises(errors.DelayConflict, match="Pay has both"):
             await endpoint.send(Pay(1), delay=SECOND, time_to_be_received=SECOND)
     async with bench.endpoint(timeout_manager=None) as endpoint:
-        with pytest.raises(DelayedDeliveryNotConfigured):
+        with pytest.raises(errors.DelayedDeliveryNotConfigured):
             await endpoint.send(Pay(1), delay=SECOND)
 
 
@@ -175,7 +159,7 @@ async def test_the_clocks_of_a_zone_are_refused_in_one_sentence_also_for_what_is
     settings: dict[str, Any] = {} if manager == "its own" else {"timeout_manager": other}
     async with bench.endpoint(**settings) as endpoint:
         for year in (2000, 2999):
-            with pytest.raises(NotSupported) as refused:
+            with pytest.raises(errors.NotSupported) as refused:
                 await endpoint.send(Pay(1), deliver_at=f"{year}-07-01 09:00", zone="Europe/Paris")
             said = "a timeout manager keeps instants: give deliver_at with its offset, and no zone"
             assert str(refused.value) == said
@@ -279,11 +263,11 @@ async def test_a_message_received_twice_is_stored_once_and_two_of_one_id_are_two
     [
         ({Headers.EXPIRE: ""}, "not_a_delayed_message", "Non timeout message arrived at the timeout manager"),
         ({Headers.EXPIRE: "soon"}, "invalid_timestamp", "'soon'"),
-        ({Headers.ROUTE_EXPIRED_TIMEOUT_TO: ""}, "not_a_delayed_message", "nobody knows where"),
+        ({Headers.ROUTE_EXPIRED_TIMEOUT_TO: ""}, "not_a_delayed_message", "its destination is unknown"),
         ({Headers.ROUTE_EXPIRED_TIMEOUT_TO: "q" * 201}, "invalid_message", "201 characters"),
-        ({Headers.SAGA_ID: "seven"}, "invalid_message", "'seven', which is no UUID"),
-        ({Headers.CLEAR_TIMEOUTS: "True"}, "not_a_delayed_message", "does not say of which"),
-        ({Headers.CLEAR_TIMEOUTS: "True", Headers.SAGA_ID: "seven"}, "invalid_message", "no UUID"),
+        ({Headers.SAGA_ID: "seven"}, "invalid_message", "'seven', which is not a UUID"),
+        ({Headers.CLEAR_TIMEOUTS: "True"}, "not_a_delayed_message", "does not name the saga"),
+        ({Headers.CLEAR_TIMEOUTS: "True", Headers.SAGA_ID: "seven"}, "invalid_message", "not a UUID"),
     ],
 )
 async def test_row_92_what_is_no_timeout_goes_to_the_error_queue_at_once(
@@ -301,7 +285,7 @@ async def test_row_92_what_is_no_timeout_goes_to_the_error_queue_at_once(
 
 async def test_an_error_copy_that_the_queues_refuse_as_too_large_goes_there_in_brief(bench: Bench) -> None:
     """Azure's queues take 64 KiB of a copy, too: otherwise the message would come back for ever."""
-    bench.transport.faults.add(Fault("commit", MessageTooLarge("64 KiB"), calls=[1]))
+    bench.transport.faults.add(Fault("commit", errors.MessageTooLarge("64 KiB"), calls=[1]))
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 60 * SECOND, "m-1", headers={Headers.EXPIRE: ""}))
         await bench.clock.run_until_idle()
@@ -389,7 +373,7 @@ async def test_row_96_each_due_timeout_is_told_of_by_one_control_message(bench: 
 async def test_row_97_a_control_message_that_could_not_be_sent_is_sent_by_the_next_look(bench: Bench) -> None:
     for amount in range(3):
         await bench.stored_elsewhere(amount, -60)
-    bench.transport.faults.add(Fault("send", TransportUnavailable("no"), calls=[1]))
+    bench.transport.faults.add(Fault("send", errors.TransportUnavailable("no"), calls=[1]))
     async with bench.endpoint():
         await bench.clock.run_until_idle()
         assert bench.handled == []
@@ -527,7 +511,7 @@ async def test_row_100_below_scope_a_failing_removal_lets_the_message_go_and_fai
     bench: Bench,
 ) -> None:
     await bench.stored_elsewhere(1, -1)
-    bench.timeouts.faults.add(Fault("try_remove", StoreError("no")))
+    bench.timeouts.faults.add(Fault("try_remove", errors.StoreError("no")))
     async with bench.endpoint(transaction_mode="sends_atomic_with_receive"):
         await bench.clock.advance(60 * SECOND)
         (copy,) = bench.arrived("error")
@@ -550,11 +534,11 @@ async def test_a_storage_that_is_read_and_cannot_be_written_has_it_sent_once(ben
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
-REFUSES = [StoreError("no"), StoreUnavailable("locked")]
+REFUSES = [errors.StoreError("no"), errors.StoreUnavailable("locked")]
 
 
 @pytest.mark.parametrize("error", REFUSES, ids=lambda error: error.code)
-async def test_row_101_storing_is_tried_five_times(bench: Bench, error: PostdateError) -> None:
+async def test_row_101_storing_is_tried_five_times(bench: Bench, error: errors.PostdateError) -> None:
     bench.timeouts.faults.add(Fault("add", error))
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 60 * SECOND, "m-1"))
@@ -588,7 +572,7 @@ async def test_row_101_what_fails_with_no_error_of_ours_is_tried_five_times(
     assert (copy.message_id, copy.headers[Headers.FAILED_QUEUE]) == ("m-1", TIMEOUTS)
 
 
-DAMAGED = StoreTroubled("page 7 is damaged")
+DAMAGED = errors.StoreTroubled("page 7 is damaged")
 
 
 @pytest.mark.parametrize(
@@ -597,7 +581,7 @@ DAMAGED = StoreTroubled("page 7 is damaged")
     ids=["damage", "damage in the database of the queues", "an outage"],
 )
 async def test_a_message_that_meets_trouble_alone_again_and_again_is_tried_five_times(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: PostdateError, given_up: list[str]
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: errors.PostdateError, given_up: list[str]
 ) -> None:
     add = bench.timeouts.add
 
@@ -617,9 +601,9 @@ async def test_a_message_that_meets_trouble_alone_again_and_again_is_tried_five_
 
 
 @pytest.mark.parametrize("method", ["add", "peek", "try_remove"])
-@pytest.mark.parametrize("error", [GONE, StoreNotSetUp("no tables")], ids=lambda error: error.code)
+@pytest.mark.parametrize("error", [GONE, errors.StoreNotSetUp("no tables")], ids=lambda error: error.code)
 async def test_no_message_is_given_up_while_the_storage_is_out_of_reach(
-    bench: Bench, method: str, error: PostdateError
+    bench: Bench, method: str, error: errors.PostdateError
 ) -> None:
     bench.timeouts.faults.add(Fault(method, error))
     async with bench.endpoint():
@@ -640,7 +624,7 @@ async def test_what_waits_for_the_storage_is_given_back_when_the_endpoint_stops(
     assert [failures for _, failures in bench.queues.queues[TIMEOUTS].messages] == [0]
 
 
-FULL = DestinationUnavailable("it is full")
+FULL = errors.DestinationUnavailable("it is full")
 
 
 async def test_a_full_queue_holds_up_no_due_timeouts_of_others_and_gets_its_own_later(
@@ -678,7 +662,7 @@ async def test_what_is_due_already_is_stored_when_its_queue_is_full(bench: Bench
 
 
 async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
-    bench.transport.faults.add(Fault("commit", TransportUnreachable("refused"), calls=range(1, 8)))
+    bench.transport.faults.add(Fault("commit", errors.TransportUnreachable("refused"), calls=range(1, 8)))
     async with bench.endpoint():
         await bench.put(deferred(bench.start + 60 * SECOND))
         await bench.clock.advance(20 * SECOND)
@@ -689,7 +673,7 @@ async def test_queues_out_of_reach_are_the_pumps_affair(bench: Bench) -> None:
 
 
 async def test_what_was_stored_and_dispatched_before_it_was_off_its_queue_is_not_stored_again(bench: Bench) -> None:
-    gone = TransportUnreachable("refused")
+    gone = errors.TransportUnreachable("refused")
     for method in ("commit", "roll_back"):
         bench.transport.faults.add(Fault(method, gone, calls=range(1, 4)))
     async with bench.endpoint(transaction_mode="receive_only"):
@@ -746,7 +730,7 @@ async def test_row_102_the_endpoint_starts_while_the_storage_is_down(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.timeouts.faults.add(Fault("setup", GONE))
-    bench.timeouts.faults.add(Fault("add", StoreNotSetUp("no tables")))
+    bench.timeouts.faults.add(Fault("add", errors.StoreNotSetUp("no tables")))
     async with bench.endpoint() as endpoint:
         assert "the storage of timeouts cannot be set up yet" in caplog.text
         await endpoint.send(Pay(1), delay=30 * SECOND)
@@ -764,8 +748,8 @@ async def test_row_102_the_endpoint_starts_while_the_storage_is_down(
 
 
 async def test_a_storage_that_can_never_be_set_up_is_told_at_the_start(bench: Bench) -> None:
-    bench.timeouts.faults.add(Fault("setup", StoreError("it is something else")))
-    with pytest.raises(StoreError, match="something else"):
+    bench.timeouts.faults.add(Fault("setup", errors.StoreError("it is something else")))
+    with pytest.raises(errors.StoreError, match="something else"):
         async with bench.endpoint():
             pass
 

@@ -77,7 +77,7 @@ async def test_one_that_met_trouble_and_is_stored_at_last_is_no_suspect_any_more
     bench.store.faults.add(Fault("store", StoreTroubled("locked"), calls=[1]))
     await bench.handle(await bench.put_in_timeouts_queue(old(bench, 600)))
     assert (await bench.memory.statistics(bench.start)).pending == 1
-    assert not bench.intake._store_recovery.attempts
+    assert not bench.intake._store_recovery.memory
 
 
 async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours_row_89(bench) -> None:
@@ -90,7 +90,7 @@ async def test_stale_headers_of_a_timeout_manager_do_not_steer_a_message_of_ours
 @pytest.mark.parametrize(
     ("headers", "code", "says"),
     [
-        ({Headers.EXPIRE: "2020-01-01 00:00:00:000000 Z"}, "not_a_delayed_message", "nobody knows where"),
+        ({Headers.EXPIRE: "2020-01-01 00:00:00:000000 Z"}, "not_a_delayed_message", "its destination is unknown"),
         ({Headers.EXPIRE: "soon", Headers.ROUTE_EXPIRED_TIMEOUT_TO: "billing"}, "invalid_timestamp", "'soon'"),
         ({"Timeout.Id": "t-7"}, "not_a_delayed_message", "to send its timeout 't-7'"),
         ({"NServiceBus.ClearTimeouts": "True"}, "not_a_delayed_message", "to forget some"),

@@ -19,7 +19,7 @@ from postdate import (
     TransactionMode,
 )
 from postdate.core.limits import add_pause, change_limits
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encode_details
+from postdate.endpoint.saga_instance import PendingTimeout, SagaDetails, encode_details
 from postdate.ports import Correlation, SagaChange, SagaChangeKind, SagaRecord
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -101,7 +101,7 @@ async def test_a_waiting_message_is_cancelled_delivered_and_rescheduled(
     assert "0 messages cancelled" in again.words
     assert "Not cancelled: gone: it was cancelled at" in again.words
     wrong = await done(ada, "reschedule", {"due": "soon"}, id="then")
-    assert (wrong.status, "'soonZ' is no date and time" in wrong.words) == (400, True)
+    assert (wrong.status, "'soonZ' is not a date and time" in wrong.words) == (400, True)
     assert "reschedule {'id': 'then'}: ended, with 0 done, by InvalidTimestamp" in caplog.text
 
 
@@ -277,9 +277,9 @@ async def test_queues_are_paused_resumed_and_limited(deployment: Deployment, ada
     await done(ada, "resume", queue="orders")
     assert await limits() == {"orders": said}
     for field, wrong, told in (
-        ("per_second", "much", "'much' messages a second is no rate"),
-        ("per_second", "-1", "-1.0 messages a second is no rate"),
-        ("windows", "noon", "'noon' is no window of time"),
+        ("per_second", "much", "'much' messages a second is not a valid rate"),
+        ("per_second", "-1", "-1.0 messages a second is not a valid rate"),
+        ("windows", "noon", "'noon' is not a window of time"),
     ):
         page = await done(ada, "limit", {field: wrong}, queue="orders")
         assert (page.status, told in page.words) == (400, True)
@@ -296,7 +296,7 @@ async def test_what_a_store_cannot_do_is_told(ada: Browser, monkeypatch: pytest.
     monkeypatch.setattr("postdate.web.views.LimitingStore", Other)
     assert "Limits" not in (await ada("/queues")).words
     page = await ada("/change?what=pause&queue=orders")
-    assert (page.status, "This cannot be done here SqliteStore keeps no limits" in page.words) == (501, True)
+    assert (page.status, "This cannot be done here SqliteStore does not support limits" in page.words) == (501, True)
 
 
 @pytest.mark.parametrize("id_", HOSTILE, ids=range(len(HOSTILE)))

@@ -10,7 +10,7 @@ from tests.web.conftest import MINUTE, Deployment, Visit, app_of, browsing
 from tests.web.test_pages import harmless
 
 from postdate import PostgresSagaStore, SqliteSagaStore
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, encode_details
+from postdate.endpoint.saga_instance import PendingTimeout, SagaDetails, encode_details
 from postdate.ports import Correlation, SagaChange, SagaChangeKind, SagaRecord, SagaStore
 
 BODY = msgspec.Raw(b'{"secret":1}')
@@ -43,7 +43,7 @@ async def test_sagas_are_listed_with_what_they_wait_for(deployment: Deployment, 
     assert "order=o-1 shop.Order, version 1 " in page.words
     assert "overdue shop.Late and 2 more" in page.words
     assert "order=o-2 completed shop.Order, version 1 none" in page.words
-    assert "order=o-3 shop.Order, version 1 cannot be read what is kept of shop.Order order='o-3'" in page.words
+    assert "order=o-3 shop.Order, version 1 cannot be read the stored state of shop.Order order='o-3'" in page.words
     assert page.links("/sagas/") == [f"/sagas/shop.Order/{each}" for each in ("id-001", "id-2", "id-3")]
     assert one.links("/messages/") == ["/messages/m--5", "/messages/m-5", "/messages/m-90"]
     assert "Instance id-001 of shop.Order." in one.words

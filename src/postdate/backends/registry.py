@@ -77,7 +77,7 @@ def _load_foreign_backends(own: tuple[Backend, ...]) -> list[Backend]:
 def _load_backend(point: EntryPoint, product_by_scheme: Mapping[str, str]) -> Backend:
     backend = point.load()
     if not isinstance(backend, Backend):
-        raise ConfigurationError("it is no postdate Backend")
+        raise ConfigurationError("it is not a postdate Backend")
     if duplicate_schemes := sorted(schemes(backend) & product_by_scheme.keys()):
         owners = ", ".join(f"{scheme}: ({product_by_scheme[scheme]})" for scheme in duplicate_schemes)
         raise ConfigurationError(f"there is one already for {owners}")

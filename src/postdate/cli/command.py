@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec,
 
 import typer
 
-from postdate.errors import (
-    ConfigurationError,
-    DelayConflict,
-    DuplicateMessage,
-    MessageError,
-    NotSupported,
-    PipelineError,
-    PostdateError,
-    StoreError,
-    TransportUnavailable,
-)
+from postdate import errors
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -56,17 +46,23 @@ EXPLANATIONS = {
     Exit.UNAVAILABLE: "the store or the transport is unavailable, not set up, or no database",
     Exit.INTERNAL: "a fault in Postdate; please report the traceback",
     Exit.INTERRUPTED: "interrupted",
-    Exit.OUTPUT_CLOSED: "the reader of the output went away",
+    Exit.OUTPUT_CLOSED: "the reader of the output closed it",
 }
 
 
-def exit_code_of(error: PostdateError) -> Exit:
+def exit_code_of(error: errors.PostdateError) -> Exit:
     match error:
-        case DuplicateMessage():
+        case errors.DuplicateMessage():
             return Exit.NOT_KEPT
-        case ConfigurationError() | DelayConflict() | MessageError() | NotSupported() | PipelineError():
+        case (
+            errors.ConfigurationError()
+            | errors.DelayConflict()
+            | errors.MessageError()
+            | errors.NotSupported()
+            | errors.PipelineError()
+        ):
             return Exit.WRONG_USAGE
-        case StoreError() | TransportUnavailable():
+        case errors.StoreError() | errors.TransportUnavailable():
             return Exit.UNAVAILABLE
         case _:
             return Exit.NOT_KEPT
@@ -250,7 +246,7 @@ def create_group(name: str, meaning: str) -> typer.Typer:
         if context.invoked_subcommand is None:
             names = [each.name or "" for each in app.registered_commands if not each.hidden]
             names += [each.typer_instance.info.name or "" for each in app.registered_groups if each.typer_instance]
-            raise usage_error(f"which one? {context.command_path} {'|'.join(names)}")
+            raise usage_error(f"name a subcommand: {context.command_path} {'|'.join(names)}")
 
     refuse_without_command.__doc__ = meaning
     return app
@@ -267,7 +263,7 @@ def _convert_errors(read: Callable[[str], T]) -> Callable[[Any], T]:
             return text
         try:
             return read(text)
-        except PostdateError as error:
+        except errors.PostdateError as error:
             raise typer.BadParameter(str(error)) from error
 
     return convert
@@ -307,7 +303,9 @@ def wall_time_of(at: datetime | str | None, zone: str | None, option_name: str) 
             raise typer.BadParameter(text, param_hint="'--at'")
         return None
     if not isinstance(at, str):
-        raise usage_error(f"{option_name} needs --at with what its clocks show, without an offset: 2027-03-28T09:00")
+        raise usage_error(
+            f"{option_name} needs --at with a local time of that zone, without an offset: 2027-03-28T09:00"
+        )
     return WallTime.parse(at, zone)
 
 
@@ -357,7 +355,7 @@ DryRun = Annotated[bool, option("--dry-run", "Only say how many it would be.")]
 Queue = Annotated[str, typer.Argument(parser=NAME, metavar="QUEUE", help="Name of the queue.")]
 MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
 SomeIds = Annotated[
-    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or say which by options.")
+    list[str] | None, typer.Argument(parser=NAME, metavar="[ID…]", help="Ids of messages; or select them by options.")
 ]
 
 
@@ -397,7 +395,7 @@ _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 def _parse_level(text: str) -> str:
     if text.lower() not in _LEVELS:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_LEVELS)}")
     return text.upper()
 
 

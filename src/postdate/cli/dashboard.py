@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import LogLevel, Use, command, handle_signals, log_to_stderr, option, usage_error
+from postdate.cli import command as cli
 from postdate.config import load_settings, parse_host_and_port
 from postdate.errors import ConfigurationError
 from postdate.ports.settings import InvalidValue
@@ -22,17 +22,17 @@ app = typer.Typer(name="dashboard", add_completion=False)
 log = logging.getLogger("postdate.dashboard")
 
 
-@command(app, "dashboard", reports=False)
+@cli.command(app, "dashboard", reports=False)
 def dashboard(
-    use: Use,
-    listen: Annotated[str, option("--listen", "Where to listen.", metavar="ADDRESS:PORT")] = "127.0.0.1:8080",
+    use: cli.Use,
+    listen: Annotated[str, cli.option("--listen", "Where to listen.", metavar="ADDRESS:PORT")] = "127.0.0.1:8080",
     host: Annotated[
-        list[str] | None, option("--host", "Another host name of the page; may be repeated.", metavar="NAME")
+        list[str] | None, cli.option("--host", "Another host name of the page; may be repeated.", metavar="NAME")
     ] = None,
-    allow_actions: Annotated[bool, option("--allow-actions", "Allow changes; say by whom.")] = False,
+    allow_actions: Annotated[bool, cli.option("--allow-actions", "Allow changes; say by whom.")] = False,
     token_file: Annotated[
         typer.FileText | None,
-        option(
+        cli.option(
             "--token-file",
             "File with a token; its bearer may make changes.",
             metavar="FILE",
@@ -41,10 +41,12 @@ def dashboard(
         ),
     ] = None,
     user_header: Annotated[
-        str | None, option("--user-header", "Header with the user who makes changes.", metavar="NAME")
+        str | None, cli.option("--user-header", "Header with the user who makes changes.", metavar="NAME")
     ] = None,
-    also: Annotated[list[str] | None, option("--also", "Another deployment; repeatable.", metavar="NAME=FILE")] = None,
-    log_level: LogLevel = "INFO",
+    also: Annotated[
+        list[str] | None, cli.option("--also", "Another deployment; repeatable.", metavar="NAME=FILE")
+    ] = None,
+    log_level: cli.LogLevel = "INFO",
 ) -> None:
     """Show pending, due and failed messages as a page in the browser.
 
@@ -61,9 +63,9 @@ def dashboard(
     try:
         address, port = parse_host_and_port(listen)
     except InvalidValue as error:
-        raise usage_error(f"--listen {error}, not {listen!r}") from error
+        raise cli.usage_error(f"--listen {error}, not {listen!r}") from error
     if allow_actions != bool(token_file or user_header):
-        raise usage_error("who may act? --allow-actions goes with --token-file FILE or --user-header NAME")
+        raise cli.usage_error("--allow-actions needs --token-file FILE or --user-header NAME")
     actions = web.Actions(token_file and token_file.read().strip(), user_header) if allow_actions else None
     settings = use.settings()
     settings_by_name = {settings.endpoint.name: settings}
@@ -73,7 +75,7 @@ def dashboard(
     for each in also or ():
         name, _, file = each.partition("=")
         if not file or name in settings_by_name:
-            raise usage_error(f"--also must be NAME=FILE with a name of its own, not {each!r}")
+            raise cli.usage_error(f"--also must be NAME=FILE with a unique name, not {each!r}")
         settings_by_name[name] = load_settings(file, own_environment)
     if not also:
         # Ask the store once, so that a wrong address is reported at once.
@@ -93,7 +95,7 @@ def dashboard(
     # In seconds. Open pages keep a connection for events, so the server must not wait for them without a limit.
     config.timeout_graceful_shutdown = 2
     # The server raises its signals again after its end. They have had their effect by then, so they are ignored.
-    signal_handling = handle_signals(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
-    with log_to_stderr(log_level), server_socket, signal_handling:
+    signal_handling = cli.handle_signals(lambda _number, _frame: None, signal.SIGINT, signal.SIGTERM)
+    with cli.log_to_stderr(log_level), server_socket, signal_handling:
         log.info("the page is at http://%s:%d/", host_text, server_socket.getsockname()[1])
         uvicorn.Server(config).run(sockets=[server_socket])

@@ -71,7 +71,7 @@ def _change(use: Use, queue: str, change: Callable[[Limits], Limits], *, missing
         )
     except QueueNotFound as error:
         raise QueueNotFound(f"{error} To limit it before it is created, add --missing-ok") from error
-    unknown = "" if queue_exists is not None else " (whether that queue exists cannot be seen from here)"
+    unknown = "" if queue_exists is not None else " (Postdate cannot see from here whether that queue exists)"
     use.report(
         {"destination": queue, "limits": limits},
         lambda: print(f"{escape_control_characters(queue)}: {limits}{unknown}"),

@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 import typer
 from typer.core import TyperCommand
 
-from postdate.cli.command import Exit, Use, epilog, exit_code_of, root_signature, usage_error
+from postdate.cli.command import Exit, Use, epilog, exit_code_of, root_signature
 from postdate.errors import ConfigurationError, PostdateError, extra_of
 
 app = typer.Typer(
@@ -91,12 +91,6 @@ _register_command("bench", "postdate.cli.bench.commands", "Measure this machine'
 _register_command("config", "postdate.cli.diagnosis", "Show the settings.")
 _register_command("doctor", "postdate.cli.diagnosis", "Check this installation, and say how to correct it.")
 _register_command("version", "postdate.cli.diagnosis", "Print the versions of Postdate, Python and SQLite.")
-
-
-@app.command("demo", cls=_ForwardingCommand, hidden=True)
-def demo() -> None:
-    """Say where the demo is."""
-    raise usage_error("the demo is in the repository of Postdate, not in the package: run `make demo` there")
 
 
 # --- running one ------------------------------------------------------------------------------------------------------

@@ -10,43 +10,33 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from postdate import operations
-from postdate.cli.command import (
-    NAME,
-    DryRun,
-    Limit,
-    MessageId,
-    SomeIds,
-    Use,
-    command,
-    create_group,
-    create_progress_printer,
-    name_option,
-    option,
-    pairs_of,
-    usage_error,
-)
+from postdate.cli import command as cli
 from postdate.cli.messages import print_unreadable
 from postdate.cli.output import escape_control_characters, one_line, print_body, print_pairs, print_table
 from postdate.messages import Headers
 from postdate.operations.plain import format_count
 from postdate.wiring import OpenDeployment
 
-app = create_group("errors", "List failed messages, correct them, and return them.")
+app = cli.create_group("errors", "List failed messages, correct them, and return them.")
 
 T = TypeVar("T")
 
-Queue = Annotated[str | None, name_option("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")]
+Queue = Annotated[
+    str | None, cli.name_option("--queue", "Error queue; default: endpoint.error_queue.", metavar="QUEUE")
+]
 FailedQueue = Annotated[
-    str | None, name_option("--failed-queue", "Only messages that failed in this queue.", metavar="QUEUE")
+    str | None, cli.name_option("--failed-queue", "Only messages that failed in this queue.", metavar="QUEUE")
 ]
 Exception_ = Annotated[
-    str | None, name_option("--exception", "Only messages with this type of exception.", metavar="TYPE")
+    str | None, cli.name_option("--exception", "Only messages with this type of exception.", metavar="TYPE")
 ]
-FailedText = Annotated[str | None, option("--text", "Only messages with this text in reason or body.", metavar="TEXT")]
+FailedText = Annotated[
+    str | None, cli.option("--text", "Only messages with this text in reason or body.", metavar="TEXT")
+]
 
 
 _UNREADABLE = (
-    "what cannot be read stays in its row: see `postdate messages list --unreadable`, mend it in the database, or "
+    "an unreadable message stays in its row: see `postdate messages list --unreadable`, repair it in the database, or "
     "`postdate messages discard NAME`"
 )
 
@@ -57,11 +47,11 @@ def _refuse_set_aside(text: str | None) -> None:
         raise typer.BadParameter(_UNREADABLE)
 
 
-SetAside = Annotated[Any, option("--set-aside", "Gone.", parser=_refuse_set_aside, hidden=True)]
+SetAside = Annotated[Any, cli.option("--set-aside", "Gone.", parser=_refuse_set_aside, hidden=True)]
 
 
 def _call_with_error_queue(
-    use: Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]
+    use: cli.Use, queue: str | None, work: Callable[[OpenDeployment, str, datetime], Awaitable[T]]
 ) -> T:
     """Call ``work`` with the error queue that is named, or with the error queue of the settings."""
     return use.call_with_deployment(
@@ -69,19 +59,19 @@ def _call_with_error_queue(
     )
 
 
-@command(app, "list")
+@cli.command(app, "list")
 def list_(
-    use: Use,
+    use: cli.Use,
     queue: Queue = None,
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    set_aside: Annotated[bool, option("--set-aside", "Gone.", hidden=True)] = False,
-    limit: Limit = 50,
+    set_aside: Annotated[bool, cli.option("--set-aside", "Gone.", hidden=True)] = False,
+    limit: cli.Limit = 50,
 ) -> None:
     """List failed and unreadable messages, oldest first."""
     if set_aside:
-        raise usage_error(f"--set-aside is gone: {_UNREADABLE}")
+        raise cli.usage_error(f"--set-aside was removed: {_UNREADABLE}")
     error_filter = operations.ErrorFilter(failed_queue, exception, text)
     errors = _call_with_error_queue(
         use, queue, lambda deployment, source, _: operations.list_errors(deployment, source, limit, error_filter)
@@ -89,8 +79,8 @@ def list_(
     use.report(errors, lambda: _print_list(errors))
 
 
-@command(app, "groups")
-def groups(use: Use, queue: Queue = None) -> None:
+@cli.command(app, "groups")
+def groups(use: cli.Use, queue: Queue = None) -> None:
     """Count failed messages by exception and failed queue."""
     errors = _call_with_error_queue(
         use, queue, lambda deployment, source, _: operations.group_errors(deployment, source)
@@ -125,10 +115,10 @@ def _print_list(errors: operations.ErrorList) -> None:
         print_unreadable(errors.unreadable)
 
 
-@command(app, "show")
+@cli.command(app, "show")
 def show(
-    use: Use,
-    message_id: MessageId,
+    use: cli.Use,
+    message_id: cli.MessageId,
     set_aside: SetAside = None,
     queue: Queue = None,
 ) -> None:
@@ -161,37 +151,37 @@ def _print_details(details: operations.ErrorDetails) -> None:
     print_body(details.body)
 
 
-@command(app, "return")
+@cli.command(app, "return")
 def return_(
-    use: Use,
-    message_ids: SomeIds = None,
+    use: cli.Use,
+    message_ids: cli.SomeIds = None,
     queue: Queue = None,
-    every: Annotated[bool, option("--all", "Return every message of the error queue.")] = False,
+    every: Annotated[bool, cli.option("--all", "Return every message of the error queue.")] = False,
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    to: Annotated[str | None, name_option("--to", "Return them to this queue instead.", metavar="QUEUE")] = None,
+    to: Annotated[str | None, cli.name_option("--to", "Return them to this queue instead.", metavar="QUEUE")] = None,
     without_expiry: Annotated[
-        bool, option("--without-expiry", "Remove the expiry, so that expired messages are handled, too.")
+        bool, cli.option("--without-expiry", "Remove the expiry, so that expired messages are handled, too.")
     ] = False,
     set_aside: SetAside = None,
-    dry_run: DryRun = False,
+    dry_run: cli.DryRun = False,
 ) -> None:
     """Return failed messages to the queues where they failed. Remove the cause first."""
     treatment = operations.Treatment(to, without_expiry, dry_run=dry_run)
     _treat_messages(use, message_ids, queue, every, operations.ErrorFilter(failed_queue, exception, text), treatment)
 
 
-@command(app, "discard")
+@cli.command(app, "discard")
 def discard(
-    use: Use,
-    message_ids: SomeIds = None,
+    use: cli.Use,
+    message_ids: cli.SomeIds = None,
     queue: Queue = None,
-    every: Annotated[bool, option("--all", "Discard every message of the error queue.")] = False,
+    every: Annotated[bool, cli.option("--all", "Discard every message of the error queue.")] = False,
     failed_queue: FailedQueue = None,
     exception: Exception_ = None,
     text: FailedText = None,
-    dry_run: DryRun = False,
+    dry_run: cli.DryRun = False,
 ) -> None:
     """Discard failed messages permanently."""
     treatment = operations.Treatment(discard=True, dry_run=dry_run)
@@ -199,7 +189,7 @@ def discard(
 
 
 def _treat_messages(
-    use: Use,
+    use: cli.Use,
     message_ids: list[str] | None,
     queue: str | None,
     every: bool,
@@ -209,17 +199,16 @@ def _treat_messages(
     """Return messages, or discard them."""
     action = "discard" if treatment.discard else "return"
     if [bool(message_ids), every, error_filter != operations.ErrorFilter()].count(True) != 1:
-        raise usage_error(
-            f"name the messages to {action}, or all of them with --all, or say which: --failed-queue, --exception, "
-            f"--text"
+        raise cli.usage_error(
+            f"name the messages to {action}, or select them: --all, --failed-queue, --exception, --text"
         )
     if message_ids and treatment.dry_run:
-        raise usage_error("--dry-run is for --all, --failed-queue, --exception and --text")
+        raise cli.usage_error("--dry-run is for --all, --failed-queue, --exception and --text")
 
     async def work(deployment: OpenDeployment, source: str, now: datetime) -> list[operations.ReturnResult]:
         if not message_ids:
             return await operations.return_all(
-                deployment, source, now, error_filter, treatment, create_progress_printer()
+                deployment, source, now, error_filter, treatment, cli.create_progress_printer()
             )
         return await operations.return_messages(deployment, source, message_ids, now, treatment)
 
@@ -239,21 +228,21 @@ def _print_preview(results: list[operations.ReturnResult], action: str) -> None:
         _print_results(refused, action)
 
 
-@command(app, "edit")
+@cli.command(app, "edit")
 def edit(
-    use: Use,
-    message_id: MessageId,
+    use: cli.Use,
+    message_id: cli.MessageId,
     queue: Queue = None,
-    body: Annotated[str | None, option("--body", "The new body.", metavar="TEXT|@FILE")] = None,
+    body: Annotated[str | None, cli.option("--body", "The new body.", metavar="TEXT|@FILE")] = None,
     header: Annotated[
-        list[str] | None, option("--header", "A header to set; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, cli.option("--header", "A header to set; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    to: Annotated[str | None, name_option("--to", "Send it to this queue instead.", metavar="QUEUE")] = None,
+    to: Annotated[str | None, cli.name_option("--to", "Send it to this queue instead.", metavar="QUEUE")] = None,
 ) -> None:
     """Send a failed message changed, under a new id. The failed one stays in the error queue."""
     if body is None and not header:
-        raise usage_error("what is to be changed? give --body or --header")
-    change = operations.Edit(None if body is None else _read_content("--body", body), pairs_of(header), to)
+        raise cli.usage_error("there is nothing to change: give --body or --header")
+    change = operations.Edit(None if body is None else _read_content("--body", body), cli.pairs_of(header), to)
     result = _call_with_error_queue(
         use, queue, lambda deployment, source, now: operations.edit(deployment, source, message_id, now, change)
     )
@@ -270,13 +259,15 @@ def _read_content(option: str, text: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise usage_error(f"{option}: {path} cannot be read: {error.strerror}") from error
+        raise cli.usage_error(f"{option}: {path} cannot be read: {error.strerror}") from error
 
 
-@command(app, "delete", hidden=True)
-def delete(use: Use, names: Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[NAME…]")] = None) -> None:
+@cli.command(app, "delete", hidden=True)
+def delete(
+    use: cli.Use, names: Annotated[list[str] | None, typer.Argument(parser=cli.NAME, metavar="[NAME…]")] = None
+) -> None:
     """Say which command replaces this one."""
-    raise usage_error(f"`errors delete` is gone: {_UNREADABLE}")
+    raise cli.usage_error(f"`errors delete` was removed: {_UNREADABLE}")
 
 
 def _print_results(results: list[operations.ReturnResult], action: str) -> None:

@@ -11,90 +11,67 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import (
-    NAME,
-    AtWall,
-    Delay,
-    DryRun,
-    Limit,
-    MessageId,
-    SomeIds,
-    Use,
-    command,
-    create_group,
-    create_progress_printer,
-    duration_option,
-    instant_option,
-    name_option,
-    option,
-    pairs_of,
-    usage_error,
-    wall_time_of,
-)
-from postdate.cli.output import (
-    escape_control_characters,
-    hexdump,
-    one_line,
-    print_body,
-    print_pairs,
-    print_table,
-    time_or_dash,
-)
+from postdate.cli import command as cli
+from postdate.cli import output
 from postdate.clock import later
 from postdate.core.changes import EVERYTHING, Pending
 from postdate.messages import DelayedMessage, Origin
 from postdate.operations.plain import Event, format_count, format_time
 from postdate.wiring import OpenDeployment
 
-app = create_group("messages", "List and change delayed messages.")
+app = cli.create_group("messages", "List and change delayed messages.")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSelection:
     """Which of the messages that wait: options of commands for many of them."""
 
-    queue: Annotated[str | None, name_option("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
-    due_from: Annotated[datetime | None, instant_option("--due-from", "Only messages due at this time or later.")] = (
+    queue: Annotated[str | None, cli.name_option("--queue", "Only messages for this queue.", metavar="QUEUE")] = None
+    due_from: Annotated[
+        datetime | None, cli.instant_option("--due-from", "Only messages due at this time or later.")
+    ] = None
+    due_to: Annotated[datetime | None, cli.instant_option("--due-to", "Only messages due before this time.")] = None
+    header: Annotated[
+        list[str] | None,
+        cli.option("--header", "Only messages with this header; may be repeated.", metavar="NAME=VALUE"),
+    ] = None
+    text: Annotated[str | None, cli.option("--text", "Only messages with this text in the body.", metavar="TEXT")] = (
         None
     )
-    due_to: Annotated[datetime | None, instant_option("--due-to", "Only messages due before this time.")] = None
-    header: Annotated[
-        list[str] | None, option("--header", "Only messages with this header; may be repeated.", metavar="NAME=VALUE")
-    ] = None
-    text: Annotated[str | None, option("--text", "Only messages with this text in the body.", metavar="TEXT")] = None
-    failing: Annotated[bool, option("--failing", "Only messages whose delivery has failed so far.")] = False
+    failing: Annotated[bool, cli.option("--failing", "Only messages whose delivery has failed so far.")] = False
     zone: Annotated[
         str | None,
-        name_option("--zone", "Only messages due at a wall time in this zone, as Europe/Paris.", metavar="ZONE"),
+        cli.name_option("--zone", "Only messages due at a wall time in this zone, as Europe/Paris.", metavar="ZONE"),
     ] = None
     origin: Annotated[
         list[Origin] | None,
-        option("--origin", "Messages of this origin instead of those that were scheduled; may be repeated."),
+        cli.option("--origin", "Messages of this origin instead of those that were scheduled; may be repeated."),
     ] = None
 
     def pending_filter(self) -> Pending:
-        headers, failing = pairs_of(self.header) or None, self.failing or None
+        headers, failing = cli.pairs_of(self.header) or None, self.failing or None
         pending_filter = Pending(self.queue, self.due_from, self.due_to, headers, self.text, failing, self.zone)
         return replace(pending_filter, origins=self.origin) if self.origin else pending_filter
 
 
-@command(app, "list")
+@cli.command(app, "list")
 def list_(
-    use: Use,
+    use: cli.Use,
     which: MessageSelection,
-    limit: Limit = 50,
+    limit: cli.Limit = 50,
     after: Annotated[
-        str | None, option("--after", "Continue after the cursor that the previous list ended with.", metavar="CURSOR")
+        str | None,
+        cli.option("--after", "Continue after the cursor that the previous list ended with.", metavar="CURSOR"),
     ] = None,
     unreadable: Annotated[
-        bool, option("--unreadable", "List unreadable rows of the store and the queues instead.")
+        bool, cli.option("--unreadable", "List unreadable rows of the store and the queues instead.")
     ] = False,
 ) -> None:
     """List pending messages by due time."""
     pending_filter = which.pending_filter()
     if unreadable:
         if pending_filter.has_condition or which.origin or after is not None:
-            raise usage_error("--unreadable goes with --limit only: nothing is known of what cannot be read")
+            raise cli.usage_error("--unreadable allows only --limit: the fields of an unreadable row are unknown")
         rows = use.call_with_deployment(lambda deployment, _: operations.list_unreadable(deployment, limit))
         use.report(rows, lambda: print_unreadable(rows))
         return
@@ -114,11 +91,11 @@ def _print_list(messages: operations.MessageList) -> None:
         (each.message_id, each.due, _state(each), each.destination, each.number_of_failures)
         for each in messages.messages
     ]
-    print_table(["id", "due", "state", "queue", "failures"], rows)
+    output.print_table(["id", "due", "state", "queue", "failures"], rows)
     if messages.cursor is not None:
         print(
-            f"… and more; go on with --after {escape_control_characters(shlex.quote(messages.cursor))}, or see "
-            f"`postdate messages stats`"
+            f"… and more; continue with --after {output.escape_control_characters(shlex.quote(messages.cursor))}, or "
+            f"see `postdate messages stats`"
         )
 
 
@@ -132,22 +109,22 @@ def print_unreadable(unreadable_list: operations.UnreadableList) -> None:
         print("every message can be read")
         return
     rows = [
-        (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
+        (each.name, each.at, each.queue or "(store)", each.message_id or "-", output.one_line(each.reason))
         for each in unreadable_list.messages
     ]
-    print_table(["unreadable", "since", "in", "id", "reason"], rows)
+    output.print_table(["unreadable", "since", "in", "id", "reason"], rows)
     if unreadable_list.total > len(unreadable_list.messages):
         print(f"… and {unreadable_list.total - len(unreadable_list.messages):,} more; use --limit")
 
 
-@command(app, "show")
+@cli.command(app, "show")
 def show(
-    use: Use,
+    use: cli.Use,
     message_id: Annotated[
-        str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --unreadable.")
+        str | None, typer.Argument(parser=cli.NAME, metavar="[ID]", help="Id of the message; or use --unreadable.")
     ] = None,
     unreadable: Annotated[
-        str | None, name_option("--unreadable", "Show an unreadable row, as s12 or q3.", metavar="NAME")
+        str | None, cli.name_option("--unreadable", "Show an unreadable row, as s12 or q3.", metavar="NAME")
     ] = None,
 ) -> None:
     """Show a message: its location, content and history.
@@ -156,18 +133,18 @@ def show(
     """
     if unreadable is not None:
         if message_id is not None:
-            raise usage_error("name one: either the ID of a message, or --unreadable NAME")
+            raise cli.usage_error("name one: either the ID of a message, or --unreadable NAME")
         row = use.call_with_deployment(lambda deployment, _: operations.show_unreadable(deployment, unreadable))
         use.report(row, lambda: _print_unreadable_row(row))
         return
     if message_id is None:
-        raise usage_error("which one? name the ID of a message, or --unreadable NAME")
+        raise cli.usage_error("name one: the ID of a message, or --unreadable NAME")
     details = use.call_with_deployment(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(details, lambda: _print_details(details))
 
 
 def _print_details(details: operations.MessageDetails) -> None:
-    print(f"message {escape_control_characters(details.message_id)}")
+    print(f"message {output.escape_control_characters(details.message_id)}")
     for location in details.places:
         _print_location(location)
     for row in details.unreadable:
@@ -180,23 +157,23 @@ def _print_details(details: operations.MessageDetails) -> None:
 
 def _print_unreadable_row(details: operations.UnreadableDetails) -> None:
     message = details.message
-    print(f"{message.name}, unreadable since {time_or_dash(message.at)}")
-    print_pairs({"in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
+    print(f"{message.name}, unreadable since {output.time_or_dash(message.at)}")
+    output.print_pairs({"in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
     for column, digits in details.raw.items():
         value = bytes.fromhex(digits)
-        print(f"\n{escape_control_characters(column)} ({len(value):,} bytes)")
+        print(f"\n{output.escape_control_characters(column)} ({len(value):,} bytes)")
         if value:
-            print(hexdump(value))
+            print(output.hexdump(value))
 
 
 def _print_history(history: Sequence[Event]) -> None:
     rows = [(event.at, event.what, event.destination, event.detail) for event in history]
-    print_table(["at", "what", "queue", "reason"], rows)
+    output.print_table(["at", "what", "queue", "reason"], rows)
 
 
 def _print_location(location: operations.MessageLocation) -> None:
     print(f"\nwaiting for queue {location.queue}" if location.where == "waiting" else f"\nin queue {location.queue}")
-    print_pairs(
+    output.print_pairs(
         {
             "due": location.due,
             "origin": location.origin if location.origin != Origin.APPLICATION.value else None,
@@ -207,12 +184,12 @@ def _print_location(location: operations.MessageLocation) -> None:
         }
     )
     if location.headers:
-        print_table(["header", "value"], location.headers.items())
-    print_body(location.body)
+        output.print_table(["header", "value"], location.headers.items())
+    output.print_body(location.body)
 
 
-@command(app, "explain")
-def explain(use: Use, message_id: MessageId) -> None:
+@cli.command(app, "explain")
+def explain(use: cli.Use, message_id: cli.MessageId) -> None:
     """Explain why a message has not arrived, and what to do."""
     explanation = use.call_with_deployment(lambda deployment, now: operations.explain(deployment, message_id, now))
     use.report(
@@ -223,19 +200,21 @@ def explain(use: Use, message_id: MessageId) -> None:
 
 
 def _print_explanation(explanation: operations.Explanation) -> None:
-    print(f"{escape_control_characters(explanation.message_id)}: {explanation.state.value.replace('_', ' ')}")
-    print(f"  {escape_control_characters(explanation.headline)}")
+    print(f"{output.escape_control_characters(explanation.message_id)}: {explanation.state.value.replace('_', ' ')}")
+    print(f"  {output.escape_control_characters(explanation.headline)}")
     for fact in explanation.facts:
-        print(f"  - {escape_control_characters(fact)}")
+        print(f"  - {output.escape_control_characters(fact)}")
     for advice in explanation.advice:
-        print(f"  > {escape_control_characters(advice)}")
+        print(f"  > {output.escape_control_characters(advice)}")
     if explanation.history:
         print()
         _print_history(explanation.history)
 
 
-@command(app, "cancel")
-def cancel(use: Use, message_ids: SomeIds = None, *, which: MessageSelection, dry_run: DryRun = False) -> None:
+@cli.command(app, "cancel")
+def cancel(
+    use: cli.Use, message_ids: cli.SomeIds = None, *, which: MessageSelection, dry_run: cli.DryRun = False
+) -> None:
     """Cancel pending messages permanently.
 
     Those named, or all that the options say. Those that do not wait any more are left alone.
@@ -248,16 +227,18 @@ def cancel(use: Use, message_ids: SomeIds = None, *, which: MessageSelection, dr
         return
     result = use.call_with_deployment(
         lambda store, now: operations.cancel_all(
-            store, pending_filter, now, dry_run=dry_run, progress=create_progress_printer()
+            store, pending_filter, now, dry_run=dry_run, progress=cli.create_progress_printer()
         )
     )
     _report_many(use, result, "cancelled")
 
 
-@command(app, "discard")
+@cli.command(app, "discard")
 def discard(
-    use: Use,
-    names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="Unreadable rows, as s12 or q3.")],
+    use: cli.Use,
+    names: Annotated[
+        list[str], typer.Argument(parser=cli.NAME, metavar="NAME…", help="Unreadable rows, as s12 or q3.")
+    ],
 ) -> None:
     """Delete unreadable rows permanently.
 
@@ -268,42 +249,42 @@ def discard(
     def lines() -> None:
         for each in results:
             print(
-                f"{escape_control_characters(each.name)}: "
-                f"{'discarded' if each.done else f'not discarded: {escape_control_characters(each.remark)}'}"
+                f"{output.escape_control_characters(each.name)}: "
+                f"{'discarded' if each.done else f'not discarded: {output.escape_control_characters(each.remark)}'}"
             )
 
     use.report({"messages": results}, lines, succeeded=all(each.done for each in results))
 
 
-@command(app, "reschedule")
+@cli.command(app, "reschedule")
 def reschedule(
-    use: Use,
-    message_ids: SomeIds = None,
-    delay: Delay = None,
-    at: AtWall = None,
+    use: cli.Use,
+    message_ids: cli.SomeIds = None,
+    delay: cli.Delay = None,
+    at: cli.AtWall = None,
     at_zone: Annotated[
         str | None,
-        name_option(
+        cli.name_option(
             "--at-zone",
             "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
             metavar="ZONE",
         ),
     ] = None,
     later_by: Annotated[
-        timedelta | None, duration_option("--later-by", "How much later each message becomes due.")
+        timedelta | None, cli.duration_option("--later-by", "How much later each message becomes due.")
     ] = None,
     *,
     which: MessageSelection,
-    dry_run: DryRun = False,
+    dry_run: cli.DryRun = False,
 ) -> None:
     """Change the due time of pending messages. They are named, or all that match the options."""
     pending_filter = which.pending_filter()
     has_ids = _has_ids(message_ids, pending_filter, dry_run=dry_run)
     if (delay, at, later_by).count(None) != 2 or (has_ids and later_by is not None):
         choice = "--delay or --at" if has_ids else "--delay, --at or --later-by"
-        raise usage_error(f"say when: either {choice}")
+        raise cli.usage_error(f"give the time: either {choice}")
 
-    wall_time = wall_time_of(at, at_zone, "--at-zone")
+    wall_time = cli.wall_time_of(at, at_zone, "--at-zone")
     at = at if wall_time is None else wall_time.instant()
 
     def due(message: DelayedMessage | None, now: datetime) -> datetime:
@@ -323,7 +304,13 @@ def reschedule(
         return
     result = use.call_with_deployment(
         lambda store, now: operations.reschedule_all(
-            store, pending_filter, due, now, dry_run=dry_run, progress=create_progress_printer(), wall_time=wall_time
+            store,
+            pending_filter,
+            due,
+            now,
+            dry_run=dry_run,
+            progress=cli.create_progress_printer(),
+            wall_time=wall_time,
         )
     )
     _report_many(use, result, "rescheduled")
@@ -332,13 +319,13 @@ def reschedule(
 def _has_ids(message_ids: list[str] | None, pending_filter: Pending, *, dry_run: bool) -> bool:
     """Return whether messages are named by ids and not selected by options. Refuse both together, and neither."""
     if message_ids and (pending_filter.has_condition or dry_run):
-        raise usage_error("name messages by their ids, or say which by options, not both")
+        raise cli.usage_error("select messages by their ids or by options, not both")
     if not message_ids and not pending_filter.has_condition:
-        raise usage_error("which messages? name their ids, or say which by options such as --queue or --due-to")
+        raise cli.usage_error("no messages are selected: name their ids, or use options such as --queue or --due-to")
     return bool(message_ids)
 
 
-def _report_many(use: Use, result: operations.ChangeCounts, participle: str) -> None:
+def _report_many(use: cli.Use, result: operations.ChangeCounts, participle: str) -> None:
     def lines() -> None:
         for answer, count in result.answers.items():
             outcome = (
@@ -350,46 +337,48 @@ def _report_many(use: Use, result: operations.ChangeCounts, participle: str) -> 
             )
             print(f"{format_count(count, 'message')} {outcome}")
         if not result.answers:
-            print("no message is like that")
+            print("no message matches")
 
     use.report(result, lines)
 
 
-def _report_changes(use: Use, changes: list[operations.Change], participle: str) -> None:
+def _report_changes(use: cli.Use, changes: list[operations.Change], participle: str) -> None:
     def lines() -> None:
         for change in changes:
             due = "" if change.due is None else f", due at {format_time(change.due)}"
             outcome = (
-                f"{participle}{due}" if change.done else f"not {participle}: {escape_control_characters(change.reason)}"
+                f"{participle}{due}"
+                if change.done
+                else f"not {participle}: {output.escape_control_characters(change.reason)}"
             )
-            print(f"{escape_control_characters(change.message_id)}: {outcome}")
+            print(f"{output.escape_control_characters(change.message_id)}: {outcome}")
 
     use.report({"messages": changes}, lines, succeeded=all(change.done for change in changes))
 
 
-@command(app, "stats")
-def stats(use: Use) -> None:
+@cli.command(app, "stats")
+def stats(use: cli.Use) -> None:
     """Count pending messages, outcomes, and messages in the queues."""
     statistics = use.call_with_deployment(operations.statistics)
     use.report(statistics, lambda: _print_statistics(statistics))
 
 
 def _print_statistics(statistics: operations.Statistics) -> None:
-    print_pairs(
+    output.print_pairs(
         {
             "store": statistics.store,
             "waiting": statistics.pending,
             "overdue": statistics.overdue,
             "claimed": statistics.claimed,
             "failing": statistics.failing,
-            "next due": time_or_dash(statistics.next_due),
+            "next due": output.time_or_dash(statistics.next_due),
             **({"unreadable": statistics.unreadable} if statistics.unreadable else {}),
             "services": "not visible" if statistics.services is None else statistics.services,
         }
     )
     if statistics.records:
         print("\nrecords")
-        print_pairs(dict(statistics.records))
+        output.print_pairs(dict(statistics.records))
     if statistics.queues:
         print()
-        print_table(["queue", "messages"], statistics.queues.items())
+        output.print_table(["queue", "messages"], statistics.queues.items())

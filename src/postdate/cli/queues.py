@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from postdate.cli.command import DryRun, Limit, Queue, Use, command, create_group, create_progress_printer
+from postdate.cli import command as cli
 from postdate.cli.output import escape_control_characters, print_body, print_pairs, print_table
 from postdate.operations import queues
 from postdate.operations.plain import format_count
 from postdate.operations.queues import MessageContent, QueueContents
 
-app = create_group("queues", "Show, receive and remove messages of queues.")
+app = cli.create_group("queues", "Show, receive and remove messages of queues.")
 
 
-@command(app, "peek")
-def peek(use: Use, queue: Queue, limit: Limit = 10) -> None:
+@cli.command(app, "peek")
+def peek(use: cli.Use, queue: cli.Queue, limit: cli.Limit = 10) -> None:
     """Show the first messages of a queue, and leave them there.
 
     RabbitMQ and Azure give them out for that, and get them back: they count as delivered once more.
@@ -41,8 +41,8 @@ def _print_message(message: MessageContent) -> None:
     print()
 
 
-@command(app, "receive")
-def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
+@cli.command(app, "receive")
+def receive(use: cli.Use, queue: cli.Queue, limit: cli.Limit = 1) -> None:
     """Remove messages from a queue permanently, and print them. With --json, one object a line."""
 
     def print_out(message: MessageContent) -> None:
@@ -54,11 +54,11 @@ def receive(use: Use, queue: Queue, limit: Limit = 1) -> None:
         print(f"queue {escape_control_characters(queue)} is empty")
 
 
-@command(app, "purge")
-def purge(use: Use, queue: Queue, dry_run: DryRun = False) -> None:
+@cli.command(app, "purge")
+def purge(use: cli.Use, queue: cli.Queue, dry_run: cli.DryRun = False) -> None:
     """Discard all messages of a queue. Messages that a receiver has at the moment stay."""
     result = use.call_with_deployment(
-        lambda deployment, now: queues.purge(deployment, queue, now, create_progress_printer(), dry_run=dry_run)
+        lambda deployment, now: queues.purge(deployment, queue, now, cli.create_progress_printer(), dry_run=dry_run)
     )
     outcome = "would be thrown away" if dry_run else "thrown away"
     use.report(result, lambda: print(f"{format_count(result.count, 'message')} {outcome}"))

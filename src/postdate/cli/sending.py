@@ -10,19 +10,7 @@ from typing import Annotated
 import typer
 
 from postdate import operations
-from postdate.cli.command import (
-    AtWall,
-    Delay,
-    Use,
-    command,
-    duration_option,
-    instant_option,
-    name_option,
-    option,
-    pairs_of,
-    usage_error,
-    wall_time_of,
-)
+from postdate.cli import command as cli
 from postdate.endpoint.send_options import SendOptions
 from postdate.operations.plain import format_time
 from postdate.wiring import setup_sql
@@ -30,17 +18,19 @@ from postdate.wiring import setup_sql
 app = typer.Typer(add_completion=False)
 
 
-@command(app, "setup")
+@cli.command(app, "setup")
 def setup(
-    use: Use,
+    use: cli.Use,
     queue: Annotated[
-        list[str] | None, name_option("--queue", "Create this queue, too; may be repeated.", metavar="QUEUE")
+        list[str] | None, cli.name_option("--queue", "Create this queue, too; may be repeated.", metavar="QUEUE")
     ] = None,
-    sagas: Annotated[bool, option("--sagas", "Create the table of sagas, too, by default where the store is.")] = False,
-    outbox: Annotated[
-        bool, option("--outbox", "Create the table of the outbox, too, by default where the store is.")
+    sagas: Annotated[
+        bool, cli.option("--sagas", "Create the table of sagas, too, by default where the store is.")
     ] = False,
-    print_sql: Annotated[bool, option("--print-sql", "Print the SQL of the tables; change nothing.")] = False,
+    outbox: Annotated[
+        bool, cli.option("--outbox", "Create the table of the outbox, too, by default where the store is.")
+    ] = False,
+    print_sql: Annotated[bool, cli.option("--print-sql", "Print the SQL of the tables; change nothing.")] = False,
 ) -> None:
     """Create the tables, the endpoint's queues and the queues of the settings. Existing ones stay unchanged.
 
@@ -70,46 +60,46 @@ def setup(
     use.report(result, lines)
 
 
-@command(app, "send")
+@cli.command(app, "send")
 def send(
-    use: Use,
+    use: cli.Use,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Queue it is meant for.")],
     body: Annotated[
         str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")
     ] = None,
-    delay: Delay = None,
-    at: AtWall = None,
+    delay: cli.Delay = None,
+    at: cli.AtWall = None,
     zone: Annotated[
         str | None,
-        name_option(
+        cli.name_option(
             "--zone",
             "Time zone of --at, such as Europe/Paris; the message then follows the clocks there.",
             metavar="ZONE",
         ),
     ] = None,
-    expires_at: Annotated[datetime | None, instant_option("--expires-at", "When the message expires.")] = None,
+    expires_at: Annotated[datetime | None, cli.instant_option("--expires-at", "When the message expires.")] = None,
     time_to_be_received: Annotated[
         timedelta | None,
-        duration_option("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),
+        cli.duration_option("--time-to-be-received", "Discard it if not received this long from now.", metavar="TIME"),
     ] = None,
     message_type: Annotated[
-        str | None, name_option("--type", "Type of the message, as the receiver knows it.", metavar="TYPE")
+        str | None, cli.name_option("--type", "Type of the message, as the receiver knows it.", metavar="TYPE")
     ] = None,
     header: Annotated[
-        list[str] | None, option("--header", "A header of your own; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, cli.option("--header", "A header of your own; may be repeated.", metavar="NAME=VALUE")
     ] = None,
     message_id: Annotated[
-        str | None, name_option("--id", "Id of the message; default: a new one.", metavar="ID")
+        str | None, cli.name_option("--id", "Id of the message; default: a new one.", metavar="ID")
     ] = None,
-    file: Annotated[Path | None, option("--file", "Send the content of this file.", metavar="FILE")] = None,
+    file: Annotated[Path | None, cli.option("--file", "Send the content of this file.", metavar="FILE")] = None,
 ) -> None:
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     if not queue.strip():
-        raise usage_error("QUEUE must be the name of a queue, not empty")
+        raise cli.usage_error("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
-        raise usage_error("--delay and --at exclude each other")
-    wall_time_of(at, zone, "--zone")
-    content, headers = _read_body(body, file), pairs_of(header)
+        raise cli.usage_error("--delay and --at exclude each other")
+    cli.wall_time_of(at, zone, "--zone")
+    content, headers = _read_body(body, file), cli.pairs_of(header)
     options = SendOptions(
         queue, delay, at, expires_at, time_to_be_received, headers=headers, message_id=message_id, zone=zone
     )
@@ -120,15 +110,15 @@ def send(
 def _read_body(argument: str | None, file: Path | None) -> bytes:
     if file is not None:
         if argument is not None:
-            raise usage_error("give the body as an argument or with --file, not both")
+            raise cli.usage_error("give the body as an argument or with --file, not both")
         try:
             return file.read_bytes()
         except OSError as error:
-            raise usage_error(f"{file} cannot be read: {error.strerror}") from error
+            raise cli.usage_error(f"{file} cannot be read: {error.strerror}") from error
     if argument is not None and argument != "-":
         return argument.encode(errors="surrogateescape")
     if argument is None and sys.stdin.isatty():
-        raise usage_error("there is no body: give one after the queue, with --file, or through a pipe")
+        raise cli.usage_error("there is no body: give one after the queue, with --file, or through a pipe")
     return sys.stdin.buffer.read()
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from postdate.cli.command import Exit, LogLevel, Use, command, instant_option, log_to_stderr, option, usage_error
+from postdate.cli import command as cli
 from postdate.clock import Clock, ScaledClock, SystemClock, steady_seconds
 from postdate.config import Settings
 from postdate.core.health.deadlines import count_abandoned_calls
@@ -42,18 +42,18 @@ SAME_SIGNAL_SECONDS = 1.0
 log = logging.getLogger("postdate.service")
 
 
-@command(app, "run", reports=False)
+@cli.command(app, "run", reports=False)
 def run(
-    use: Use,
-    log_level: LogLevel = "INFO",
-    log_json: Annotated[bool, option("--log-json", "Log JSON objects, a line each.")] = False,
+    use: cli.Use,
+    log_level: cli.LogLevel = "INFO",
+    log_json: Annotated[bool, cli.option("--log-json", "Log JSON objects, a line each.")] = False,
     no_setup: Annotated[
-        bool, option("--no-setup", "Fail if tables or queues are missing; do not create them.")
+        bool, cli.option("--no-setup", "Fail if tables or queues are missing; do not create them.")
     ] = False,
     exit_on_critical: Annotated[
-        bool, option("--exit-on-critical", "Stop, with exit code 3, at the first critical error.")
+        bool, cli.option("--exit-on-critical", "Stop, with exit code 3, at the first critical error.")
     ] = False,
-    clock_start: Annotated[datetime | None, instant_option("--clock-start", "For tests.", hidden=True)] = None,
+    clock_start: Annotated[datetime | None, cli.instant_option("--clock-start", "For tests.", hidden=True)] = None,
     clock_speed: Annotated[float, typer.Option("--clock-speed", hidden=True)] = 1.0,
     clock_real_start: Annotated[float | None, typer.Option("--clock-real-start", hidden=True)] = None,
 ) -> None:
@@ -64,14 +64,14 @@ def run(
     """
     settings, clock = use.settings(), _create_clock(clock_start, clock_speed, clock_real_start)
 
-    async def serve() -> Exit:
+    async def serve() -> cli.Exit:
         service = _Service(settings, clock, exit_on_critical=exit_on_critical)
         await service.run(create=not no_setup)
         return service.exit_code
 
-    with log_to_stderr(log_level, as_json=log_json):
+    with cli.log_to_stderr(log_level, as_json=log_json):
         exit_code = anyio.run(serve)
-    if exit_code is not Exit.OK:
+    if exit_code is not cli.Exit.OK:
         raise typer.Exit(exit_code)
 
 
@@ -79,7 +79,7 @@ def _create_clock(start: datetime | None, speed: float, real_start: float | None
     if start is None:
         return SystemClock()
     if speed <= 0:
-        raise usage_error(f"--clock-speed must be above 0, not {speed}")
+        raise cli.usage_error(f"--clock-speed must be above 0, not {speed}")
     return ScaledClock(start, speed=speed) if real_start is None else ScaledClock(start, real_start, speed)
 
 
@@ -107,7 +107,7 @@ class _Service:
         self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
         self._stop_alarm = WakeUp()
         self._first_signal_at: float | None = None
-        self.exit_code = Exit.OK
+        self.exit_code = cli.Exit.OK
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         self._metrics, self._registry = _create_metrics(settings.metrics.listen)
@@ -190,10 +190,10 @@ class _Service:
         elif now - self._first_signal_at >= SAME_SIGNAL_SECONDS:
             # An immediate exit is safe at any instant: uncommitted work has no effect.
             os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
-            os._exit(Exit.INTERRUPTED)
+            os._exit(cli.Exit.INTERRUPTED)
 
     def _on_critical_error(self, text: str, error: BaseException) -> None:
         log_critical_error(text, error)
         if self._exit_on_critical or isinstance(error, StoreReplaced):
-            self.exit_code = Exit.UNAVAILABLE
+            self.exit_code = cli.Exit.UNAVAILABLE
             self._stop_alarm.wake()

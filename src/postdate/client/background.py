@@ -130,7 +130,7 @@ class _StoreThread:
 
     def submit(self, work: Callable[[StoreSession], Awaitable[T]]) -> Future[T]:
         if threading.current_thread() is self._thread:
-            raise ConfigurationError("a client cannot be waited for by what it calls itself, such as a handler of logs")
+            raise ConfigurationError("code that a client calls, such as a log handler, cannot wait for this client")
         future = asyncio.run_coroutine_threadsafe(self._run(work), self._loop)
         self._futures.add(future)
         return future
@@ -222,7 +222,7 @@ class _StoreThread:
 
 
 def _closed_error() -> StoreUnreachable:
-    return StoreUnreachable("the client was closed before this call ended: it may have been done, or not")
+    return StoreUnreachable("the client was closed before this call ended: the call may or may not have had its effect")
 
 
 _all_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()

@@ -15,21 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from postdate.client.background import StoreSession, log
 from postdate.clock import Clock, later
 from postdate.config import Settings
-from postdate.core.changes import (
-    Pending,
-    administrable_store,
-    cancel,
-    change_all,
-    change_steps,
-    check_limit,
-    count_answers,
-    count_steps,
-    find_refusal,
-    list_matching,
-    list_steps,
-    preview_change,
-    reschedule,
-)
+from postdate.core import changes
 from postdate.core.limits import Limits, change_limits, limiting_store, load_limits_in_force
 from postdate.core.upkeep.store_clock import latest_time
 from postdate.endpoint.message_types import MessageTypes, TimesToBeReceived
@@ -78,7 +64,7 @@ class ClientCall(Generic[T]):
         The transaction's view of the database may be old. So the message is searched outside of the transaction.
         """
         assert self.changed_id is not None
-        answer = await find_refusal(administrable_store(session.store), self.changed_id)
+        answer = await changes.find_refusal(changes.administrable_store(session.store), self.changed_id)
         return Answer.NOT_FOUND if answer is Answer.NOT_FOUND else Answer.UNSEEN
 
 
@@ -146,9 +132,11 @@ class ClientCalls:
     def _create_message(self, message: object, options: SendOptions, clock: Clock) -> DelayedMessage:
         destination = options.destination
         if destination is None:
-            raise InvalidMessage("a message needs the queue it is meant for: destination='queue'")
+            raise InvalidMessage("a message needs a destination: destination='queue'")
         if options.use_dead_letter_queue is not None:
-            raise NotSupported("a client's messages go by way of the store, which keeps no use_dead_letter_queue")
+            raise NotSupported(
+                "a client stores its messages, and a store does not keep use_dead_letter_queue: leave it out"
+            )
         if (
             options.time_to_be_received is None
             and (span := self._times_to_be_received.span_of(type(message))) is not None
@@ -163,7 +151,7 @@ class ClientCalls:
 
     def _cancel(self, message_id: str) -> ClientCall[Answer]:
         async def run_alone(session: StoreSession) -> Answer:
-            return await cancel(administrable_store(session.store), message_id, session.clock.now())
+            return await changes.cancel(changes.administrable_store(session.store), message_id, session.clock.now())
 
         return ClientCall(
             run_alone, lambda store, clock: store.cancelling_steps(message_id, clock.now()), changed_id=message_id
@@ -173,7 +161,7 @@ class ClientCalls:
         self, message_id: str, delay: timedelta | None, deliver_at: datetime | str | None, zone: str | None = None
     ) -> ClientCall[Answer]:
         if (delay is None) == (deliver_at is None):
-            raise DelayConflict("say when it is to be delivered: delay=timedelta(…), or deliver_at=datetime(…)")
+            raise DelayConflict("give the time of delivery: delay=timedelta(…), or deliver_at=datetime(…)")
         options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
         check_id(message_id)
         return self._reschedule(message_id, options)
@@ -183,7 +171,7 @@ class ClientCalls:
 
         async def run_alone(session: StoreSession) -> Answer:
             due, now = _due(options, session.clock), session.clock.now()
-            return await reschedule(administrable_store(session.store), message_id, due, now, wall_time)
+            return await changes.reschedule(changes.administrable_store(session.store), message_id, due, now, wall_time)
 
         def join_steps(store: JoiningStore, clock: Clock) -> Steps[Answer]:
             return store.rescheduling_steps(message_id, _due(options, clock), clock.now(), wall_time)
@@ -195,9 +183,9 @@ class ClientCalls:
     ) -> ClientCall[str]:
         check_id(key, "key", MESSAGE_ID_LIMIT - len(KeyedIds("").first))
         if longest_wait is not None and options.zone is not None:
-            raise InvalidMessage("longest_wait is a span, which clocks of a zone do not keep: leave out one of them")
+            raise InvalidMessage("longest_wait and zone exclude each other: leave out one of them")
         if options.message_id is not None:
-            raise InvalidMessage("what is sent under a key has an id that is made of the key: leave out message_id")
+            raise InvalidMessage("a message with a key has an id that is made of the key: leave out message_id")
 
         def create_message(message_id: str, stored_at: datetime | None, clock: Clock) -> DelayedMessage:
             message_options = replace(options, message_id=message_id)
@@ -210,8 +198,8 @@ class ClientCalls:
         async def run_alone(session: StoreSession) -> str:
             if not isinstance(session.store, ReplacingStore):
                 raise NotSupported(
-                    f"{type(session.store).__name__} does not replace what waits under a key: cancel that by its id, "
-                    f"and send anew"
+                    f"{type(session.store).__name__} cannot replace a message by its key: cancel the message by its "
+                    f"id, and send a new one"
                 )
             clock = session.clock
             id_ = await session.store.replace(
@@ -229,24 +217,26 @@ class ClientCalls:
         check_id(message_id)
 
         async def run_alone(session: StoreSession) -> DelayedMessage | None:
-            return await administrable_store(session.store).get(message_id)
+            return await changes.administrable_store(session.store).get(message_id)
 
         return ClientCall(run_alone, lambda store, _: store.getting_steps(message_id))
 
-    def list(self, where: Pending, limit: int | None, after: str | None = None) -> ClientCall[list[DelayedMessage]]:
-        if not isinstance(where, Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
-            raise InvalidMessage(f"say which messages with Pending(…), such as Pending('queue'), not {where!r}")
+    def list(
+        self, where: changes.Pending, limit: int | None, after: str | None = None
+    ) -> ClientCall[list[DelayedMessage]]:
+        if not isinstance(where, changes.Pending):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+            raise InvalidMessage(f"select messages with Pending(…), such as Pending('queue'), not {where!r}")
         if limit is not None:
-            check_limit(limit)
+            changes.check_limit(limit)
 
         async def run_alone(session: StoreSession) -> list[DelayedMessage]:
-            return await list_matching(administrable_store(session.store), where, limit, after)
+            return await changes.list_matching(changes.administrable_store(session.store), where, limit, after)
 
-        return ClientCall(run_alone, lambda store, _: list_steps(store, where, limit, after))
+        return ClientCall(run_alone, lambda store, _: changes.list_steps(store, where, limit, after))
 
     def change(
         self,
-        where: Pending,
+        where: changes.Pending,
         change: Callable[[DelayedMessage], ClientCall[Answer]],
         preview: Callable[[DelayedMessage, datetime], Answer],
         *,
@@ -259,31 +249,31 @@ class ClientCalls:
 
         async def run_alone(session: StoreSession) -> Counter[Answer]:
             if dry_run:
-                return await count_answers(
-                    administrable_store(session.store), where, lambda each: preview(each, session.clock.now())
+                return await changes.count_answers(
+                    changes.administrable_store(session.store), where, lambda each: preview(each, session.clock.now())
                 )
             messages = await list_call.run_alone(session)
-            return await change_all(messages, lambda each: change(each).run_alone(session))
+            return await changes.change_all(messages, lambda each: change(each).run_alone(session))
 
         def join_steps(store: JoiningStore, clock: Clock) -> Steps[Counter[Answer]]:
             if dry_run:
-                return (yield from count_steps(store, where, lambda each: preview(each, clock.now())))
+                return (yield from changes.count_steps(store, where, lambda each: preview(each, clock.now())))
             messages = yield from list_call.steps(store, clock)
-            return (yield from change_steps(messages, lambda each: change(each).steps(store, clock)))
+            return (yield from changes.change_steps(messages, lambda each: change(each).steps(store, clock)))
 
         return ClientCall(run_alone, join_steps, frozenset({zone}))
 
-    def cancel_where(self, where: Pending, *, dry_run: bool) -> ClientCall[Counter[Answer]]:
+    def cancel_where(self, where: changes.Pending, *, dry_run: bool) -> ClientCall[Counter[Answer]]:
         return self.change(
             where,
             lambda each: self._cancel(each.message_id),
-            lambda each, _: preview_change(each, None),
+            lambda each, _: changes.preview_change(each, None),
             dry_run=dry_run,
         )
 
     def reschedule_where(
         self,
-        where: Pending,
+        where: changes.Pending,
         delay: timedelta | None,
         deliver_at: datetime | str | None,
         later_by: timedelta | None,
@@ -292,7 +282,7 @@ class ClientCalls:
         dry_run: bool,
     ) -> ClientCall[Counter[Answer]]:
         if (delay, deliver_at, later_by).count(None) != 2:
-            raise DelayConflict("say when they are to be delivered: delay=…, deliver_at=…, or later_by=timedelta(…)")
+            raise DelayConflict("give the time of delivery: delay=…, deliver_at=…, or later_by=timedelta(…)")
         if later_by is not None and not isinstance(later_by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidMessage(f"later_by must be a timedelta, not {type(later_by).__name__} {later_by!r}")
         options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)  # raises for invalid options
@@ -303,7 +293,7 @@ class ClientCalls:
 
         def preview(message: DelayedMessage, now: datetime) -> Answer:
             due = options.due(now) if later_by is None else later(message.due, later_by)
-            return preview_change(message, due or now)
+            return changes.preview_change(message, due or now)
 
         return self.change(where, change, preview, dry_run=dry_run, zone=None if dry_run else zone)
 

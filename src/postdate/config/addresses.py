@@ -93,10 +93,10 @@ def _fault(location: str) -> str:
     end = re.search(r"[/?]", location)
     authority, remainder = (location, "") if end is None else (location[: end.start()], location[end.end() :])
     if "#" in location or "@" in remainder or authority.count("@") > 1:
-        return f"cannot be taken apart: {_ESCAPES}"
+        return f"cannot be parsed: {_ESCAPES}"
     credentials, _, hosts = authority.rpartition("@")
     if _BAD_ESCAPE.search(credentials):
-        return f"has a % that no two hexadecimal digits follow: {_ESCAPES}"
+        return f"has a % without two hexadecimal digits after it: {_ESCAPES}"
     for host in hosts.split(","):
         match = _HOST.fullmatch(host)
         port = "" if match is None else match["port"] or ""

@@ -22,14 +22,14 @@ from postdate.config.addresses import Address
 from postdate.config.values import parse_address, parse_exchange_name, parse_listen_address
 from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
 from postdate.ports import TransactionMode
+from postdate.ports import settings as ports_settings
 from postdate.ports.backends import Adapter, Backend
-from postdate.ports.settings import Destination, Form, QueueName, Secret, Setting, format_duration, settings_of
 
 FOLLOWS: Final = "as "
 """Prefix of the origin of a value that was derived from another value."""
 
 _PlaceRole = Literal["store", "transport", "timeouts", "sagas", "outbox"]
-_ADDRESS: Final = Form(parse_address)
+_ADDRESS: Final = ports_settings.Form(parse_address)
 # Every dataclass below has a docstring. A docstring made by ``dataclass`` would show the defaults, and to show an
 # address
 # asks the registry, while a backend of another package may be importing this module.
@@ -45,10 +45,15 @@ _QUEUES_MEANING: Final = (
 class EndpointSettings:
     """The settings of the endpoint that ``postdate run`` starts. Its intake queue is ``{name}.timeouts``."""
 
-    name: Annotated[QueueName, Meta(description="name of the service; it receives from {name}.timeouts")] = "postdate"
-    error_queue: Annotated[QueueName, Meta(description="where messages go that cannot be delivered")] = "error"
+    name: Annotated[
+        ports_settings.QueueName, Meta(description="name of the service; it receives from {name}.timeouts")
+    ] = "postdate"
+    error_queue: Annotated[ports_settings.QueueName, Meta(description="where messages go that cannot be delivered")] = (
+        "error"
+    )
     transaction_mode: Annotated[
-        TransactionMode | None, Meta(description="default: the strongest that store and transport keep together")
+        TransactionMode | None,
+        Meta(description="default: the strongest mode that store and transport support together"),
     ] = None
     concurrency: Annotated[int, Meta(ge=1, description="messages handled at once")] = 16
 
@@ -75,11 +80,11 @@ class _ManagedTimeouts:
     """The endpoints whose timeouts are managed here, or the manager elsewhere that receives delayed sends."""
 
     endpoints: Annotated[
-        tuple[QueueName, ...],
+        tuple[ports_settings.QueueName, ...],
         Meta(description="whose timeouts are managed here: each has two queues and a table; default: endpoint.name"),
     ] = ()
     external_address: Annotated[
-        Destination | None,
+        ports_settings.Destination | None,
         Meta(
             description="queue of the timeout manager of another endpoint, as other.Timeouts, to which delayed sends "
             "go; only without a delayed delivery and a timeout manager of one's own"
@@ -92,7 +97,8 @@ class QueueSettings:
     """The queues that ``postdate setup`` and ``postdate run`` create."""
 
     create: Annotated[
-        tuple[QueueName, ...], Meta(description="queues that setup and run create besides the endpoint's own")
+        tuple[ports_settings.QueueName, ...],
+        Meta(description="queues that setup and run create besides the endpoint's own"),
     ] = ()
 
 
@@ -102,7 +108,7 @@ class IntakeSettings:
 
     exchange: Annotated[
         str,
-        Form(parse_exchange_name),
+        ports_settings.Form(parse_exchange_name),
         Meta(description="of RabbitMQ: what is published to it with a header x-delay is delayed; empty: none"),
     ] = "postdate"
     due_exchange_type: Annotated[
@@ -117,7 +123,7 @@ class MetricsSettings:
 
     listen: Annotated[
         str | None,
-        Form(parse_listen_address),
+        ports_settings.Form(parse_listen_address),
         Meta(
             description="host and port, as 127.0.0.1:9464, where the service answers /metrics for Prometheus, /healthz "
             "and /readyz; default: nowhere"
@@ -166,7 +172,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
 }
 
 
-def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting]:
+def definitions(section: str, scheme: str | None = None) -> Mapping[str, ports_settings.Setting]:
     """Return the settings of a section by name, in the order in which they are shown.
 
     ``scheme``: the scheme of the section's address. It selects the adapter for a setting that several adapters define.
@@ -175,9 +181,11 @@ def definitions(section: str, scheme: str | None = None) -> Mapping[str, Setting
 
 
 @lru_cache(maxsize=128)
-def _definitions(definition: Section, scheme: str | None, backends: tuple[Backend, ...]) -> Mapping[str, Setting]:
-    first, *more_settings = [settings_of(kind) for kind in definition.kinds]
-    adapter_settings = dict[str, Setting]()
+def _definitions(
+    definition: Section, scheme: str | None, backends: tuple[Backend, ...]
+) -> Mapping[str, ports_settings.Setting]:
+    first, *more_settings = [ports_settings.settings_of(kind) for kind in definition.kinds]
+    adapter_settings = dict[str, ports_settings.Setting]()
     for backend in backends:
         adapter: Adapter | None = None if definition.role is None else getattr(backend, definition.role)
         if adapter is not None:
@@ -213,7 +221,7 @@ class SectionValues:
 
     def of(self, kind: type) -> dict[str, Any]:
         """Return the values of the settings of a dataclass, as its arguments."""
-        return {name: self.values[name] for name in settings_of(kind)}
+        return {name: self.values[name] for name in ports_settings.settings_of(kind)}
 
 
 def section_values(
@@ -280,10 +288,10 @@ def _display_value(value: Any) -> str | int | float | bool | list[str] | None:
     match value:
         case Address():
             return value.redacted_text
-        case Secret():
+        case ports_settings.Secret():
             return "***"
         case timedelta():
-            return format_duration(value)
+            return ports_settings.format_duration(value)
         case Enum():
             return str(value.value)
         case tuple():

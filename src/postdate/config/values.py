@@ -37,7 +37,7 @@ def parse_duration(text: str) -> timedelta:
     units = [unit for _, unit in parts]
     if not parts or end < len(compact) or len(set(units)) < len(units):
         raise InvalidTimestamp(
-            f"{text!r} is no duration; write a number with a unit (w d h m s ms us), as in 30s, 1m30s, 2h or 1d12h, "
+            f"{text!r} is not a duration; write a number with a unit (w d h m s ms us), as in 30s, 1m30s, 2h or 1d12h, "
             f"or a plain number of seconds"
         )
     microseconds = sum(Fraction(number) * _UNIT_MICROSECONDS[unit] for number, unit in parts)
@@ -53,7 +53,7 @@ def parse_instant(text: str) -> datetime:
         instant = datetime.fromisoformat(text.strip())
     except ValueError as error:
         raise InvalidTimestamp(
-            f"{text!r} is no date and time; write ISO 8601 with an offset, as in 2026-01-31T12:00+01:00 or "
+            f"{text!r} is not a date and time; write ISO 8601 with an offset, as in 2026-01-31T12:00+01:00 or "
             f"2026-01-31T11:00:00Z"
         ) from error
     if instant.tzinfo is None:

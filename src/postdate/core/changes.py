@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, cast
 
 import anyio
 
+from postdate import ports
 from postdate.errors import InvalidMessage, NotSupported
 from postdate.messages import (
     DESTINATION_LIMIT,
@@ -22,65 +23,53 @@ from postdate.messages import (
     check_reschedule,
     check_text,
 )
-from postdate.ports import (
-    AdministrableStore,
-    Answer,
-    ClaimingStore,
-    JoiningStore,
-    MessageFilter,
-    PendingPage,
-    Record,
-    RecordKind,
-    Steps,
-    answer_of,
-)
 
 _PAGE: Final = 500
 _AT_ONCE: Final = 16
 
 
-def administrable_store(store: ClaimingStore) -> AdministrableStore:
+def administrable_store(store: ports.ClaimingStore) -> ports.AdministrableStore:
     """Return the store if its messages can be listed and changed; else raise `NotSupported`."""
-    if isinstance(store, AdministrableStore):
+    if isinstance(store, ports.AdministrableStore):
         return store
-    raise NotSupported(f"{type(store).__name__} does not show what is in it, nor lets it be changed")
+    raise NotSupported(f"{type(store).__name__} does not support listing and changing its messages")
 
 
 # --- one message ------------------------------------------------------------------------------------------------------
 
 
-async def cancel(store: AdministrableStore, message_id: str, now: datetime) -> Answer:
-    return Answer.DONE if await store.cancel(message_id, now) else await find_refusal(store, message_id)
+async def cancel(store: ports.AdministrableStore, message_id: str, now: datetime) -> ports.Answer:
+    return ports.Answer.DONE if await store.cancel(message_id, now) else await find_refusal(store, message_id)
 
 
 async def reschedule(
-    store: AdministrableStore, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
-) -> Answer:
+    store: ports.AdministrableStore, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
+) -> ports.Answer:
     """Give a message another due time. Raises `InvalidMessage` if it expires before ``due``."""
     is_rescheduled = await store.reschedule(message_id, due, now, wall_time)
-    return Answer.DONE if is_rescheduled else await find_refusal(store, message_id)
+    return ports.Answer.DONE if is_rescheduled else await find_refusal(store, message_id)
 
 
-def preview_change(message: DelayedMessage, due: datetime | None) -> Answer:
+def preview_change(message: DelayedMessage, due: datetime | None) -> ports.Answer:
     """Return the answer that a change would get if it were made now; ``due``: ``None`` to cancel."""
     try:
         if due is not None:
             check_reschedule(message.message_id, due, message.expires_at)
     except InvalidMessage:
-        return Answer.WOULD_EXPIRE
-    return Answer.DONE
+        return ports.Answer.WOULD_EXPIRE
+    return ports.Answer.DONE
 
 
-async def find_refusal(store: AdministrableStore, message_id: str) -> Answer:
+async def find_refusal(store: ports.AdministrableStore, message_id: str) -> ports.Answer:
     """Return why a message was not changed."""
-    records = list[Record]()
+    records = list[ports.Record]()
     for _ in range(2):  # the message may be returned from the error queue between the two calls
         if await store.get(message_id) is not None:
-            return Answer.BEING_DELIVERED
+            return ports.Answer.BEING_DELIVERED
         records = await store.history(message_id)
-        if not records or records[-1].kind not in {RecordKind.SCHEDULED, RecordKind.RESCHEDULED}:
+        if not records or records[-1].kind not in {ports.RecordKind.SCHEDULED, ports.RecordKind.RESCHEDULED}:
             break
-    return answer_of((records[-1].kind, records[-1].detail) if records else None)
+    return ports.answer_of((records[-1].kind, records[-1].detail) if records else None)
 
 
 # --- those that match -------------------------------------------------------------------------------------------------
@@ -123,7 +112,7 @@ class Pending:
             if value is not None and not isinstance(value, kind):
                 raise InvalidMessage(f"{name} must be {kind.__name__}, not {type(value).__name__} {repr(value)[:80]}")
             if kind is not bool and value is not None and not value:
-                raise InvalidMessage(f"{name} is empty, which says nothing: leave it out, or say which")
+                raise InvalidMessage(f"{name} is empty: leave it out, or give at least one value")
         check_headers(self.headers or {})
         check_headers({name: getattr(self, name) or "" for name in ("text", "zone")})
         if self.destination is not None:
@@ -193,16 +182,16 @@ class PendingPages:
         self, pending: Pending, limit: int | None, after: str | None = None, search_limit: int | None = None
     ) -> None:
         self._pending, self._remaining, self._remaining_reads = pending, limit, search_limit
-        self._filter = MessageFilter(pending.destination, pending.due_from, pending.due_to, search_limit, after)
+        self._filter = ports.MessageFilter(pending.destination, pending.due_from, pending.due_to, search_limit, after)
         # Mostly all messages of the first page match, so read no more than needed. If they do not, few of the next
         # ones may match, and full pages are cheaper.
         self._page = _PAGE if limit is None else min(limit, _PAGE)
         self.is_over = limit == 0
 
-    def next_query(self) -> tuple[MessageFilter, int]:
+    def next_query(self) -> tuple[ports.MessageFilter, int]:
         return self._filter, self._page
 
-    def accept(self, page: PendingPage) -> list[DelayedMessage]:
+    def accept(self, page: ports.PendingPage) -> list[DelayedMessage]:
         """Return the matching messages of a page, at most as many as are missing; note where the next page begins."""
         messages = [each for each in page.messages if self._pending.matches(each)][: self._remaining]
         self.is_over = page.after is None
@@ -217,7 +206,7 @@ class PendingPages:
 
 
 async def list_matching(
-    store: AdministrableStore,
+    store: ports.AdministrableStore,
     pending: Pending,
     limit: int | None,
     after: str | None = None,
@@ -234,8 +223,8 @@ async def list_matching(
 
 
 def list_steps(
-    store: JoiningStore, pending: Pending, limit: int | None, after: str | None = None
-) -> Steps[list[DelayedMessage]]:
+    store: ports.JoiningStore, pending: Pending, limit: int | None, after: str | None = None
+) -> ports.Steps[list[DelayedMessage]]:
     """:func:`list_matching` in a transaction of the application."""
     pages, messages = PendingPages(pending, limit, after), dict[str, DelayedMessage]()
     while not pages.is_over:
@@ -254,34 +243,34 @@ def _strip_content(message: DelayedMessage) -> DelayedMessage:
     return replace(message, headers=headers, body=b"", cursor="")
 
 
-Preview: TypeAlias = Callable[[DelayedMessage], Answer]
+Preview: TypeAlias = Callable[[DelayedMessage], ports.Answer]
 """Returns the answer that a change of a message would get; see :func:`preview_change`."""
 
 
-async def count_answers(store: AdministrableStore, pending: Pending, preview: Preview) -> Counter[Answer]:
+async def count_answers(store: ports.AdministrableStore, pending: Pending, preview: Preview) -> Counter[ports.Answer]:
     """Return how many matching messages would get each answer. It keeps no message in memory."""
-    pages, count = PendingPages(pending, None), Counter[Answer]()
+    pages, count = PendingPages(pending, None), Counter[ports.Answer]()
     while not pages.is_over:
         count.update(map(preview, pages.accept(await store.read_pending(*pages.next_query()))))
     return count
 
 
-def count_steps(store: JoiningStore, pending: Pending, preview: Preview) -> Steps[Counter[Answer]]:
+def count_steps(store: ports.JoiningStore, pending: Pending, preview: Preview) -> ports.Steps[Counter[ports.Answer]]:
     """:func:`count_answers` in a transaction of the application."""
-    pages, count = PendingPages(pending, None), Counter[Answer]()
+    pages, count = PendingPages(pending, None), Counter[ports.Answer]()
     while not pages.is_over:
         count.update(map(preview, pages.accept((yield from store.reading_steps(*pages.next_query())))))
     return count
 
 
 async def change_all(
-    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[Answer]]
-) -> Counter[Answer]:
+    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Awaitable[ports.Answer]]
+) -> Counter[ports.Answer]:
     """Change messages, several concurrently; return how often each answer was given.
 
     After the first error no further change is begun. The changes in progress are finished, then the error is raised.
     """
-    answers, remaining_messages = Counter[Answer](), iter(messages)
+    answers, remaining_messages = Counter[ports.Answer](), iter(messages)
 
     first_errors = list[Exception]()
 
@@ -291,7 +280,7 @@ async def change_all(
             try:
                 answers[await change(message)] += 1
             except InvalidMessage:
-                answers[Answer.WOULD_EXPIRE] += 1
+                answers[ports.Answer.WOULD_EXPIRE] += 1
             except Exception as error:  # noqa: BLE001 - raised below, without an exception group
                 first_errors.append(error)
 
@@ -304,13 +293,13 @@ async def change_all(
 
 
 def change_steps(
-    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], Steps[Answer]]
-) -> Steps[Counter[Answer]]:
+    messages: Sequence[DelayedMessage], change: Callable[[DelayedMessage], ports.Steps[ports.Answer]]
+) -> ports.Steps[Counter[ports.Answer]]:
     """:func:`change_all` in a transaction of the application."""
-    answers = Counter[Answer]()
+    answers = Counter[ports.Answer]()
     for message in messages:
         try:
             answers[(yield from change(message))] += 1
         except InvalidMessage:
-            answers[Answer.WOULD_EXPIRE] += 1
+            answers[ports.Answer.WOULD_EXPIRE] += 1
     return answers

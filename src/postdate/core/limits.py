@@ -72,7 +72,7 @@ class Limits:
     def __post_init__(self) -> None:
         rate: object = self.per_second
         if rate is not None and not (type(rate) in (int, float) and 0.0001 <= rate <= 1_000_000):
-            raise InvalidMessage(f"{rate!r} messages a second is no rate: give 0.0001 to 1,000,000, or none")
+            raise InvalidMessage(f"{rate!r} messages a second is not a valid rate: give 0.0001 to 1,000,000, or none")
         for each in self.windows:
             Window.parse(each)
 
@@ -148,7 +148,7 @@ def limiting_store(store: object) -> LimitingStore:
     if isinstance(store, LimitingStore):
         return store
     raise NotSupported(
-        f"{type(store).__name__} keeps no limits of destinations; PostgreSQL, SQLite, MariaDB and memory do"
+        f"{type(store).__name__} does not support limits of destinations; PostgreSQL, SQLite, MariaDB and memory do"
     )
 
 

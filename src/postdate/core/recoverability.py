@@ -14,29 +14,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final, TypeAlias, TypeVar, cast
 
-from postdate.errors import (
-    ClaimLost,
-    ConfigurationError,
-    InvalidTimestamp,
-    MessageError,
-    NotADatabase,
-    PostdateError,
-    QueueNotFound,
-    StoreTroubled,
-    TransportUnavailable,
-    TransportUnreachable,
-)
-from postdate.messages import (
-    DelayedMessage,
-    Envelope,
-    Headers,
-    check_headers,
-    delay_headers,
-    format_timestamp,
-    parse_timestamp,
-    strip_delay_headers,
-    to_envelope,
-)
+from postdate import errors, messages
 from postdate.ports import Received
 
 log = logging.getLogger("postdate.recoverability")
@@ -130,16 +108,16 @@ class Recoverability:
     immediate_retries: int = IMMEDIATE_RETRIES
     delayed_retries: int = DELAYED_RETRIES
     time_increase: timedelta = timedelta(seconds=10)
-    unrecoverable: tuple[type[BaseException], ...] = (MessageError,)
+    unrecoverable: tuple[type[BaseException], ...] = (errors.MessageError,)
     policy: Policy | None = None
     customize_headers: CustomizeHeaders | None = None
 
     def __post_init__(self) -> None:
         for name in ("policy", "customize_headers"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}")
+                raise errors.ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}")
         if self.immediate_retries < 0 or self.delayed_retries < 0 or self.time_increase < timedelta(0):
-            raise ConfigurationError("numbers of retries and their time increase must not be negative")
+            raise errors.ConfigurationError("numbers of retries and their time increase must not be negative")
 
 
 def decide_handling_failure(
@@ -173,14 +151,14 @@ def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -
     """
     retries, rounds = settings.immediate_retries, settings.delayed_retries
     if retries > 0 and not immediate and not isinstance(retries, _Default):
-        raise ConfigurationError(
-            f"immediate_retries={retries} cannot be in transaction mode 'none', in which a message is off its queue "
-            f"before it is handled: use 'receive_only', or immediate_retries=0"
+        raise errors.ConfigurationError(
+            f"immediate_retries={retries} is not possible in transaction mode 'none', which removes a message from "
+            f"its queue before it is handled: use 'receive_only', or immediate_retries=0"
         )
     if rounds > 0 and not delayed and not isinstance(rounds, _Default):
-        raise ConfigurationError(
-            f"delayed_retries={rounds} cannot be without delayed_delivery=DelayedDelivery(store), nor in transaction "
-            f"mode 'none': add the store or change the mode, or set delayed_retries=0"
+        raise errors.ConfigurationError(
+            f"delayed_retries={rounds} is not possible without delayed_delivery=DelayedDelivery(store), nor in "
+            f"transaction mode 'none': add the store or change the mode, or set delayed_retries=0"
         )
 
 
@@ -195,29 +173,31 @@ def unavailability_reason(decision: Decision, *, immediate: bool, delayed: bool)
 
 def count_delayed_retries(headers: Mapping[str, str]) -> int:
     """Return how many delayed retries a message has had; an unreadable count is 0."""
-    text = headers.get(Headers.DELAYED_RETRIES, "0")
+    text = headers.get(messages.Headers.DELAYED_RETRIES, "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_COUNT else 0
 
 
 def _has_retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
-    text = headers.get(Headers.DELAYED_RETRIES_TIMESTAMP)
+    text = headers.get(messages.Headers.DELAYED_RETRIES_TIMESTAMP)
     if text is None:
         return False
     try:
-        return now - parse_timestamp(text) > _RETRIES_END_AFTER
-    except InvalidTimestamp:  # specified: ignored when unreadable
+        return now - messages.parse_timestamp(text) > _RETRIES_END_AFTER
+    except errors.InvalidTimestamp:  # specified: ignored when unreadable
         return False
 
 
 def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str, str]:
     return {
         **headers,
-        Headers.DELAYED_RETRIES: str(count_delayed_retries(headers) + 1),
-        Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(now),
+        messages.Headers.DELAYED_RETRIES: str(count_delayed_retries(headers) + 1),
+        messages.Headers.DELAYED_RETRIES_TIMESTAMP: messages.format_timestamp(now),
     }
 
 
-def decide_dispatch_failure(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
+def decide_dispatch_failure(
+    error: errors.PostdateError, failures: int, number_of_retries: int, error_queue: str
+) -> Decision:
     """Decide about a due message that could not be sent to its destination, after ``failures`` earlier failures.
 
     A message is attempted ``number_of_retries + 1`` times in total (upstream makes two or more; specification D4). A
@@ -226,31 +206,31 @@ def decide_dispatch_failure(error: PostdateError, failures: int, number_of_retri
     """
     if is_outage(error):
         return DelayedRetry(retry_delay(failures, error))
-    if isinstance(error, (QueueNotFound, MessageError)) or failures >= number_of_retries:
+    if isinstance(error, (errors.QueueNotFound, errors.MessageError)) or failures >= number_of_retries:
         return MoveToError(error_queue)
     return DelayedRetry(retry_delay(failures))
 
 
 def is_outage(error: BaseException) -> bool:
     """Return whether the store or the queues themselves fail. No message caused that, so none is given up for it."""
-    return isinstance(error, PostdateError) and error.outage
+    return isinstance(error, errors.PostdateError) and error.outage
 
 
 def can_concern_one_message(error: BaseException) -> bool:
     """Return whether an outage may concern a single row. A store that is read-only, full or away fails for all rows."""
-    of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
-    return isinstance(of_store, StoreTroubled | NotADatabase)
+    of_store = error.__cause__ if isinstance(error, errors.TransportUnreachable) else error
+    return isinstance(of_store, errors.StoreTroubled | errors.NotADatabase)
 
 
-def check_answers(adapter: object, count: int, errors: Sequence[T]) -> Sequence[T]:
+def check_answers(adapter: object, count: int, answers: Sequence[T]) -> Sequence[T]:
     """Return the answers of a transport or receiver for ``count`` messages that it was to send or to end.
 
     Raises:
         TransportUnavailable: the number of answers differs. A message without an answer may be lost otherwise.
     """
-    if len(errors) != count:
-        raise TransportUnavailable(f"{type(adapter).__name__} answered for {len(errors)} of {count} messages")
-    return errors
+    if len(answers) != count:
+        raise errors.TransportUnavailable(f"{type(adapter).__name__} answered for {len(answers)} of {count} messages")
+    return answers
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
@@ -302,21 +282,21 @@ class RecoveryRules:
         is_off_queue: the message is off its queue already, so it cannot return (transaction mode ``none``).
     """
 
-    retry_now_errors: tuple[type[PostdateError], ...] = ()
+    retry_now_errors: tuple[type[errors.PostdateError], ...] = ()
     waits_in_hand: bool = False
     shares_database: bool = False
     counts_transient: bool = False
     is_off_queue: bool = False
 
 
-def is_lasting(error: PostdateError) -> bool:
+def is_lasting(error: errors.PostdateError) -> bool:
     """Return whether the same call would fail again after any wait, although the claim is in force."""
-    return not (error.transient or error.outage or isinstance(error, ClaimLost))
+    return not (error.transient or error.outage or isinstance(error, errors.ClaimLost))
 
 
 def resolve_failure(
     refused: Resolution | None,
-    error: PostdateError,
+    error: errors.PostdateError,
     received: Received,
     own_failures: int,
     rules: RecoveryRules,
@@ -346,21 +326,21 @@ def resolve_failure(
         and own_failures <= MOST_OWN_FAILURES
         and not (rules.is_off_queue or (received.is_dropped_if_returned and rules.waits_in_hand))
     ):
-        if not rules.waits_in_hand or (isinstance(error, TransportUnreachable) and not rules.shares_database):
+        if not rules.waits_in_hand or (isinstance(error, errors.TransportUnreachable) and not rules.shares_database):
             return Resolution.REQUEUE
         return Resolution.WAIT_ALONE if own_failures > 1 and other_messages_succeeded else Resolution.WAIT_FOR_STORE
     is_counted = is_final or isinstance(error, rules.retry_now_errors)
     return (
         Resolution.POLICY
-        if is_counted or (rules.counts_transient and not isinstance(error, ClaimLost))
+        if is_counted or (rules.counts_transient and not isinstance(error, errors.ClaimLost))
         else Resolution.REQUEUE
     )
 
 
-def resolve_copy_failure(refused: Resolution, error: PostdateError) -> Resolution:
+def resolve_copy_failure(refused: Resolution, error: errors.PostdateError) -> Resolution:
     """Return the resolution after ``refused`` could not be carried out: a full error copy, then a brief one."""
     if refused is Resolution.BRIEF_ERROR_COPY:
-        return Resolution.STUCK if isinstance(error, MessageError) else Resolution.REQUEUE
+        return Resolution.STUCK if isinstance(error, errors.MessageError) else Resolution.REQUEUE
     return Resolution.BRIEF_ERROR_COPY if refused is Resolution.ERROR_COPY else Resolution.ERROR_COPY
 
 
@@ -394,32 +374,37 @@ def error_headers(
     message_headers = {
         name: value
         for name, value in headers.items()
-        if name not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}
+        if name not in {messages.Headers.DELAYED_RETRIES, messages.Headers.IMMEDIATE_RETRIES}
     }
     failure_headers = {
-        Headers.FAILED_QUEUE: failed_queue,
-        Headers.TIME_OF_FAILURE: format_timestamp(now),
-        Headers.PROCESSING_MACHINE: host.machine,
-        Headers.PROCESSING_ENDPOINT: host.endpoint,
-        Headers.HOST_ID: host.host_id,
-        Headers.HOST_DISPLAY_NAME: host.display_name,
-        Headers.EXCEPTION_TYPE: _type_name(error),
-        Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
-        Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _shorten_trace(escape_unstorable("".join(traceback.format_exception(error)))),
+        messages.Headers.FAILED_QUEUE: failed_queue,
+        messages.Headers.TIME_OF_FAILURE: messages.format_timestamp(now),
+        messages.Headers.PROCESSING_MACHINE: host.machine,
+        messages.Headers.PROCESSING_ENDPOINT: host.endpoint,
+        messages.Headers.HOST_ID: host.host_id,
+        messages.Headers.HOST_DISPLAY_NAME: host.display_name,
+        messages.Headers.EXCEPTION_TYPE: _type_name(error),
+        messages.Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
+        messages.Headers.EXCEPTION_SOURCE: type(error).__module__,
+        messages.Headers.EXCEPTION_STACK_TRACE: _shorten_trace(
+            escape_unstorable("".join(traceback.format_exception(error)))
+        ),
     }
     if error.__cause__ is not None:
-        failure_headers[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
-    if isinstance(error, PostdateError):
-        failure_headers[Headers.ERROR_CODE] = error.code
+        failure_headers[messages.Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
+    if isinstance(error, errors.PostdateError):
+        failure_headers[messages.Headers.ERROR_CODE] = error.code
     if not brief:
         return {**message_headers, **failure_headers, **_help_and_data_headers(error)}
+    # A stack trace of an earlier failure would look like the one of this failure.
     for each in (
         message_headers,
         failure_headers,
-    ):  # a stack trace of an earlier failure would look like the one of this failure
-        each.pop(Headers.EXCEPTION_STACK_TRACE, None)
-    failure_headers[Headers.EXCEPTION_MESSAGE] = failure_headers[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
+    ):
+        each.pop(messages.Headers.EXCEPTION_STACK_TRACE, None)
+    failure_headers[messages.Headers.EXCEPTION_MESSAGE] = failure_headers[messages.Headers.EXCEPTION_MESSAGE][
+        :_BRIEF_MESSAGE_LIMIT
+    ]
     return {**message_headers, **failure_headers}
 
 
@@ -430,10 +415,10 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
-            headers[Headers.EXCEPTION_HELP_LINK] = escape_unstorable(link)[:EXCEPTION_MESSAGE_LIMIT]
+            headers[messages.Headers.EXCEPTION_HELP_LINK] = escape_unstorable(link)[:EXCEPTION_MESSAGE_LIMIT]
         if isinstance(content, Mapping):
             for key, value in islice(cast("Mapping[object, object]", content).items(), DATA_ENTRIES):
-                name = Headers.EXCEPTION_DATA_PREFIX + escape_unstorable(str(key))[:DATA_KEY_LIMIT]
+                name = messages.Headers.EXCEPTION_DATA_PREFIX + escape_unstorable(str(key))[:DATA_KEY_LIMIT]
                 free_bytes -= len(name.encode())
                 if free_bytes < 0:
                     break
@@ -441,7 +426,7 @@ def _help_and_data_headers(error: BaseException) -> dict[str, str]:
                 free_bytes -= len(text)
                 headers[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
-        headers[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
+        headers[messages.Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
     return headers
 
 
@@ -451,7 +436,7 @@ def customize_headers(headers: dict[str, str], customize: CustomizeHeaders | Non
         return headers
     try:
         custom_headers = dict(customize(headers))
-        check_headers(custom_headers)
+        messages.check_headers(custom_headers)
     except Exception:
         log.exception("customize_headers failed: the error copy has the headers it would have without it")
         return headers
@@ -470,12 +455,14 @@ class ErrorQueue:
     host: Host
     customize: CustomizeHeaders | None = None
 
-    def copy(self, original: Envelope, error: BaseException, now: datetime, *, brief: bool = False) -> Envelope:
+    def copy(
+        self, original: messages.Envelope, error: BaseException, now: datetime, *, brief: bool = False
+    ) -> messages.Envelope:
         """Return an error copy. It never expires, so that an operator finds it. ``brief``: a full one was refused."""
         headers = error_headers(original.headers, error, self.failed_queue, now, self.host, brief=brief)
         if not brief:
             headers = customize_headers(headers, self.customize)
-        return Envelope(self.name, original.message_id, headers, original.body, due=original.due)
+        return messages.Envelope(self.name, original.message_id, headers, original.body, due=original.due)
 
 
 BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
@@ -507,13 +494,15 @@ class DispatchSettings:
     def errors(self) -> ErrorQueue:
         return ErrorQueue(self.error_queue, self.timeouts_queue, self.host)
 
-    def error_copy(self, message: DelayedMessage, error: BaseException, now: datetime, *, brief: bool) -> Envelope:
+    def error_copy(
+        self, message: messages.DelayedMessage, error: BaseException, now: datetime, *, brief: bool
+    ) -> messages.Envelope:
         """Return a copy that can be returned to the timeouts queue (rows 39, 40) or to the destination (row 84)."""
         if self.errors_return_to_destination:
-            errors = replace(self.errors, failed_queue=message.destination)
-            return errors.copy(to_envelope(message), error, now, brief=brief)
-        clean = replace(message, headers=strip_delay_headers(message.headers))  # as on every other way out
-        return self.errors.copy(Envelope.of(clean, delay_headers(clean)), error, now, brief=brief)
+            error_queue = replace(self.errors, failed_queue=message.destination)
+            return error_queue.copy(messages.to_envelope(message), error, now, brief=brief)
+        clean = replace(message, headers=messages.strip_delay_headers(message.headers))  # as on every other way out
+        return self.errors.copy(messages.Envelope.of(clean, messages.delay_headers(clean)), error, now, brief=brief)
 
 
 def text_of(error: BaseException) -> str:
@@ -524,7 +513,7 @@ def text_of(error: BaseException) -> str:
         return f"(its text cannot be read: {type(failure).__name__})"
 
 
-def reason_of(error: PostdateError) -> str:
+def reason_of(error: errors.PostdateError) -> str:
     return f"{error.code}: {text_of(error)}"
 
 

@@ -16,22 +16,10 @@ from typing import ParamSpec, TypeVar, cast
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.core.health.deadlines import translate_store_errors
 from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage
-from postdate.ports import (
-    Claim,
-    ClaimingStore,
-    DelayedMessageStore,
-    MovingStore,
-    Outcome,
-    StoreCapabilities,
-    StoreReport,
-    TransactionMode,
-    Transport,
-    Wake,
-    capabilities_of,
-)
 from postdate.runtime.bounded import Bounded
 
 P = ParamSpec("P")
@@ -49,19 +37,19 @@ POLL_AGAIN_AFTER = timedelta(milliseconds=200)
 """The poll interval while the earliest message is claimed here: ``next_due`` does not return the one that follows."""
 
 
-def claiming_store(store: object) -> ClaimingStore:
+def claiming_store(store: object) -> ports.ClaimingStore:
     """Return the store if it claims in batches, or a :class:`SimpleStore` of its six methods.
 
     Raises:
         ConfigurationError: a method is missing or is not async; it is named.
     """
     check_methods(store, REQUIRED, "is not a delayed message store")
-    if isinstance(store, ClaimingStore):
+    if isinstance(store, ports.ClaimingStore):
         return store
     name = type(store).__name__
     if hasattr(store, "claim_due"):
         raise ConfigurationError(f"{name} claims in batches, so it must say so: class {name}(ClaimingStore)")
-    return SimpleStore(cast("DelayedMessageStore", store))
+    return SimpleStore(cast("ports.DelayedMessageStore", store))
 
 
 def sharing_store(store: T, store_database: object | None, database: object | None) -> T | None:
@@ -72,9 +60,9 @@ def sharing_store(store: T, store_database: object | None, database: object | No
     return store if store_database is not None and store_database == database else None
 
 
-def enlisting_store(store: ClaimingStore, transport: Transport) -> MovingStore | None:
+def enlisting_store(store: ports.ClaimingStore, transport: ports.Transport) -> ports.MovingStore | None:
     """Return the store if it and the transport can share a transaction, else ``None``."""
-    if not isinstance(store, MovingStore):
+    if not isinstance(store, ports.MovingStore):
         return None
     return sharing_store(store, store.capabilities.database, transport.capabilities.database)
 
@@ -99,24 +87,24 @@ class _LockedMessage:
     attempt_at: datetime
 
 
-class SimpleStore(ClaimingStore):
+class SimpleStore(ports.ClaimingStore):
     """A claiming store on six methods: it claims by fetching, finishes by removing, releases by counting a failure."""
 
-    def __init__(self, store: DelayedMessageStore) -> None:
+    def __init__(self, store: ports.DelayedMessageStore) -> None:
         self._store = store
         self._claimed: dict[str, object] = {}
         self._locked_until_next_attempt: dict[str, _LockedMessage] = {}
         self._attempts = Bounded[str, datetime](MOST_LOCKED)
         self._tokens = itertools.count(1)
-        self._wakes: list[Wake] = []
+        self._wakes: list[ports.Wake] = []
         self._polled_at: datetime | None = None
         self._announced_due: datetime | None = None
         self._dues_during_query: list[datetime] | None = None
 
     @property
     @override
-    def capabilities(self) -> StoreCapabilities:
-        return capabilities_of(self._store)
+    def capabilities(self) -> ports.StoreCapabilities:
+        return ports.capabilities_of(self._store)
 
     @override
     async def setup(self) -> None:
@@ -135,7 +123,7 @@ class SimpleStore(ClaimingStore):
     # --- the six methods ----------------------------------------------------------------------------------------
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         """Call the store. Its error is not translated, as the error is its answer."""
         await self._store.initialize(endpoint, mode)
 
@@ -172,7 +160,7 @@ class SimpleStore(ClaimingStore):
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         """Store messages one after the other, without a transaction around them."""
         duplicate_ids: list[str] = []
         for message in messages:
@@ -180,10 +168,10 @@ class SimpleStore(ClaimingStore):
                 await self.store(message, now)
             except DuplicateMessage:
                 duplicate_ids.append(message.message_id)
-        return StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
+        return ports.StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         """Fetch until there are enough messages or no more. After a failed fetch, return those fetched before."""
         self._polled_at = now
         ready = [locked.message for locked in self._locked_until_next_attempt.values() if locked.attempt_at < now][
@@ -210,11 +198,11 @@ class SimpleStore(ClaimingStore):
         ready.sort(key=lambda each: each.due)
         return [self._add_claim(message) for message in ready]
 
-    def _add_claim(self, message: DelayedMessage) -> Claim:
+    def _add_claim(self, message: DelayedMessage) -> ports.Claim:
         token = self._claimed[message.message_id] = next(self._tokens)
-        return Claim(message, token)
+        return ports.Claim(message, token)
 
-    def _forget_claim(self, claim: Claim) -> bool:
+    def _forget_claim(self, claim: ports.Claim) -> bool:
         """Forget a claim; return whether it was in force."""
         message_id = claim.message.message_id
         if self._claimed.get(message_id) != claim.token:
@@ -223,7 +211,9 @@ class SimpleStore(ClaimingStore):
         return True
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         """Remove each message, with any outcome: the six methods have no records."""
         finished = 0
         for claim in claims:
@@ -234,7 +224,7 @@ class SimpleStore(ClaimingStore):
         return finished
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         message_id = claim.message.message_id
         if self._claimed.get(message_id) != claim.token:
             return False
@@ -246,7 +236,7 @@ class SimpleStore(ClaimingStore):
         return is_stored
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         """Keep messages in memory until they are claimed again: the store can only release by counting a failure."""
         messages = [claim.message for claim in claims if self._forget_claim(claim)]
         for message in messages:
@@ -270,7 +260,7 @@ class SimpleStore(ClaimingStore):
         return self._announced_due
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         """Register ``wake``. Messages stored by other processes do not call it."""
         self._wakes.append(wake)
 

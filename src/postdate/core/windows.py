@@ -122,7 +122,7 @@ class Window:
 @lru_cache(maxsize=1_000)
 def _parse(text: str) -> tuple[frozenset[int], int, int, str]:
     """Return the days, the minutes of begin and end, and the zone that a text names."""
-    error_text = f"{text!r} is no window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
+    error_text = f"{text!r} is not a window of time, such as 'mon-fri 09:00-17:00 Europe/Paris'"
     match = _WINDOW.fullmatch(text)
     if match is None:
         raise InvalidTimestamp(error_text)
@@ -139,5 +139,5 @@ def _parse(text: str) -> tuple[frozenset[int], int, int, str]:
 def _minutes(text: str, error_text: str) -> int:
     minutes = int(text[:2]) * 60 + int(text[3:])
     if int(text[3:]) > 59 or minutes > 24 * 60:
-        raise InvalidTimestamp(f"{error_text}: {text} is no time of day")
+        raise InvalidTimestamp(f"{error_text}: {text} is not a time of day")
     return minutes

@@ -14,22 +14,14 @@ from postdate.core.receive.outcomes import report_completions
 from postdate.core.receive.pump import MessagePump
 from postdate.core.simple_store import enlisting_store, sharing_store
 from postdate.core.upkeep.store_clock import clock_of_store
+from postdate.endpoint import settings as endpoint_settings
+from postdate.endpoint.completions import MessageCompletions
 from postdate.endpoint.delayed_delivery import DelayedDeliveryService, check_transport_mode, timeouts_queue
-from postdate.endpoint.handling import Handlers, HandlerTimes, Handling, MessageCompletions
+from postdate.endpoint.handling import Handlers, HandlerTimes, Handling
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling
 from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
 from postdate.endpoint.saga_handling import Sagas
 from postdate.endpoint.service import EndpointContext, Service
-from postdate.endpoint.settings import (
-    Audit,
-    DelayedDelivery,
-    ExternalTimeoutManager,
-    ModeName,
-    TimeoutManager,
-    check_address,
-    check_scope,
-    mode_of,
-)
 from postdate.endpoint.timeout_manager import TimeoutManagerService
 from postdate.errors import ConfigurationError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT
@@ -66,9 +58,9 @@ class Database(Protocol):
 
 
 def check_names(endpoint: str, error_queue: str | None) -> None:
-    check_address(endpoint, "the name of an endpoint", _LONGEST_NAME)
+    endpoint_settings.check_address(endpoint, "the name of an endpoint", _LONGEST_NAME)
     if error_queue:
-        check_address(error_queue, "the name of the error queue")
+        endpoint_settings.check_address(error_queue, "the name of the error queue")
 
 
 def adapters_of(  # noqa: PLR0913 - all that a database may supply, and the endpoint
@@ -76,10 +68,10 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and the endp
     concurrency: int,
     database: object,
     transport: Transport | None,
-    delayed_delivery: DelayedDelivery | None,
-    timeout_manager: TimeoutManager | ExternalTimeoutManager | None,
+    delayed_delivery: endpoint_settings.DelayedDelivery | None,
+    timeout_manager: endpoint_settings.TimeoutManager | endpoint_settings.ExternalTimeoutManager | None,
     outbox: Outbox | bool | None,
-) -> tuple[Transport, DelayedDelivery | None, Outbox | None]:
+) -> tuple[Transport, endpoint_settings.DelayedDelivery | None, Outbox | None]:
     """Return the transport, delayed delivery and outbox of an endpoint: the arguments, or else parts of its database.
 
     The database delays messages unless another argument does so. Its outbox is used if ``outbox`` is ``True``.
@@ -104,7 +96,7 @@ def adapters_of(  # noqa: PLR0913 - all that a database may supply, and the endp
         database.register_endpoint(endpoint, concurrency, uses_store=uses_store)
     if uses_store:
         store = _adapter_of(database, "store", "delayed_delivery=…")
-        delayed_delivery = DelayedDelivery(cast("DelayedMessageStore", store))
+        delayed_delivery = endpoint_settings.DelayedDelivery(cast("DelayedMessageStore", store))
     if transport is None:
         transport = cast("Transport", _adapter_of(database, "queues", "transport=…"))
     if outbox is True:
@@ -121,7 +113,7 @@ def _adapter_of(database: object, name: Literal["store", "queues", "outbox"], al
     return adapter
 
 
-def due_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> Clock:
+def due_clock(clock: Clock | None, delayed_delivery: endpoint_settings.DelayedDelivery | None) -> Clock:
     """Return the clock that decides what is due: the clock of the store, if it has one and the settings ask for it."""
     own_clock = check_clock(clock or SystemClock())
     if delayed_delivery is None:
@@ -133,14 +125,14 @@ def due_clock(clock: Clock | None, delayed_delivery: DelayedDelivery | None) -> 
 
 
 def transaction_mode_of(
-    chosen_mode: TransactionMode | ModeName | None,
+    chosen_mode: TransactionMode | endpoint_settings.ModeName | None,
     transport: Transport,
-    delayed_delivery: DelayedDelivery | None,
-    timeout_manager: TimeoutManager | None,
+    delayed_delivery: endpoint_settings.DelayedDelivery | None,
+    timeout_manager: endpoint_settings.TimeoutManager | None,
     sagas: SagaStore | None,
 ) -> TransactionMode:
     """Return the chosen transaction mode, or the strongest mode that transport and stores support together."""
-    mode, database = mode_of(chosen_mode), transport.capabilities.database
+    mode, database = endpoint_settings.mode_of(chosen_mode), transport.capabilities.database
     if mode is None:
         modes = transport.capabilities.transaction_modes
         if delayed_delivery is not None:
@@ -172,11 +164,12 @@ def _check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMo
     """Raise an error for a transaction mode whose promise sagas cannot keep with this store and transport."""
     if mode is TransactionMode.NONE:
         raise UnsupportedTransactionMode(
-            "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
-            "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
+            "sagas are not possible in transaction mode 'none', which sends messages at once: when two messages "
+            "change one instance, one of them is handled again, and the messages that it has sent cannot be undone; "
+            "use 'receive_only'"
         )
     shared_store = sharing_store(store, store.capabilities.database, transport.capabilities.database)
-    check_scope(mode, store, transport, is_one=shared_store is not None)
+    endpoint_settings.check_scope(mode, store, transport, is_one=shared_store is not None)
 
 
 def _check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
@@ -208,8 +201,8 @@ def create_sagas(store: SagaStore, outgoing: OutgoingMessages, outbox: Outbox | 
 
 def create_delay_services(
     context: EndpointContext,
-    delayed_delivery: DelayedDelivery | None,
-    timeout_manager: TimeoutManager | None,
+    delayed_delivery: endpoint_settings.DelayedDelivery | None,
+    timeout_manager: endpoint_settings.TimeoutManager | None,
     error_queue: str | None,
     errors: str,
 ) -> list[Service]:
@@ -235,7 +228,7 @@ class ReceivingService(Service):
         outgoing: OutgoingMessages,
         completions: MessageCompletions,
         handlers: Handlers,
-        audit: Audit | None,
+        audit: endpoint_settings.Audit | None,
         outbox: Outbox | None,
         events: Sequence[str],
     ) -> None:

@@ -20,18 +20,9 @@ from postdate.clock import Clock
 from postdate.core.due.poller import LONGEST_SLEEP
 from postdate.core.recoverability import DEFAULT_ERROR_QUEUE, Host, Recoverability
 from postdate.core.upkeep.store_clock import FollowingClock
-from postdate.endpoint.assemble import (
-    Database,
-    ReceivingService,
-    adapters_of,
-    check_allowance,
-    check_names,
-    create_delay_services,
-    create_sagas,
-    due_clock,
-    transaction_mode_of,
-)
-from postdate.endpoint.handling import Handler, Handlers, MessageCompletions
+from postdate.endpoint import assemble
+from postdate.endpoint.completions import MessageCompletions
+from postdate.endpoint.handling import Handler, Handlers
 from postdate.endpoint.message_types import Convention, MessageTypes, TimesToBeReceived, type_name
 from postdate.endpoint.outbox import Outbox, check_outbox
 from postdate.endpoint.outgoing import OutgoingMessages, publishing_transport
@@ -109,7 +100,7 @@ class Endpoint(forks.ForkAware):
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
         name: str,
-        database: Database | None = None,
+        database: assemble.Database | None = None,
         *,
         transport: Transport | None = None,
         delayed_delivery: DelayedDelivery | None = None,
@@ -130,10 +121,10 @@ class Endpoint(forks.ForkAware):
         outbox: Outbox | bool | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
-        check_names(name, error_queue)
+        assemble.check_names(name, error_queue)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
-        transport, delayed_delivery, outbox = adapters_of(
+        transport, delayed_delivery, outbox = assemble.adapters_of(
             name, concurrency, database, transport, delayed_delivery, timeout_manager, outbox
         )
         self.name = name
@@ -149,16 +140,16 @@ class Endpoint(forks.ForkAware):
         # Names of the events to which the next start subscribes the input queue.
         self._events = list[str]()
         # Decides what is due. It may follow the clock of the store.
-        self.clock = due_clock(clock, delayed_delivery)
+        self.clock = assemble.due_clock(clock, delayed_delivery)
         running_manager = check_timeout_manager(timeout_manager, name, delayed_delivery)
-        self.mode = transaction_mode_of(transaction_mode, transport, delayed_delivery, running_manager, sagas)
+        self.mode = assemble.transaction_mode_of(transaction_mode, transport, delayed_delivery, running_manager, sagas)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
         policy = recoverability or Recoverability()
         error_queue_name = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         policy, allowance = (
             replace(policy, error_queue=error_queue_name),
-            check_allowance(time_to_be_received_allowance),
+            assemble.check_allowance(time_to_be_received_allowance),
         )
         if audit is not None:
             in_transactions = outbox is None and self.mode is not TransactionMode.NONE
@@ -184,13 +175,13 @@ class Endpoint(forks.ForkAware):
                 allowance,
             )
         if sagas is not None:
-            self._handlers.sagas = create_sagas(sagas, self.outgoing, outbox)
-        self._services = create_delay_services(
+            self._handlers.sagas = assemble.create_sagas(sagas, self.outgoing, outbox)
+        self._services = assemble.create_delay_services(
             context, delayed_delivery, running_manager, error_queue, error_queue_name
         )
         if completions is not None:
             self._services.append(
-                ReceivingService(
+                assemble.ReceivingService(
                     context, concurrency, self.outgoing, completions, self._handlers, audit, outbox, self._events
                 )
             )
@@ -249,7 +240,7 @@ class Endpoint(forks.ForkAware):
                 raise ConfigurationError(
                     f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
                 )
-            self._handlers.sagas = create_sagas(store, self.outgoing, self._outbox)
+            self._handlers.sagas = assemble.create_sagas(store, self.outgoing, self._outbox)
         definition = self._handlers.sagas.add(saga)
         for message_type in (*definition.messages, *definition.timeouts):
             self._add_type(message_type, None)

@@ -178,7 +178,7 @@ class HandlerContext(IncomingMessage):
         """Send a message at once, or collect it for the completion of the incoming message; return its id."""
         if self.has_ended:
             raise MessageError(
-                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+                f"the handler of message {self.message_id!r} has ended: it cannot send messages any more"
             )
         if isolated or self._messages.mode is TransactionMode.NONE:
             if self._business is not None:

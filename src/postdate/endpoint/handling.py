@@ -8,70 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 import anyio
 from typing_extensions import override
 
-from postdate.clock import Clock, later, steady_seconds
-from postdate.core.expiry import discard_reason, expiry_of
-from postdate.core.health.attempts import Attempts
+from postdate import errors, ports
+from postdate.clock import Clock, steady_seconds
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import REQUEUE, OnCompleted, Recovery, StepFailure, StepOutcome
 from postdate.core.receive.settling import WatchedReceiver, skip_repetitions
-from postdate.core.recoverability import (
-    DEFAULT_ERROR_QUEUE,
-    LONGEST_OUTAGE_DELAY,
-    Decision,
-    DelayedRetry,
-    Discard,
-    ErrorQueue,
-    Host,
-    ImmediateRetry,
-    MoveToError,
-    Recoverability,
-    RecoveryRules,
-    Resolution,
-    check_answers,
-    check_retries,
-    decide_handling_failure,
-    delayed_retry_headers,
-    escape_unstorable,
-    text_of,
-    unavailability_reason,
-)
+from postdate.core.recoverability import RecoveryRules, Resolution, check_answers
+from postdate.endpoint.completions import POLICY_FAILURES, MessageCompletions
 from postdate.endpoint.handler_context import BusinessTransaction, HandlerContext
 from postdate.endpoint.message_types import MessageTypes, type_name
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.saga_handling import OwnStoreUnreachable, Sagas, is_saga_timeout, translate_own_store_errors
-from postdate.endpoint.service import CriticalErrors
 from postdate.endpoint.settings import Audit
-from postdate.errors import (
-    ConfigurationError,
-    DestinationUnavailable,
-    DuplicateMessage,
-    HandlingInterrupted,
-    InvalidMessage,
-    InvalidTimestamp,
-    PostdateError,
-    SagaConflict,
-    UnknownMessageType,
-)
-from postdate.messages import (
-    DESTINATION_LIMIT,
-    DelayedMessage,
-    Envelope,
-    Headers,
-    check_text,
-    headers_with_expiry,
-    new_message_id,
-    strip_delay_headers,
-)
-from postdate.ports import HANDLED, Completion, Received, Receiver, RecordKind, TransactionMode, Work
+from postdate.messages import Envelope, Headers
 from postdate.runtime import tracing
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_cancelled, is_scope_cancelled, is_task_cancelled, undo_task_cancellation
@@ -118,7 +77,7 @@ class Handlers:
     def handles(self, message_type: type[Any]) -> bool:
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
-    async def preload(self, received_messages: Sequence[Received]) -> None:
+    async def preload(self, received_messages: Sequence[ports.Received]) -> None:
         """Load the saga instances of messages that were received together. After a failure, each message loads its own.
 
         A message with a handler is skipped, as the handler runs before the saga and may change the message. So is a
@@ -126,15 +85,15 @@ class Handlers:
         """
         if self.sagas is None:
             return
-        messages = dict[str, object]()
+        decoded_messages = dict[str, object]()
         with suppress(Exception):
             for envelope in [each.envelope for each in received_messages if not is_saga_timeout(each.envelope.headers)]:
                 message = self._types.decode(envelope.headers, envelope.body)
                 if self.sagas.has_one_saga(type(message)) and type(message) not in self._handlers:
                     self._preloaded[envelope.message_id] = envelope, message
-                    messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
-        with suppress(PostdateError):
-            await self.sagas.preload(messages)
+                    decoded_messages[envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id)] = message
+        with suppress(errors.PostdateError):
+            await self.sagas.preload(decoded_messages)
 
     def forget(self, envelope: Envelope) -> None:
         """Forget a message that :meth:`preload` has remembered and that is not handled after all."""
@@ -143,7 +102,7 @@ class Handlers:
             self.sagas.forget(envelope.headers.get(Headers.MESSAGE_ID, envelope.message_id), type(message))
 
     @types.coroutine
-    def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
+    def call(self, received: ports.Received, context: HandlerContext) -> Generator[Any, Any, None]:
         """Decode the message and call the handlers of its type in turn; log a handler that blocks the event loop.
 
         The measured time includes the decoding: that saves one reading of the clock for each message.
@@ -183,13 +142,13 @@ class Handlers:
         preloaded_envelope, message = self._preloaded.pop(envelope.message_id, (None, None))
         return message if preloaded_envelope is envelope else self._types.decode(envelope.headers, envelope.body)
 
-    async def _call(self, message: object, received: Received, context: HandlerContext) -> None:
+    async def _call(self, message: object, received: ports.Received, context: HandlerContext) -> None:
         if self.sagas is not None and is_saga_timeout(received.envelope.headers):
             await self.sagas.handle_timeout(message, context)
             return
         handlers = self._handlers.get(type(message), ())
         if not handlers and not self.handles(type(message)):
-            raise UnknownMessageType(f"no handler for {type_name(type(message))}")
+            raise errors.UnknownMessageType(f"no handler for {type_name(type(message))}")
         for handle in handlers:
             await handle(message, context)
         if self.sagas is not None:
@@ -219,7 +178,7 @@ class HandlerTimes:
             metrics.report_handler_runs(type_name(message_type), int(runs), seconds, longest)
 
 
-def _log_blocked_loop(seconds: float, received: Received) -> None:
+def _log_blocked_loop(seconds: float, received: ports.Received) -> None:
     if seconds >= _BLOCKED_AFTER_SECONDS:
         kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
         text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
@@ -235,12 +194,16 @@ class AcknowledgedReceiver(WatchedReceiver):
 
     settles_in_batches = False
 
-    def __init__(self, receiver: Receiver, clock: Clock, send: Callable[[Completion], Awaitable[None]]) -> None:
+    def __init__(
+        self, receiver: ports.Receiver, clock: Clock, send: Callable[[ports.Completion], Awaitable[None]]
+    ) -> None:
         super().__init__(receiver, clock)
         self.acknowledge, self._send = super().commit, send
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         await self._send(completion)
 
 
@@ -251,8 +214,10 @@ class PolicyRecovery(Recovery):
     completions: MessageCompletions
 
     @override
-    def decide(self, received: Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
-        if outcome is not None and isinstance(error, DestinationUnavailable):  # see `resolve`; no handler raised it
+    def decide(self, received: ports.Received, outcome: StepOutcome | None, error: Exception) -> StepOutcome:
+        if outcome is not None and isinstance(
+            error, errors.DestinationUnavailable
+        ):  # see `resolve`; no handler raised it
             return self._outcome(
                 received, self.completions.completion_while_full(received, error), StepFailure(error, Resolution.POLICY)
             )
@@ -266,20 +231,20 @@ class PolicyRecovery(Recovery):
         return self._outcome(received, completion, StepFailure(error, Resolution.POLICY))
 
     @override
-    def move_to_error(self, received: Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
+    def move_to_error(self, received: ports.Received, failure: StepFailure, *, brief: bool) -> StepOutcome:
         completion = self.completions.error_completion(received, failure.error, brief=brief)
         resolution = Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY
         return self._outcome(received, completion, failure._replace(resolution=resolution))
 
-    def _outcome(self, received: Received, completion: Completion, failure: StepFailure) -> StepOutcome:
+    def _outcome(self, received: ports.Received, completion: ports.Completion, failure: StepFailure) -> StepOutcome:
         """Return the outcome with a completion. Earlier failures of the message are forgotten after the completion."""
-        on_completed = [partial(self.report_success, received.envelope.message_id)] if self.attempts else ()
+        on_completed = [partial(self.report_success, received.envelope.message_id)] if self.memory else ()
         return StepOutcome(completion, self, on_completed, failure)
 
     @override
-    def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
+    def resolve(self, received: ports.Received, failure: StepFailure | None, error: errors.PostdateError) -> Resolution:
         is_undecided = failure is None or failure.resolution is None
-        if isinstance(error, DestinationUnavailable) and is_undecided and self.completions.can_delay_retry:
+        if isinstance(error, errors.DestinationUnavailable) and is_undecided and self.completions.can_delay_retry:
             # If the message stayed first in its queue, messages that send to other destinations would not be handled.
             return Resolution.POLICY
         if self.rules.is_off_queue and failure is not None and failure.resolution is Resolution.BRIEF_ERROR_COPY:
@@ -288,7 +253,7 @@ class PolicyRecovery(Recovery):
         return Recovery.resolve(self, received, failure, error)
 
 
-def is_own_cancellation(received: Received, *, already_off_queue: bool) -> bool:
+def is_own_cancellation(received: ports.Received, *, already_off_queue: bool) -> bool:
     """Return whether a handler has cancelled its own task so often that this counts as a failure of its message.
 
     It counts from the eleventh time on. Before, the application may be cancelling all its tasks by means of asyncio. A
@@ -300,7 +265,7 @@ def is_own_cancellation(received: Received, *, already_off_queue: bool) -> bool:
     return True
 
 
-def failure_of(received: Received, error: BaseException, *, already_off_queue: bool = False) -> Exception:
+def failure_of(received: ports.Received, error: BaseException, *, already_off_queue: bool = False) -> Exception:
     """Return the error of a handler as a failure of its message; raise it if it is no failure of the message.
 
     With ``already_off_queue`` the message was acknowledged before it was handled.
@@ -309,7 +274,7 @@ def failure_of(received: Received, error: BaseException, *, already_off_queue: b
     if is_cancellation and (not is_cancelled() or is_own_cancellation(received, already_off_queue=already_off_queue)):
         # The handler awaited a task that was cancelled, and did not catch that: this task itself is not cancelled.
         return RuntimeError(f"the handler ended by {type(error).__name__}")
-    if isinstance(error, (SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
+    if isinstance(error, (errors.SagaConflict, OwnStoreUnreachable)) or not isinstance(error, Exception):
         raise error
     return error
 
@@ -323,62 +288,64 @@ class Handling:
         completions: MessageCompletions,
         handlers: Handlers,
         audit: Audit | None,
-        receiver: Receiver,
+        receiver: ports.Receiver,
     ) -> None:
         self.outgoing, self.completions, self.handlers, self.audit = outgoing, completions, handlers, audit
-        is_off_queue = outgoing.mode is TransactionMode.NONE
+        is_off_queue = outgoing.mode is ports.TransactionMode.NONE
         self._acknowledging_receiver = (
             AcknowledgedReceiver(receiver, outgoing.clock, self.send) if is_off_queue else None
         )
         self.receiver = self._acknowledging_receiver or WatchedReceiver(receiver, outgoing.clock)
         """Acknowledges messages as the transaction mode requires."""
-        self._store_attempts = Attempts()
+        self._store_memory = MessageMemory()
         # Called again, the step would acknowledge the message a second time. So off the queue, the policy decides.
-        rules = RecoveryRules(retry_now_errors=() if is_off_queue else (SagaConflict,), is_off_queue=is_off_queue)
+        rules = RecoveryRules(
+            retry_now_errors=() if is_off_queue else (errors.SagaConflict,), is_off_queue=is_off_queue
+        )
         self._recovery = PolicyRecovery(rules=rules, completions=completions, metrics=completions.metrics)
-        self.send_recovery = replace(self._recovery, attempts=Attempts())
+        self.send_recovery = replace(self._recovery, memory=MessageMemory())
         """The recovery of messages whose completions send or store something."""
 
-    async def handle(self, received: Received) -> StepOutcome:
+    async def handle(self, received: ports.Received) -> StepOutcome:
         outcome = self.outcome_without_handling(received)
         if outcome is not None:
             self.handlers.forget(received.envelope)
         if self._acknowledging_receiver is not None:
             discard_completion = outcome.completion if outcome is not None and outcome.failure is None else None
             await self._acknowledging_receiver.acknowledge(
-                received, self.outgoing.clock.now(), discard_completion or HANDLED
+                received, self.outgoing.clock.now(), discard_completion or ports.HANDLED
             )
         return outcome or await self._handle(received)
 
-    def outcome_without_handling(self, received: Received) -> StepOutcome | None:
+    def outcome_without_handling(self, received: ports.Received) -> StepOutcome | None:
         """Return the outcome of a message that has expired, or returned unanswered too often; ``None``: handle it."""
         try:
             reason = self.completions.discard_reason(received)
-        except InvalidTimestamp as error:
+        except errors.InvalidTimestamp as error:
             return self.outcome_after_error(received, error)
         if reason is not None:
             return StepOutcome(self.completions.discard_completion(received, reason))
         is_tolerated = received.unanswered <= MOST_RESTARTS and not received.is_dropped_if_returned
-        if is_tolerated or self.outgoing.mode is TransactionMode.NONE:  # in mode `none` no message returns
+        if is_tolerated or self.outgoing.mode is ports.TransactionMode.NONE:  # in mode `none` no message returns
             return None
         times, limit = (
             received.unanswered or "many",
-            "; its queue would drop it soon" if received.is_dropped_if_returned else "",
+            "; its queue would discard it soon" if received.is_dropped_if_returned else "",
         )
-        error = HandlingInterrupted(
+        error = errors.HandlingInterrupted(
             f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
-            f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
+            f"took too long and lost its claim{limit}; find the cause, then return the message: postdate errors return"
         )
         outcome = self.outcome_after_error(received._replace(failures=max(0, received.failures - 1)), error)
         return None if outcome is REQUEUE else outcome
 
-    async def _handle(self, received: Received) -> StepOutcome:
+    async def _handle(self, received: ports.Received) -> StepOutcome:
         """Handle a message. An outage of the saga store is raised, as it is no failure of the message."""
         context = HandlerContext(self.outgoing, received)
         try:
             await self._call(received, context)
-            completion = self.outgoing.completion_of(context.outgoing, RecordKind.HANDLED, work=context.work)
-        except SagaConflict as error:  # another process was first: undo all and handle it again
+            completion = self.outgoing.completion_of(context.outgoing, ports.RecordKind.HANDLED, work=context.work)
+        except errors.SagaConflict as error:  # another process was first: undo all and handle it again
             log.debug("message %s is handled again: %s", received.envelope.message_id, error)
             return StepOutcome(None, self._recovery, failure=StepFailure(error))
         except BaseException as error:  # noqa: BLE001 - `failure_of` raises other errors again
@@ -387,39 +354,39 @@ class Handling:
             )
         if not (completion.outgoing or completion.work):
             return StepOutcome(completion, self._recovery, context.on_completed)
-        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and completion.outgoing:
+        if self.outgoing.mode is ports.TransactionMode.RECEIVE_ONLY and completion.outgoing:
             # Sends are not undone if acknowledging the message fails (specification 6). Storing is undone: if a delayed
             # message were stored again after its delivery, it would look like another message under the same id.
             try:
                 completion = await self._send_before_commit(completion)
-            except PostdateError as error:
+            except errors.PostdateError as error:
                 return StepOutcome(None, self.send_recovery, failure=StepFailure(error))
         return self.outcome_after_handling(received, completion, context.on_completed)
 
     def outcome_after_handling(
-        self, received: Received, completion: Completion, on_completed: Sequence[OnCompleted] = ()
+        self, received: ports.Received, completion: ports.Completion, on_completed: Sequence[OnCompleted] = ()
     ) -> StepOutcome:
         """Return the outcome of a handled message whose completion sends, stores or has work."""
-        if self.send_recovery.attempts:
+        if self.send_recovery.memory:
             on_completed = [*on_completed, partial(self.send_recovery.report_success, received.envelope.message_id)]
         return StepOutcome(completion, self.send_recovery, on_completed)
 
-    def outcome_after_error(self, received: Received, error: Exception) -> StepOutcome:
+    def outcome_after_error(self, received: ports.Received, error: Exception) -> StepOutcome:
         return self.send_recovery.decide(received, None, error)
 
     # --- steps of handling --------------------------------------------------------------------------------------------
 
-    async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
+    async def call(self, received: ports.Received, business: BusinessTransaction) -> HandlerContext:
         """Call the handlers in a transaction of the outbox; return their context, with the messages they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
         for work in self.outgoing.storing_works(context.messages_with_own_id, self.outgoing.clock.now()):
             # After the commit, a single message with a used id would keep all messages from being sent.
-            with translate_own_store_errors(self._store_attempts, received.envelope.message_id):
+            with translate_own_store_errors(self._store_memory, received.envelope.message_id):
                 await work.skip_stored()
         return context
 
-    async def _call(self, received: Received, context: HandlerContext) -> None:
+    async def _call(self, received: ports.Received, context: HandlerContext) -> None:
         started_at = self.outgoing.clock.now() if self.audit is not None else None
         try:
             envelope = received.envelope
@@ -435,12 +402,12 @@ class Handling:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started_at, now, self.completions.host))
 
-    async def send(self, completion: Completion) -> None:
+    async def send(self, completion: ports.Completion) -> None:
         """Send and store outside of a receive transaction, in one transaction if possible; leave out repetitions."""
         remaining = await self._send_before_commit(completion)
         await self._send(remaining.outgoing, remaining.work)
 
-    async def _send_before_commit(self, completion: Completion) -> Completion:
+    async def _send_before_commit(self, completion: ports.Completion) -> ports.Completion:
         """Send messages that need not, or cannot, be sent in the transaction that stores others; return the rest."""
         capabilities = self.outgoing.transport.capabilities
         has_expiring = any(envelope.time_to_be_received is not None for envelope in completion.outgoing)
@@ -449,195 +416,17 @@ class Handling:
         await self._send(completion.outgoing, ())
         return replace(completion, outgoing=())
 
-    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[ports.Work]) -> None:
         if not envelopes and not work:
             return
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
         try:
-            errors = await self.receiver.deadlines.call(sending, transport)
-        except DuplicateMessage as error:
+            answers = await self.receiver.deadlines.call(sending, transport)
+        except errors.DuplicateMessage as error:
             await skip_repetitions(work, error)
             await self._send(envelopes, work)
             return
-        for error in check_answers(transport, len(envelopes), errors):
+        for error in check_answers(transport, len(envelopes), answers):
             if error is not None:
                 raise error
-
-
-POLICY_FAILURES: Final = 10
-"""How often a message is handled again after its policy has failed. Then it goes to the error queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageCompletions:
-    """The completions of received messages that have expired, or whose handling has failed."""
-
-    outgoing: OutgoingMessages
-    recoverability: Recoverability
-    host: Host
-    critical_errors: CriticalErrors
-    metrics: Metrics
-    ignore_time_to_be_received: bool
-    allowance: timedelta
-
-    def __post_init__(self) -> None:
-        check_retries(self.recoverability, immediate=self.can_requeue, delayed=self.can_delay_retry)
-
-    @property
-    def can_requeue(self) -> bool:
-        """Whether a message can return to its queue for an immediate retry."""
-        return self.outgoing.mode is not TransactionMode.NONE
-
-    @property
-    def can_delay_retry(self) -> bool:
-        """Whether a message can be stored for a delayed retry."""
-        return self.can_requeue and self.outgoing.can_delay
-
-    @property
-    def error_queue(self) -> str:
-        return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
-
-    def discard_reason(self, received: Received) -> str | None:
-        """Return why a message has expired, or ``None``. Some queues apply an expiry that is not in the headers."""
-        envelope, headers = received.envelope, received.envelope.headers
-        by_headers = Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
-        if self.ignore_time_to_be_received or not (by_headers or envelope.expires_at is not None):
-            return None  # most messages: no further check is needed
-        if not self.outgoing.transport.capabilities.expires_messages:
-            headers = _own_headers(envelope)
-        return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
-
-    def discard_completion(self, received: Received, reason: str) -> Completion:
-        """Return the completion of an expired message. It is recorded, and sent to no other queue."""
-        if received.failures:  # it has also failed, so operators should see it
-            reason = f"{reason}, after {received.failures} failed attempts"
-        level = logging.WARNING if received.failures else logging.DEBUG
-        log.log(
-            level, "Discarding message %s due to lapsed Time To Be Received header: %s", _message_id(received), reason
-        )
-        return Completion(RecordKind.DISCARDED, reason)
-
-    def completion_after_failure(self, received: Received, error: Exception) -> Completion | None:
-        """Return the completion of a message whose handling failed; ``None``: the message returns to its queue."""
-        now = self.outgoing.clock.now()
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        try:
-            decision = self._decide(received, error, now)
-        except Exception as failure:  # noqa: BLE001 - a policy of an application may raise any error
-            message_text = f"message {_message_id(received)}, which failed with {reason}"
-            self.critical_errors(f"Failed to execute the recoverability policy for {message_text}", failure)
-            return self.error_completion(received, error) if received.failures >= POLICY_FAILURES else None
-        match decision:
-            case ImmediateRetry():
-                log.info("message %s is retried at once: %s", _message_id(received), reason)
-                return None
-            case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
-                log.warning(
-                    "message %s is not retried, as it would expire before that: %s", _message_id(received), reason
-                )
-                return self.discard_completion(received, f"expires before its retry: {reason}")
-            case DelayedRetry(delay):
-                log.warning("message %s is retried in %s: %s", _message_id(received), delay, reason)
-                headers = delayed_retry_headers(_own_headers(received.envelope), now)
-                retry = self._retry_message(received, later(now, delay), headers)
-                return self.outgoing.completion_of(
-                    [retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}"
-                )
-            case Discard(policy_reason):
-                log.info(
-                    "message %s is discarded by the recoverability policy: %s", _message_id(received), policy_reason
-                )
-                return Completion(RecordKind.DISCARDED, escape_unstorable(f"{policy_reason}: {reason}"))
-            case MoveToError(queue):
-                return self.error_completion(received, error, queue)
-
-    def completion_while_full(self, received: Received, error: Exception) -> Completion:
-        """Return the completion of a message while a destination is full: a delayed retry without a counted failure."""
-        now = self.outgoing.clock.now()
-        due, reason = later(now, LONGEST_OUTAGE_DELAY), f"{type(error).__name__}: {text_of(error)}"
-        if self._expires_before(received, due):
-            return self.discard_completion(received, f"expires before its retry: {reason}")
-        log.info("message %s is retried in %s: %s", _message_id(received), LONGEST_OUTAGE_DELAY, reason)
-        retry = self._retry_message(received, due, _own_headers(received.envelope))
-        return self.outgoing.completion_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
-
-    def _decide(self, received: Received, error: Exception, now: datetime) -> Decision:
-        """Return the decision of the policy, or :class:`MoveToError` if it is impossible.
-
-        Errors of the policy are raised.
-        """
-        settings, headers = self.recoverability, dict(received.envelope.headers)  # a copy, which the policy may change
-        policy = settings.policy or decide_handling_failure
-        decision = policy(error, received.failures + 1, headers, settings, now)
-        if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")
-        reason = unavailability_reason(decision, immediate=self.can_requeue, delayed=self.can_delay_retry)
-        reason = reason or _impossibility_reason(decision, now)
-        if reason is None:
-            return decision
-        log.warning("message %s goes to the error queue: %s", _message_id(received), reason)
-        return MoveToError()
-
-    def _retry_message(self, received: Received, due: datetime, headers: Mapping[str, str]) -> DelayedMessage:
-        """Return the message for a delayed retry. It is a separate send, so it has a new id in the store."""
-        envelope = received.envelope
-        # Without the headers of an earlier delay: in a queue they would look like headers of this delay.
-        retry_headers = strip_delay_headers(headers)
-        retry_headers.pop(Headers.WALL_TIME, None)
-        if Headers.TRACE_PARENT in retry_headers:
-            retry_headers[Headers.START_NEW_TRACE] = "True"
-        headers = {Headers.MESSAGE_ID: envelope.message_id, **retry_headers}
-        return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
-
-    def _expires_before(self, received: Received, instant: datetime) -> bool:
-        if self.ignore_time_to_be_received:
-            return False
-        try:
-            expiry = expiry_of(_own_headers(received.envelope))
-        except InvalidTimestamp:  # unreadable: it does not expire
-            return False
-        return expiry is not None and instant - expiry > self.allowance
-
-    def error_completion(
-        self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False
-    ) -> Completion:
-        """Return the completion of a message that goes to ``queue``, or to the endpoint's error queue."""
-        reason = f"{type(error).__name__}: {text_of(error)}"
-        if not brief:
-            log.error(
-                "message %s moved to error queue %s: %s", _message_id(received), queue or self.error_queue, reason
-            )
-        original = replace(received.envelope, headers=_own_headers(received.envelope))
-        customize = self.recoverability.customize_headers
-        errors = ErrorQueue(queue or self.error_queue, self.outgoing.endpoint, self.host, customize)
-        copy = errors.copy(original, error, self.outgoing.clock.now(), brief=brief)
-        return Completion(RecordKind.FAILED, reason, outgoing=[copy])
-
-
-def _impossibility_reason(decision: Decision, now: datetime) -> str | None:
-    """Return why a decision has an impossible time or queue; ``None``: it may be possible."""
-    try:
-        match decision:
-            case DelayedRetry(delay):
-                _ = now + delay
-            case MoveToError(str() as queue):
-                check_text(queue, "its error queue", DESTINATION_LIMIT)
-            case MoveToError(queue) if queue is not None:
-                return f"{queue!r} is no name of a queue"
-            case _:
-                pass
-    except (OverflowError, TypeError, InvalidMessage) as error:
-        return f"{decision!r} cannot be: {error}"
-    return None
-
-
-def _own_headers(envelope: Envelope) -> Mapping[str, str]:
-    """Return the headers, with the expiry of the envelope added, unless they have a time to be received already."""
-    if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
-        return envelope.headers
-    return headers_with_expiry(envelope)
-
-
-def _message_id(received: Received) -> str:
-    return received.envelope.message_id

@@ -94,7 +94,7 @@ class MessageTypes:
         try:
             return decode(body)
         except (ValueError, msgspec.MsgspecError) as error:
-            raise InvalidMessage(f"the body is no {self._handled_type_name(type_header)}: {error}") from error
+            raise InvalidMessage(f"the body is not a {self._handled_type_name(type_header)}: {error}") from error
 
     def _create_decoder(self, type_header: str) -> Callable[[bytes], object]:
         message_type = self._by_name[self._handled_type_name(type_header)]
@@ -149,7 +149,7 @@ def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
     """
     if isinstance(span, type):
         raise ConfigurationError(
-            f"@time_to_be_received on {type_name(span)} says no time: write @time_to_be_received('00:00:30')"
+            f"@time_to_be_received on {type_name(span)} has no time: write @time_to_be_received('00:00:30')"
         )
 
     def decorate(message_type: T) -> T:
@@ -198,7 +198,9 @@ def parse_span(span: object, subject: str) -> timedelta:
     if isinstance(span, str):
         parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
         if parsed is None or ":" not in span:
-            raise ConfigurationError(f"{subject} is no time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'")
+            raise ConfigurationError(
+                f"{subject} is not a time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'"
+            )
     elif isinstance(span, timedelta):
         parsed = span
     else:
@@ -207,7 +209,8 @@ def parse_span(span: object, subject: str) -> timedelta:
         raise ConfigurationError(f"{subject} must be greater than 0, not {span}")
     if LONGEST_TIME_TO_BE_RECEIVED < parsed < INFINITE:
         raise ConfigurationError(
-            f"{subject} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; for ever is timedelta.max"
+            f"{subject} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; timedelta.max means no "
+            f"limit"
         )
     return parsed
 

@@ -17,9 +17,10 @@ from typing import Final
 
 import anyio
 
+from postdate import ports
 from postdate.clock import Clock, later
-from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import OnCompleted, StepFailure, StepOutcome
 from postdate.core.recoverability import MOST_OWN_FAILURES, is_outage
 from postdate.core.simple_store import sharing_store
@@ -28,15 +29,6 @@ from postdate.endpoint.handling import Handling, failure_of
 from postdate.endpoint.saga_handling import translate_own_store_errors
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, UnsupportedTransactionMode
 from postdate.messages import Envelope, Headers
-from postdate.ports import (
-    Completion,
-    OutboxRecord,
-    OutboxStore,
-    OutboxTransaction,
-    Received,
-    RecordKind,
-    TransactionMode,
-)
 from postdate.runtime.bounded import Bounded
 from postdate.runtime.cancellation import is_cancelled
 from postdate.runtime.resource import resource_of
@@ -73,14 +65,14 @@ class Outbox:
         ConfigurationError: a span is out of these bounds, or ``store`` is no outbox store.
     """
 
-    store: OutboxStore
+    store: ports.OutboxStore
     retention: timedelta = timedelta(days=7)
     clean_up_every: timedelta = timedelta(minutes=1)
 
     def __post_init__(self) -> None:
         _check_span("retention", self.retention, LONGEST_RETENTION)
         _check_span("clean_up_every", self.clean_up_every, LONGEST_PAUSE)
-        if not isinstance(self.store, OutboxStore):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+        if not isinstance(self.store, ports.OutboxStore):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
             raise ConfigurationError(
                 f"an outbox needs a store of outboxes, SqliteOutbox or PostgresOutbox, not {type(self.store).__name__}"
             )
@@ -95,7 +87,7 @@ def _check_span(setting: str, span: object, longest: timedelta) -> None:
         raise ConfigurationError(f"{setting} must be at most {longest.days:,} day(s), not {span}")
 
 
-def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
+def check_outbox(chosen_mode: object, mode: ports.TransactionMode, *, send_only: bool) -> None:
     """Raise an error for an outbox that cannot keep its promise.
 
     The endpoint must have the mode ``receive_only``, set explicitly. Stronger modes are not needed with an outbox, and
@@ -103,12 +95,12 @@ def check_outbox(chosen_mode: object, mode: TransactionMode, *, send_only: bool)
     """
     if send_only:
         raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
-    if chosen_mode is None or mode is not TransactionMode.RECEIVE_ONLY:
+    if chosen_mode is None or mode is not ports.TransactionMode.RECEIVE_ONLY:
         mode_text = "none is given" if chosen_mode is None else f"not {mode.value!r}"
         raise UnsupportedTransactionMode(
             f"an outbox needs transaction_mode='receive_only', explicitly ({mode_text}): the messages that a handler "
             f"sends "
-            f"leave after its commit, and with no other promise"
+            f"are sent after its commit, which no other mode guarantees"
         )
 
 
@@ -127,12 +119,12 @@ class OutboxHandling:
         self._send_recovery = replace(handling.send_recovery, completions=completions)
         queues = self._outgoing.transport.capabilities.database
         self._shares_database = sharing_store(self._store, self._store.database, queues) is not None
-        self._preloaded = Bounded[str, tuple[Envelope, OutboxRecord | None]](_MOST_PRELOADED)
+        self._preloaded = Bounded[str, tuple[Envelope, ports.OutboxRecord | None]](_MOST_PRELOADED)
         """Records that :meth:`preload` has found, by message id."""
-        self._commit_attempts = Attempts()
-        """The attempts of commits. Commits write to another table than later marks, and can fail for other reasons."""
+        self._commit_memory = MessageMemory()
+        """The memory of commits. Commits write to another table than later marks, and can fail for other reasons."""
 
-    async def handle(self, received: Received) -> StepOutcome:
+    async def handle(self, received: ports.Received) -> StepOutcome:
         """Handle a message, or finish an earlier attempt at it."""
         id_, record = message_id_of(received), None
         on_completed: list[OnCompleted] = []
@@ -151,7 +143,7 @@ class OutboxHandling:
                     return record_or_outcome
                 record, detail = record_or_outcome, ""
             if not record.is_dispatched:
-                await self._handling.send(self._outgoing.completion_of(record.operations, RecordKind.HANDLED))
+                await self._handling.send(self._outgoing.completion_of(record.operations, ports.RecordKind.HANDLED))
                 with translate_store_errors(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
                 await self._send_recovery.report_success(received.envelope.message_id)
@@ -160,9 +152,9 @@ class OutboxHandling:
             return StepOutcome(None, recovery, failure=StepFailure(error))
         finally:
             self._handling.handlers.forget(received.envelope)
-        return StepOutcome(Completion(RecordKind.HANDLED, detail), self._send_recovery, on_completed)
+        return StepOutcome(ports.Completion(ports.RecordKind.HANDLED, detail), self._send_recovery, on_completed)
 
-    async def preload(self, received_messages: Sequence[Received]) -> None:
+    async def preload(self, received_messages: Sequence[ports.Received]) -> None:
         """Load the records of messages that were received together, in one query. If it fails, each loads its own."""
         try:
             with translate_store_errors(self._store):
@@ -175,13 +167,13 @@ class OutboxHandling:
             self._preloaded[message_id_of(received)] = received.envelope, record
         await self._handling.handlers.preload(received_messages)
 
-    async def _find(self, id_: str) -> OutboxRecord | None:
+    async def _find(self, id_: str) -> ports.OutboxRecord | None:
         with translate_store_errors(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
     async def _handle_first_time(
-        self, received: Received, on_completed: list[OnCompleted]
-    ) -> OutboxRecord | StepOutcome:
+        self, received: ports.Received, on_completed: list[OnCompleted]
+    ) -> ports.OutboxRecord | StepOutcome:
         """Handle a message; return its record, or its outcome if it was not handled.
 
         Callbacks of its handlers are added to ``on_completed``. Raises :class:`SagaConflict` if the message must be
@@ -205,17 +197,17 @@ class OutboxHandling:
             outage = self._store.outage_of(failure) if has_begun else None
             if (
                 outage is not None
-                and self._commit_attempts.report_failure(received.envelope.message_id) <= MOST_OWN_FAILURES
+                and self._commit_memory.report_failure(received.envelope.message_id) <= MOST_OWN_FAILURES
             ):
                 raise outage from failure
             return self._handling.outcome_after_error(received, failure)
 
     async def _handle_in_transaction(
         self,
-        received: Received,
-        transaction: OutboxTransaction,
+        received: ports.Received,
+        transaction: ports.OutboxTransaction,
         on_completed: list[OnCompleted],
-    ) -> OutboxRecord | StepOutcome:
+    ) -> ports.OutboxRecord | StepOutcome:
         business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
         context, now = await self._handling.call(received, business), self._outgoing.clock.now()
         if self._shares_database and not (transaction.has_begun or context.outgoing or context.on_completed):
@@ -225,20 +217,20 @@ class OutboxHandling:
             if recording_work is not None:
                 await transaction.roll_back()  # so that a task that the handler left behind cannot begin it
                 return self._handling.outcome_after_handling(
-                    received, Completion(RecordKind.HANDLED, work=[recording_work])
+                    received, ports.Completion(ports.RecordKind.HANDLED, work=[recording_work])
                 )
-        with translate_own_store_errors(self._commit_attempts, received.envelope.message_id):
+        with translate_own_store_errors(self._commit_memory, received.envelope.message_id):
             is_first = await transaction.commit(context.outgoing, now, context.work)
         if is_first:
             on_completed.extend(context.on_completed)
-            return OutboxRecord(context.outgoing, is_dispatched=not context.outgoing)
+            return ports.OutboxRecord(context.outgoing, is_dispatched=not context.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id_of(received))
         record = await self._find(message_id_of(received))
         if record is None:  # removed just now: the retention is far too short, or clocks differ
-            raise StoreUnavailable(f"the outbox forgot message {message_id_of(received)} while it was being handled")
+            raise StoreUnavailable(f"the outbox lost message {message_id_of(received)} while it was being handled")
         return record
 
-    async def _roll_back(self, transaction: OutboxTransaction, failure: BaseException) -> None:
+    async def _roll_back(self, transaction: ports.OutboxTransaction, failure: BaseException) -> None:
         """Roll back the transaction of a handler. Raise an outage of the database, as no message has caused it."""
         try:
             await transaction.roll_back()
@@ -255,7 +247,7 @@ class OutboxCleanUp:
         self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
         self._stop = anyio.Event()
         self._outage = resource_of(outbox.store).calls(
-            "cannot forget old messages of the outbox", log, logging.WARNING, is_rare=True
+            "cannot remove old messages of the outbox", log, logging.WARNING, is_rare=True
         )
 
     async def run(self) -> None:
@@ -280,6 +272,6 @@ class OutboxCleanUp:
         self._stop.set()
 
 
-def message_id_of(received: Received) -> str:
+def message_id_of(received: ports.Received) -> str:
     """Return the id of a message, which all its copies have, and not the id of one delivery."""
     return received.envelope.headers.get(Headers.MESSAGE_ID) or received.envelope.message_id

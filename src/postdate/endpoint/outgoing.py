@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from postdate import errors, messages, ports
 from postdate.clock import Clock, later
 from postdate.core.receive.settling import RepeatableStoring
 from postdate.core.recoverability import check_answers
@@ -27,38 +28,6 @@ from postdate.endpoint.send_options import SendOptions
 from postdate.endpoint.service import EndpointContext
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_manager_queue
-from postdate.errors import (
-    DelayConflict,
-    DelayedDeliveryNotConfigured,
-    InvalidMessage,
-    MessageTooLarge,
-    NotSupported,
-    PostdateError,
-    UnknownMessageType,
-)
-from postdate.messages import (
-    DelayedMessage,
-    Envelope,
-    Headers,
-    check_headers,
-    check_not_reserved,
-    delay_headers,
-    encode_headers,
-    format_time_span,
-    format_timestamp,
-    new_message_id,
-    size_in_bytes,
-)
-from postdate.ports import (
-    Completion,
-    JoiningStore,
-    PublishingTransport,
-    RecordKind,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-)
 from postdate.ports.changing import cannot_join_error
 from postdate.runtime import tracing
 
@@ -66,12 +35,12 @@ log = logging.getLogger("postdate.endpoint")
 
 
 def sender_headers(endpoint: str, replies_to: str | None) -> Mapping[str, str]:
-    sender = {Headers.ORIGINATING_ENDPOINT: endpoint, Headers.ORIGINATING_MACHINE: platform.node()}
-    return sender if replies_to is None else {**sender, Headers.REPLY_TO_ADDRESS: replies_to}
+    sender = {messages.Headers.ORIGINATING_ENDPOINT: endpoint, messages.Headers.ORIGINATING_MACHINE: platform.node()}
+    return sender if replies_to is None else {**sender, messages.Headers.REPLY_TO_ADDRESS: replies_to}
 
 
 def originating_saga_headers(saga_id: str, saga_type: str) -> Mapping[str, str]:
-    return {Headers.ORIGINATING_SAGA_ID: saga_id, Headers.ORIGINATING_SAGA_TYPE: saga_type}
+    return {messages.Headers.ORIGINATING_SAGA_ID: saga_id, messages.Headers.ORIGINATING_SAGA_TYPE: saga_type}
 
 
 def reply_saga_headers(incoming: Mapping[str, str]) -> Mapping[str, str]:
@@ -79,25 +48,27 @@ def reply_saga_headers(incoming: Mapping[str, str]) -> Mapping[str, str]:
 
     Their values come from the saga, and their names are those of timeouts, so an endpoint in any language can reply.
     """
-    saga_id = incoming.get(Headers.ORIGINATING_SAGA_ID, "")
-    saga_type = incoming.get(Headers.ORIGINATING_SAGA_TYPE, "")
-    return {Headers.SAGA_ID: saga_id, Headers.SAGA_TYPE: saga_type} if saga_id and saga_type else {}
+    saga_id = incoming.get(messages.Headers.ORIGINATING_SAGA_ID, "")
+    saga_type = incoming.get(messages.Headers.ORIGINATING_SAGA_TYPE, "")
+    return {messages.Headers.SAGA_ID: saga_id, messages.Headers.SAGA_TYPE: saga_type} if saga_id and saga_type else {}
 
 
 def reply_options(incoming: Mapping[str, str], message_id: str, headers: Mapping[str, str] | None) -> SendOptions:
     """Return the options of a reply. Headers of the application replace other headers."""
-    address = incoming.get(Headers.REPLY_TO_ADDRESS)
+    address = incoming.get(messages.Headers.REPLY_TO_ADDRESS)
     if not address:
-        raise InvalidMessage(f"message {message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
-    own = {Headers.MESSAGE_INTENT: "Reply", **reply_saga_headers(incoming), **(headers or {})}
+        raise errors.InvalidMessage(
+            f"message {message_id!r} has no header {messages.Headers.REPLY_TO_ADDRESS!r} to reply to"
+        )
+    own = {messages.Headers.MESSAGE_INTENT: "Reply", **reply_saga_headers(incoming), **(headers or {})}
     return SendOptions(destination=address, headers=own)
 
 
-def publishing_transport(transport: Transport) -> PublishingTransport:
+def publishing_transport(transport: ports.Transport) -> ports.PublishingTransport:
     """Return the transport if it can publish, else raise an error."""
-    if not isinstance(transport, PublishingTransport):
-        raise NotSupported(
-            f"the queues of {type(transport).__name__} cannot publish, and nobody can subscribe there: send the "
+    if not isinstance(transport, ports.PublishingTransport):
+        raise errors.NotSupported(
+            f"the queues of {type(transport).__name__} support neither publishing nor subscribing: send the "
             f"message to each of its receivers, or use RabbitMqTransport"
         )
     return transport
@@ -110,7 +81,7 @@ def outgoing_message(
     destination: str,
     options: SendOptions,
     clock: Clock,
-) -> Envelope | DelayedMessage:
+) -> messages.Envelope | messages.DelayedMessage:
     """Return a :class:`DelayedMessage`, or an :class:`Envelope` if the message is due already or has no delay.
 
     ``content`` has the headers that describe the body. Headers of ``options`` replace headers of the same name.
@@ -122,40 +93,40 @@ def outgoing_message(
     now = clock.now()
     application_headers, due = options.headers or {}, options.due(now, latest_time(clock))
     span = finite_span(options.time_to_be_received)
-    check_headers(application_headers)
-    message_id = new_message_id() if options.message_id is None else options.message_id
+    messages.check_headers(application_headers)
+    message_id = messages.new_message_id() if options.message_id is None else options.message_id
     headers = {
-        Headers.MESSAGE_ID: message_id,
-        Headers.CORRELATION_ID: message_id,
-        Headers.CONVERSATION_ID: message_id,
-        Headers.MESSAGE_INTENT: "Send",
-        Headers.TIME_SENT: format_timestamp(now),
+        messages.Headers.MESSAGE_ID: message_id,
+        messages.Headers.CORRELATION_ID: message_id,
+        messages.Headers.CONVERSATION_ID: message_id,
+        messages.Headers.MESSAGE_INTENT: "Send",
+        messages.Headers.TIME_SENT: messages.format_timestamp(now),
         **sender,
         **content,
         **application_headers,
     }
-    headers.pop(Headers.WALL_TIME, None)  # it belongs to another message, whose headers were copied
+    headers.pop(messages.Headers.WALL_TIME, None)  # it belongs to another message, whose headers were copied
     if span is not None:
-        headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
+        headers[messages.Headers.TIME_TO_BE_RECEIVED] = messages.format_time_span(span)
     if options.expires_at is not None:
-        headers[Headers.EXPIRES_AT] = format_timestamp(options.expires_at)
+        headers[messages.Headers.EXPIRES_AT] = messages.format_timestamp(options.expires_at)
     if options.wall_time is not None:
-        headers[Headers.WALL_TIME] = str(options.wall_time)
+        headers[messages.Headers.WALL_TIME] = str(options.wall_time)
     if due is not None:
-        check_not_reserved(application_headers)
-        if Headers.TIME_TO_BE_RECEIVED in headers:
-            type_text = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
-            raise DelayConflict(
+        messages.check_not_reserved(application_headers)
+        if messages.Headers.TIME_TO_BE_RECEIVED in headers:
+            type_text = content.get(messages.Headers.ENCLOSED_MESSAGE_TYPES, "this message")
+            raise errors.DelayConflict(
                 f"{type_text} has both a delay and a time to be received, which counts from sending and may run out "
                 f"before "
-                f"the message is due; use expires_at for an absolute end"
+                f"the message is due; use expires_at for an absolute expiry"
             )
-        headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
-    headers.pop(Headers.START_NEW_TRACE, None)
+        headers.setdefault(messages.Headers.DELIVER_AT, messages.format_timestamp(due))
+    headers.pop(messages.Headers.START_NEW_TRACE, None)
     headers |= tracing.current.trace_message(message_id, destination, delayed=due is not None and due > now)
     if due is not None and due > now:
-        return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
-    return Envelope(
+        return messages.DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+    return messages.Envelope(
         destination,
         message_id,
         headers,
@@ -166,38 +137,40 @@ def outgoing_message(
     )
 
 
-def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
+def check_headers_fit(message: messages.Envelope | messages.DelayedMessage, limit: int | None) -> None:
     """Raise an error for headers of more than ``limit`` encoded bytes: when the message is due, it is too late."""
     if limit is None:
         return
-    size = size_in_bytes(encode_headers(message.headers), b"")
+    size = messages.size_in_bytes(messages.encode_headers(message.headers), b"")
     if size > limit:
-        raise MessageTooLarge(
+        raise errors.MessageTooLarge(
             f"message {message.message_id!r} has {size:,} bytes of headers, more than the {limit:,} that its queues "
             f"take: put what is large into the body"
         )
 
 
-def timeouts_queue_envelope(message: DelayedMessage, queue: str) -> Envelope:
+def timeouts_queue_envelope(message: messages.DelayedMessage, queue: str) -> messages.Envelope:
     """Return the envelope that carries a delayed message to a timeouts queue."""
-    return Envelope(queue, message.message_id, delay_headers(message), message.body)
+    return messages.Envelope(queue, message.message_id, messages.delay_headers(message), message.body)
 
 
-def delayed_message_of(message: Envelope | DelayedMessage, clock: Clock) -> DelayedMessage:
+def delayed_message_of(message: messages.Envelope | messages.DelayedMessage, clock: Clock) -> messages.DelayedMessage:
     """Return the delayed message to store. An envelope, which has no delay, is due now.
 
     The time to be received counts from the latest time that the clock may mean, as a delay does, so it is never short.
     """
-    if isinstance(message, DelayedMessage):
+    if isinstance(message, messages.DelayedMessage):
         return message
-    check_not_reserved(message.headers)
+    messages.check_not_reserved(message.headers)
     latest = latest_time(clock)
     remaining = message.time_left(latest)
     expiry = None if remaining is None else later(latest, remaining)
-    return DelayedMessage(message.message_id, clock.now(), message.destination, message.headers, message.body, expiry)
+    return messages.DelayedMessage(
+        message.message_id, clock.now(), message.destination, message.headers, message.body, expiry
+    )
 
 
-Outgoing = Envelope | DelayedMessage
+Outgoing = messages.Envelope | messages.DelayedMessage
 
 
 class OutgoingMessages:
@@ -242,7 +215,7 @@ class OutgoingMessages:
         elif timeout_manager is not None:
             self._manager = timeout_manager_queue(self.endpoint, self.transport.capabilities)
         # Wraps a delayed message for its queue; `None`: the endpoint cannot delay messages.
-        self._to_queue: Callable[[DelayedMessage], Envelope] | None = None
+        self._to_queue: Callable[[messages.DelayedMessage], messages.Envelope] | None = None
         if delayed_delivery is not None:
             self._to_queue = partial(timeouts_queue_envelope, queue=timeouts_queue(self.endpoint))
         elif self._manager is not None:
@@ -255,7 +228,9 @@ class OutgoingMessages:
     @property
     def has_early_delays(self) -> bool:
         """Whether delayed messages of a handler are sent to a store before the handled message is acknowledged."""
-        return self.mode is TransactionMode.RECEIVE_ONLY and self._enlisting_store is None and self._manager is None
+        return (
+            self.mode is ports.TransactionMode.RECEIVE_ONLY and self._enlisting_store is None and self._manager is None
+        )
 
     def create(self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None) -> Outgoing:
         """Return the envelope or the delayed message for a message of the application. Nothing is sent."""
@@ -264,7 +239,7 @@ class OutgoingMessages:
         if destination is None and self._handles(type(message)):
             destination = self.endpoint
         if destination is None:
-            raise UnknownMessageType(
+            raise errors.UnknownMessageType(
                 f"no destination for {type_name(type(message))}: pass destination='queue', or route its type with "
                 f"endpoint.route({type(message).__name__}, 'queue')"
             )
@@ -274,7 +249,9 @@ class OutgoingMessages:
             self._require_delay()
         if options.zone is not None:
             if self._zones is None:
-                raise NotSupported("a timeout manager keeps instants: give deliver_at with its offset, and no zone")
+                raise errors.NotSupported(
+                    "a timeout manager keeps instants: give deliver_at with its offset, and no zone"
+                )
             self._zones.check_store(options.zone)
         if related_to:
             content = {**_conversation_headers(related_to), **content}
@@ -287,37 +264,39 @@ class OutgoingMessages:
     ) -> SendOptions:
         """Return the options of an event. It cannot be delayed (row 7)."""
         address = publishing_transport(self.transport).event_address(self.types.name_of(type(message)))
-        own = {Headers.MESSAGE_INTENT: "Publish", **(headers or {})}
+        own = {messages.Headers.MESSAGE_INTENT: "Publish", **(headers or {})}
         return SendOptions(address, headers=own, message_id=message_id)
 
-    def prepare_for_transaction(self, message: object, options: SendOptions) -> tuple[JoiningStore, DelayedMessage]:
+    def prepare_for_transaction(
+        self, message: object, options: SendOptions
+    ) -> tuple[ports.JoiningStore, messages.DelayedMessage]:
         """Return the store, and the delayed message for a transaction of the application. Nothing is stored."""
         if self.store is None:
-            raise DelayedDeliveryNotConfigured(
+            raise errors.DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot send in a transaction of yours: it has no delayed message store; "
                 f"pass delayed_delivery=DelayedDelivery(store) when you create it"
             )
-        if not isinstance(self.store, JoiningStore):
+        if not isinstance(self.store, ports.JoiningStore):
             raise cannot_join_error(self.store)
         return self.store, delayed_message_of(self.create(message, options), self.clock)
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, outgoing_messages: Sequence[Outgoing]) -> None:
         """Send or store messages of :meth:`create`, outside of a handler's transaction."""
-        envelopes, delayed = self._split(messages)
+        envelopes, delayed = self._split(outgoing_messages)
         for message in delayed:  # each in a separate transaction
             assert self._enlisting_store is not None
             await self.ensure_zone(message)
             await self._enlisting_store.store(message, self.clock.now())
         if envelopes:
-            errors = await self.transport.send(envelopes, self.clock.now())
-            for error in check_answers(self.transport, len(envelopes), errors):
+            answers = await self.transport.send(envelopes, self.clock.now())
+            for error in check_answers(self.transport, len(envelopes), answers):
                 if error is not None:
                     raise error
 
     async def ensure_zone(self, outgoing: Outgoing) -> None:
         """Store the zone whose clocks a message follows in the store, if the message is stored directly."""
         wall_time = WallTime.of(outgoing.headers)
-        if wall_time is not None and self._zones is not None and isinstance(outgoing, DelayedMessage):
+        if wall_time is not None and self._zones is not None and isinstance(outgoing, messages.DelayedMessage):
             await self._zones.ensure_marker(wall_time.zone, self.clock.now())
 
     async def ensure_zone_or_log(self, outgoing: Outgoing) -> None:
@@ -328,24 +307,24 @@ class OutgoingMessages:
         try:
             if self._enlisting_store is not None:
                 await self.ensure_zone(outgoing)
-        except PostdateError as error:
+        except errors.PostdateError as error:
             log.warning("message %s may not follow the clocks of its zone: %s", outgoing.message_id, error)
 
     def zone_callbacks(self, outgoing: Sequence[Outgoing]) -> list[Callable[[], Awaitable[None]]]:
         """Return callbacks that store the zones of stored messages, one for each message that follows a zone."""
-        zone_messages = [each for each in outgoing if Headers.WALL_TIME in each.headers]
+        zone_messages = [each for each in outgoing if messages.Headers.WALL_TIME in each.headers]
         return [partial(self.ensure_zone_or_log, each) for each in zone_messages]
 
     def completion_of(
-        self, outgoing: Sequence[Outgoing], record: RecordKind, detail: str = "", work: Sequence[Work] = ()
-    ) -> Completion:
+        self, outgoing: Sequence[Outgoing], record: ports.RecordKind, detail: str = "", work: Sequence[ports.Work] = ()
+    ) -> ports.Completion:
         """Return the completion of a handled message that sends or stores ``outgoing`` in the same transaction."""
         if not outgoing and not work:
-            return Completion(record, detail)
+            return ports.Completion(record, detail)
         envelopes, delayed = self._split(outgoing)
-        return Completion(record, detail, envelopes, [*work, *self.storing_works(delayed, self.clock.now())])
+        return ports.Completion(record, detail, envelopes, [*work, *self.storing_works(delayed, self.clock.now())])
 
-    def storing_works(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[RepeatableStoring]:
+    def storing_works(self, delayed: Sequence[messages.DelayedMessage], now: datetime) -> list[RepeatableStoring]:
         """Return the work that stores delayed messages in the queues' database; none if the store is elsewhere."""
         return (
             [RepeatableStoring(self._enlisting_store, delayed, now)]
@@ -353,33 +332,33 @@ class OutgoingMessages:
             else []
         )
 
-    def clear_order(self, saga_id: uuid.UUID) -> Envelope | None:
+    def clear_order(self, saga_id: uuid.UUID) -> messages.Envelope | None:
         """Return the order to remove all timeouts of a completed saga; ``None``: there is no timeout manager.
 
         Timeouts in the store of a delayed delivery are delivered and ignored (specification 4.10). With a delayed
         delivery, the order removes the timeouts that the timeout manager still has.
         """
-        return None if self._manager is None else clear_order(saga_id, self._manager, new_message_id())
+        return None if self._manager is None else clear_order(saga_id, self._manager, messages.new_message_id())
 
-    def _require_delay(self) -> Callable[[DelayedMessage], Envelope]:
+    def _require_delay(self) -> Callable[[messages.DelayedMessage], messages.Envelope]:
         """Return the function that wraps a delayed message for its queue; raise an error if there is none (row 15)."""
         if self._to_queue is None:
-            raise DelayedDeliveryNotConfigured(
+            raise errors.DelayedDeliveryNotConfigured(
                 f"endpoint {self.endpoint!r} cannot delay messages: it has no delayed message store; pass "
                 f"delayed_delivery=DelayedDelivery(store) when you create it"
             )
         return self._to_queue
 
-    def _split(self, outgoing: Sequence[Outgoing]) -> tuple[list[Envelope], list[DelayedMessage]]:
+    def _split(self, outgoing: Sequence[Outgoing]) -> tuple[list[messages.Envelope], list[messages.DelayedMessage]]:
         """Return envelopes to be sent, and delayed messages to be stored in the database of the queues."""
-        envelopes = [message for message in outgoing if isinstance(message, Envelope)]
-        delayed = [message for message in outgoing if isinstance(message, DelayedMessage)]
+        envelopes = [message for message in outgoing if isinstance(message, messages.Envelope)]
+        delayed = [message for message in outgoing if isinstance(message, messages.DelayedMessage)]
         if self._enlisting_store is not None or not delayed:
             return envelopes, delayed
         return [*envelopes, *map(self._require_delay(), delayed)], []
 
     def _add_time_to_be_received(
-        self, message_type: type[Any], options: SendOptions, capabilities: TransportCapabilities
+        self, message_type: type[Any], options: SendOptions, capabilities: ports.TransportCapabilities
     ) -> SendOptions:
         """Return the options with the time to be received of the message type, unless this send has its own."""
         if options.time_to_be_received is None:
@@ -387,12 +366,12 @@ class OutgoingMessages:
             if span is not None:
                 options = replace(options, time_to_be_received=span)
         if finite_span(options.time_to_be_received) is not None and not capabilities.expires_messages:
-            raise NotSupported(
+            raise errors.NotSupported(
                 f"the queues of {type(self.transport).__name__} do not expire messages: send {type_name(message_type)} "
                 f"without time_to_be_received"
             )
         if options.use_dead_letter_queue is not None and not capabilities.dead_letters:
-            raise NotSupported(
+            raise errors.NotSupported(
                 f"the queues of {type(self.transport).__name__} have no dead letters: send without "
                 f"use_dead_letter_queue"
             )
@@ -401,8 +380,8 @@ class OutgoingMessages:
 
 def _conversation_headers(incoming: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that relate a message to the incoming one."""
-    headers = {Headers.RELATED_TO: incoming.get(Headers.MESSAGE_ID, "")}
-    for header in (Headers.CONVERSATION_ID, Headers.CORRELATION_ID):
+    headers = {messages.Headers.RELATED_TO: incoming.get(messages.Headers.MESSAGE_ID, "")}
+    for header in (messages.Headers.CONVERSATION_ID, messages.Headers.CORRELATION_ID):
         if header in incoming:
             headers[header] = incoming[header]
     return {key: value for key, value in headers.items() if value}

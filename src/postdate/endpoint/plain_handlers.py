@@ -57,7 +57,8 @@ def threaded_handler(handle: PlainHandler) -> Handler:
         if inspect.iscoroutine(result):
             result.close()
             raise ConfigurationError(
-                f"handler {handle!r} was called as a plain function and gave a coroutine: define it with `async def`"
+                f"handler {handle!r} was called as a plain function and returned a coroutine: define it with `async "
+                f"def`"
             )
 
     return call

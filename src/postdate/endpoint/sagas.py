@@ -273,7 +273,7 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
     messages = _methods_by_type(saga, [each for each in methods if each.role is not SagaRole.TIMES_OUT])
     timeouts = _methods_by_type(saga, [each for each in methods if each.role is SagaRole.TIMES_OUT])
     if bytes in timeouts:
-        raise _saga_error(saga, "a timeout is a message of a type of its own, not bytes")
+        raise _saga_error(saga, "a timeout must be a message with a type of its own, not bytes")
     if not any(each.role is SagaRole.STARTS for each in messages.values()):
         raise _saga_error(saga, "nothing starts it; mark a method with @started_by(…)")
     for each in messages.values():
@@ -295,11 +295,14 @@ def _check_name(saga: type[Saga[Any]], name: str) -> None:
     if "," in name or name != name.strip() or "\0" in name:
         raise _saga_error(
             saga,
-            f"its name {name!r} has a comma, a NUL, or a blank at one end, which no header keeps; pass another, name=",
+            f"its name {name!r} has a comma, a NUL, or a blank at one end, which a header cannot contain; pass "
+            f"another name with name=",
         )
     if not 0 < len(name) <= CORRELATION_LIMIT:
         raise _saga_error(
-            saga, f"its name has {len(name)} characters, and stores take {CORRELATION_LIMIT}; pass a shorter one, name="
+            saga,
+            f"its name has {len(name)} characters, and stores allow {CORRELATION_LIMIT}; pass a shorter name "
+            f"with name=",
         )
 
 
@@ -322,7 +325,9 @@ def _correlation_field(saga: type[Saga[Any]], state_type: type[Any], correlated_
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise _saga_error(saga, f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
     if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
-        raise _saga_error(saga, f"its state {state_type.__name__} is array_like: properties are kept by their names")
+        raise _saga_error(
+            saga, f"its state {state_type.__name__} must not be array_like: properties are stored by their names"
+        )
     names = [each.encode_name for each in kind.fields if each.name == correlated_by]
     if not names:
         raise _saga_error(saga, f"its state {state_type.__name__} has no {correlated_by!r}")
@@ -338,7 +343,8 @@ def _methods_by_type(saga: type[Saga[Any]], methods: list[SagaMethod]) -> Mappin
         if each.message_type in by_type:
             raise _saga_error(
                 saga,
-                f"two methods take {each.message_type.__name__}: {by_type[each.message_type].method} and {each.method}",
+                f"two methods handle {each.message_type.__name__}: {by_type[each.message_type].method} and "
+                f"{each.method}",
             )
         by_type[each.message_type] = each
     return by_type

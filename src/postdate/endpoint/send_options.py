@@ -75,7 +75,9 @@ class SendOptions:
         if self.delay is not None and self.deliver_at is not None:
             raise DelayConflict("delay and deliver_at exclude each other: give one of them")
         if self.zone is not None and (self.window, self.spread) != (None, None):
-            raise DelayConflict("what follows the clocks of a zone is due just then: no window, and no spread")
+            raise DelayConflict(
+                "a message with a zone is due exactly at its local time: leave out the window and the spread"
+            )
         for name in ("delay", "spread"):
             if (getattr(self, name) or timedelta(0)) < timedelta(0):
                 raise InvalidMessage(f"{name} must not be negative, not {getattr(self, name)}")
@@ -84,7 +86,7 @@ class SendOptions:
         if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
             raise InvalidMessage(
                 f"time_to_be_received is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: "
-                f"{self.time_to_be_received}; leave it out, or say timedelta.max, for a message that is wanted for ever"
+                f"{self.time_to_be_received}; leave it out, or use timedelta.max for a message that never expires"
             )
         if self.use_dead_letter_queue is not None and self.is_delayed:
             raise DelayConflict(
@@ -137,7 +139,7 @@ class SendOptions:
         if (wall_time := self.wall_time) is not None:
             return wall_time.instant()
         if isinstance(self.deliver_at, str):
-            raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is what clocks show: say where, with zone='…'")
+            raise InvalidTimestamp(f"deliver_at={self.deliver_at!r} is a local time: name its time zone with zone='…'")
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:

@@ -78,16 +78,16 @@ class DelayedDelivery:
         timedelta, Span(), Meta(description="storing may fail this long before it is a critical error")
     ] = _30_SECONDS
     time_to_trigger_fetch_circuit_breaker: Annotated[
-        timedelta, Span(), Meta(description="the same for looking for due messages")
+        timedelta, Span(), Meta(description="the same for polling due messages")
     ] = _30_SECONDS
     time_to_trigger_dispatch_circuit_breaker: Annotated[
         timedelta, Span(), Meta(description="the same for sending due messages")
     ] = _30_SECONDS
     maximum_recovery_failures_per_second: Annotated[
-        int, Meta(ge=1, description="failures of the failure handling itself that are borne, over 30 s")
+        int, Meta(ge=1, description="failures of the failure handling itself that are tolerated within 30 s")
     ] = 1
     bytes_in_flight: Annotated[
-        int, Meta(ge=1, description="bytes of the bodies of due messages that are on their way to other queues at once")
+        int, Meta(ge=1, description="bytes of the bodies of due messages that are in flight to other queues")
     ] = BYTES_IN_FLIGHT
     delay_exchange: DelayExchange | None = None
     poison_queue: Annotated[
@@ -100,8 +100,8 @@ class DelayedDelivery:
     errors_return_to: Annotated[
         ErrorsReturnTo,
         Meta(
-            description="which queue their copies there name for errors return: timeouts_queue dispatches them "
-            "again, destination is where they were meant for"
+            description="the queue to which `errors return` sends such messages: timeouts_queue dispatches them "
+            "again, destination is their own destination"
         ),
     ] = "timeouts_queue"
     drain_timeout_manager: Annotated[
@@ -115,15 +115,15 @@ class DelayedDelivery:
         timedelta,
         Span(timedelta(0), timedelta(days=36_500)),
         Meta(
-            description="records of what happened are removed so long after that and the due time, a day at least, and "
-            "an id may be used again; 0s: never. In SQLite, PostgreSQL and MariaDB"
+            description="how long after its event and the due time a record is removed, a day at least; then the id "
+            "may be used again; 0s: never. In SQLite, PostgreSQL and MariaDB"
         ),
     ] = timedelta(days=30)
     use_store_clock: Annotated[
         bool,
         Meta(
-            description="true: what is due is judged by the clock of the store's server, where it has one; false: by "
-            "that of the machine"
+            description="true: the clock of the store's server decides what is due, if it has one; false: the clock "
+            "of the machine decides"
         ),
     ] = True
     claiming_store: ClaimingStore = field(init=False, repr=False, compare=False)
@@ -224,13 +224,13 @@ class TimeoutManager:
     time_to_wait_before_triggering_critical_error: Annotated[
         timedelta,
         ZERO_OR_MORE,
-        Meta(description="looking for due timeouts may fail this long before it is a critical error; 0 is allowed"),
+        Meta(description="polling for due timeouts may fail this long before it is a critical error; 0 is allowed"),
     ] = timedelta(minutes=2)
     concurrency: Annotated[
         int | None,
         Meta(
             ge=1,
-            description="messages in hand at once in each of its queues; default: as many as processors, at least 2",
+            description="messages handled at once in each of its queues; default: as many as processors, at least 2",
         ),
     ] = None
 
@@ -243,7 +243,7 @@ class TimeoutManager:
         if not hasattr(self.persister, "database"):
             raise ConfigurationError(
                 f"{type(self.persister).__name__} cannot keep timeouts: it has no property database; inherit "
-                f"TimeoutPersister, which has one that names none"
+                f"TimeoutPersister, whose property names no database"
             )
         check_settings(self)
 

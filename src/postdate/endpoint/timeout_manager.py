@@ -8,8 +8,8 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.core.due.poller import Poller
-from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import translate_store_errors
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import AttemptsRecovery, Step, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.pump import MessagePump
 from postdate.core.recoverability import ErrorQueue, Host, RecoveryRules
@@ -88,7 +88,7 @@ class TimeoutManagerService(Service):
         if delayed_delivery is not None and delayed_delivery.drain_timeout_manager:
             raise ConfigurationError(
                 f"endpoint {endpoint!r} has a timeout manager, and a delayed delivery with drain_timeout_manager, "
-                f"which is for when that does not run any more: leave out one of them"
+                f"which is for endpoints whose timeout manager does not run any more: leave out one of them"
             )
         self.shares_queue = delayed_delivery is not None and is_same_queue(
             self._queue, timeouts_queue(endpoint), capabilities
@@ -163,7 +163,7 @@ class TimeoutManagerService(Service):
                 shares_database=self._enlisting_persister is not None,
                 counts_transient=True,
             ),
-            attempts=Attempts(),
+            memory=MessageMemory(),
             outage=outage,
             errors=ErrorQueue(self._error_queue, queue, Host(context.endpoint)),
             clock=context.clock,

@@ -11,16 +11,8 @@ from postdate.core.recoverability import check_answers
 from postdate.core.simple_store import enlisting_store
 from postdate.errors import InvalidMessage, MessageNotFound, PostdateError
 from postdate.messages import Envelope, Headers, expires_at_of, new_message_id
+from postdate.operations import error_returns
 from postdate.operations.error_queue import ids_of, missing_text
-from postdate.operations.error_returns import (
-    RETURN,
-    FailedMessageReturner,
-    ReturnResult,
-    copy_without_failure,
-    delayed_message_of,
-    readable_discard_reason,
-    return_destination,
-)
 from postdate.operations.queues import close_receiver, requeue_message, walk_queue
 from postdate.ports import Completion
 from postdate.wiring import OpenDeployment
@@ -44,7 +36,7 @@ async def edit(
     message_id: str,
     now: datetime,
     change: Edit,
-) -> ReturnResult:
+) -> error_returns.ReturnResult:
     """Send a failed message to the queue where it failed, or to another queue, with another body or other headers.
 
     The edited message is a new message, which names the failed one. The failed message stays in the error queue with a
@@ -69,13 +61,15 @@ async def edit(
                         raise next(filter(None, errors))
                     await walk.receiver.commit(received, now, replace(completion, outgoing=[marked_message]))
                     walk.forget_settled([received])
-                    return ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
+                    return error_returns.ReturnResult(
+                        edited_message.message_id, done=True, queue=edited_message.destination
+                    )
         raise MessageNotFound(missing_text(queue, message_id))
     receiver = deployment.transport.receiver(queue)
     try:
-        received, reason = await FailedMessageReturner(deployment, receiver, queue, now, RETURN).receive_message(
-            message_id
-        )
+        received, reason = await error_returns.FailedMessageReturner(
+            deployment, receiver, queue, now, error_returns.RETURN
+        ).receive_message(message_id)
         if received is None:
             raise MessageNotFound(f"message {message_id!r} cannot be edited: {reason}")
         try:
@@ -88,17 +82,20 @@ async def edit(
             raise
     finally:
         await close_receiver(receiver, queue)
-    return ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
+    return error_returns.ReturnResult(edited_message.message_id, done=True, queue=edited_message.destination)
 
 
 def _apply_edit(failed: Envelope, queue: str, now: datetime, change: Edit) -> tuple[Envelope, Envelope]:
     """Return the edited message, and the failed message with the mark with which it goes back to the error queue."""
-    copy, new_id = copy_without_failure(failed, return_destination(failed, change.to)), new_message_id()
+    copy, new_id = (
+        error_returns.copy_without_failure(failed, error_returns.return_destination(failed, change.to)),
+        new_message_id(),
+    )
     headers = {**copy.headers, **change.headers, Headers.MESSAGE_ID: new_id, Headers.EDIT_OF: failed.message_id}
-    if (reason := readable_discard_reason(headers, now)) is not None:
+    if (reason := error_returns.readable_discard_reason(headers, now)) is not None:
         has_expired = (expires_at := expires_at_of(headers)) is not None and expires_at < now
         name = Headers.EXPIRES_AT if has_expired else Headers.TIME_TO_BE_RECEIVED
-        raise InvalidMessage(f"it {reason} and would be discarded there; have it end later: --header {name}=…")
+        raise InvalidMessage(f"it {reason} and would be discarded there; give it a later expiry: --header {name}=…")
     edited_message = replace(
         copy, message_id=new_id, headers=headers, body=copy.body if change.body is None else change.body
     )
@@ -116,7 +113,7 @@ async def _prepare_completion(
     store = deployment.store
     if store is None or not await has_limits(store, edited_message.destination):
         return Completion(record=None, outgoing=[edited_message, marked_message])
-    message = delayed_message_of(edited_message, edited_message.message_id, now)
+    message = error_returns.delayed_message_of(edited_message, edited_message.message_id, now)
     if (moving := enlisting_store(store, deployment.transport)) is not None:
         return Completion(record=None, outgoing=[marked_message], work=[moving.storing_work([message], now)])
     await store.store(message, now)

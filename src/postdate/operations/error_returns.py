@@ -101,7 +101,7 @@ def delayed_message_of(copy: Envelope, own_id: str, now: datetime) -> DelayedMes
 def return_destination(failed: Envelope, to: str | None) -> str:
     destination = to or failed.headers.get(Headers.FAILED_QUEUE)
     if not destination:
-        raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
+        raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; name its queue with --to QUEUE")
     return destination
 
 
@@ -179,7 +179,7 @@ async def _refuse_missing_queues(
 def _refuse_edited(envelope: Envelope, queue: str) -> ReturnResult:
     """Return the result for a message that was edited: it stays, and only a return by its own id sends it again."""
     id_, edited_as = envelope.message_id, envelope.headers[Headers.EDITED_AS]
-    remark = f"it was edited, and sent as {edited_as}; to return it as well, name it: postdate errors return {id_}"
+    remark = f"it was edited and sent as {edited_as}; to return it as well, name it: postdate errors return {id_}"
     return ReturnResult(id_, done=False, queue=queue, remark=remark)
 
 
@@ -319,7 +319,7 @@ class FailedMessageReturner:
     async def _find_by_header(self, message_id: str) -> tuple[Sequence[str], str]:
         """Return the ids of free messages with this id from a sender, or the reason why there is not exactly one."""
         if self.deployment.queue_view is None:
-            return (), f"it is not in {self.queue!r}, or another process has it in hand"
+            return (), f"it is not in {self.queue!r}, or another process has received it"
         queued_messages = await self.deployment.queue_view.find_in_queues(message_id)
         in_queue = [each for each in queued_messages if each.queue == self.queue]
         free_ids = [each.envelope.message_id for each in in_queue if each.received_by is None]
@@ -327,7 +327,7 @@ class FailedMessageReturner:
             return free_ids, missing_text(self.queue, message_id)
         if len(free_ids) > 1:
             return free_ids, _ambiguous_text(free_ids)
-        return free_ids, f"{'another process' if free_ids else f'process {in_queue[0].received_by}'} has it in hand"
+        return free_ids, f"{'another process' if free_ids else f'process {in_queue[0].received_by}'} has received it"
 
 
 def _preview_treatment(
@@ -335,7 +335,7 @@ def _preview_treatment(
 ) -> ReturnResult:
     """Return what would become of a failed message. ``held_by``: the process that is handling the message, if any."""
     if held_by is not None:
-        return ReturnResult(envelope.message_id, done=False, queue=queue, remark=f"process {held_by} has it in hand")
+        return ReturnResult(envelope.message_id, done=False, queue=queue, remark=f"process {held_by} has received it")
     try:
         return ReturnResult(envelope.message_id, done=True, queue=_completion_of(envelope, queue, now, treatment)[0])
     except PostdateError as error:
@@ -355,8 +355,7 @@ def _completion_of(envelope: Envelope, queue: str, now: datetime, treatment: Tre
     # The message does not expire in the error queue. The destination would discard it, and there is no other copy.
     if reason is not None:
         raise InvalidMessage(
-            f"it {reason} and would be discarded there; to have it handled all the same, return it with "
-            f"--without-expiry"
+            f"it {reason} and would be discarded there; to handle it anyway, return it with --without-expiry"
         )
     return destination, Completion(RecordKind.RETURNED, f"to {destination}", outgoing=[copy])
 

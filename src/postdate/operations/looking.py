@@ -74,9 +74,8 @@ class Refresher(Generic[T]):
         calls = resource_of(deployment.store).calls(activity, log, is_rare=True)
         while True:
             while self._clock.monotonic() - self._last_request_seconds >= _WATCHED_SECONDS:
-                self._request_event = (
-                    anyio.Event()
-                )  # An event cannot be cleared, and an earlier request has set the old one.
+                # An event cannot be cleared, and an earlier request has set the old one.
+                self._request_event = anyio.Event()
                 await self._request_event.wait()
             start_seconds, observed_at = self._clock.monotonic(), self._clock.now()
             try:

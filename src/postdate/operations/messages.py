@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from postdate.core import changes
-from postdate.core.changes import Pending, list_matching
 from postdate.core.limits import load_limits_in_force
 from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
 from postdate.errors import MessageNotFound, TransportUnavailable
 from postdate.messages import OWN_PREFIX, DelayedMessage, Envelope, check_id, origin_of
+from postdate.operations import plain
 from postdate.operations.explanation import explain
 from postdate.operations.needs import (
     find_in_queues,
@@ -22,7 +22,6 @@ from postdate.operations.needs import (
     read_queue_lengths,
     require_administrable,
 )
-from postdate.operations.plain import Body, Event, Progress, body_of, events_of, ignore_progress, running_services
 from postdate.operations.unreadable import UnreadableDetails, count_unreadable, find_unreadable
 from postdate.ports import AdministrableStore, Answer, PendingState
 from postdate.ports.limits import LimitingStore, is_in_lane
@@ -80,7 +79,7 @@ async def statistics(deployment: OpenDeployment, now: datetime, *, at_a_glance: 
         next_due=counts.next_due,
         records=records,
         queues=queues,
-        services=None if processes is None else len(running_services(processes)),
+        services=None if processes is None else len(plain.running_services(processes)),
         unreadable=await count_unreadable(deployment),
     )
 
@@ -120,7 +119,7 @@ class MessageList:
 
 async def list_messages(
     deployment: OpenDeployment,
-    pending_filter: Pending,
+    pending_filter: changes.Pending,
     limit: int,
     now: datetime,
     after: str | None = None,
@@ -132,7 +131,7 @@ async def list_messages(
     """
     store = require_administrable(deployment, "list messages")
     changes.check_limit(limit)
-    messages = await list_matching(store, pending_filter, limit + 1, after, search_limit)
+    messages = await changes.list_matching(store, pending_filter, limit + 1, after, search_limit)
     limited_queues = set(await load_limits_in_force(store) if isinstance(store, LimitingStore) else ())
     page = messages[:limit]
     more = len(messages) > limit
@@ -177,7 +176,7 @@ class MessageLocation:
     expires_at: datetime | None
     held_by: int | None
     headers: Mapping[str, str]
-    body: Body
+    body: plain.Body
     origin: str
 
 
@@ -190,7 +189,7 @@ class MessageDetails:
 
     message_id: str
     places: Sequence[MessageLocation]
-    history: Sequence[Event]
+    history: Sequence[plain.Event]
     unreadable: Sequence[UnreadableDetails] = ()
 
 
@@ -205,13 +204,12 @@ async def show_message(deployment: OpenDeployment, message_id: str, *, queued: b
         _location("queue", each.queue, each.envelope, each.failures, each.received_by)
         for each in (await find_in_queues(deployment, message_id) if queued else ())
     ]
-    history = events_of(await require_administrable(deployment, "show a message").history(message_id))
+    history = plain.events_of(await require_administrable(deployment, "show a message").history(message_id))
     unreadable = await find_unreadable(deployment, message_id)
     if not places and not history and not unreadable:
         raise MessageNotFound(
-            f"no message {message_id!r} waits in {deployment.settings.store.address.redacted_text}, "
-            f"is in a queue, or was recorded; "
-            f"list what waits with `postdate messages list`"
+            f"no message {message_id!r} is pending in {deployment.settings.store.address.redacted_text}, "
+            f"is in a queue, or was recorded; list pending messages with `postdate messages list`"
         )
     return MessageDetails(message_id, places, history, unreadable)
 
@@ -234,7 +232,7 @@ def _location(
         expires_at=message.expires_at,
         held_by=held_by,
         headers=message.headers,
-        body=body_of(message.body),
+        body=plain.body_of(message.body),
         origin=origin_of(message.headers).value,
     )
 
@@ -305,11 +303,11 @@ class ChangeCounts:
 
 async def cancel_all(
     deployment: OpenDeployment,
-    pending_filter: Pending,
+    pending_filter: changes.Pending,
     now: datetime,
     *,
     dry_run: bool,
-    progress: Progress = ignore_progress,
+    progress: plain.Progress = plain.ignore_progress,
 ) -> ChangeCounts:
     """Remove all pending messages that match, permanently."""
     store = require_administrable(deployment, "cancel messages")
@@ -325,12 +323,12 @@ async def cancel_all(
 
 async def reschedule_all(  # noqa: PLR0913 - which, when, and how
     deployment: OpenDeployment,
-    pending_filter: Pending,
+    pending_filter: changes.Pending,
     due: Callable[[DelayedMessage, datetime], datetime],
     now: datetime,
     *,
     dry_run: bool,
-    progress: Progress = ignore_progress,
+    progress: plain.Progress = plain.ignore_progress,
     wall_time: WallTime | None = None,
 ) -> ChangeCounts:
     """Change the due time of all pending messages that match; ``due`` returns the new one of each message."""
@@ -348,10 +346,10 @@ async def reschedule_all(  # noqa: PLR0913 - which, when, and how
 
 async def _change_all(
     store: AdministrableStore,
-    pending_filter: Pending,
+    pending_filter: changes.Pending,
     change: Callable[[DelayedMessage], Awaitable[Answer]],
     preview_change: changes.Preview,
-    progress: Progress,
+    progress: plain.Progress,
     *,
     dry_run: bool,
 ) -> ChangeCounts:
@@ -359,7 +357,7 @@ async def _change_all(
     if dry_run:
         count = await changes.count_answers(store, pending_filter, preview_change)
         return ChangeCounts({answer.value: number for answer, number in count.items()}, dry_run)
-    messages, counter = await list_matching(store, pending_filter, None), itertools.count(1)
+    messages, counter = await changes.list_matching(store, pending_filter, None), itertools.count(1)
 
     async def change_and_report(message: DelayedMessage) -> Answer:
         try:

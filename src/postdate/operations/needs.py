@@ -6,42 +6,33 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
+from postdate import ports
 from postdate.clock import SystemClock
 from postdate.config import Settings
 from postdate.errors import NotSupported, PostdateError, QueueNotFound, StoreNotSetUp
-from postdate.ports import (
-    AdministrableStore,
-    ForeignIntake,
-    Observer,
-    PendingState,
-    Process,
-    QueuedMessage,
-    TransactionMode,
-    Transport,
-)
 from postdate.ports.limits import LimitingStore
 from postdate.wiring import OpenDeployment, delay_exchange, dispatcher_queues, intake_queues, locate_errors
 
 
-def require_administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
+def require_administrable(deployment: OpenDeployment, purpose: str) -> ports.AdministrableStore:
     """Return the store if an operator can list and change its messages. Otherwise raise NotSupported.
 
     ``purpose`` completes "cannot", such as ``list messages``.
     """
     store = deployment.required_store
-    if isinstance(store, AdministrableStore):
+    if isinstance(store, ports.AdministrableStore):
         return store
     address = deployment.settings.store.address
-    raise NotSupported(f"cannot {purpose}: the store {address!r} does not show what is in it, nor lets it be changed")
+    raise NotSupported(f"cannot {purpose}: the store {address!r} does not support listing and changing its messages")
 
 
-def require_queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
+def require_queue_view(deployment: OpenDeployment, purpose: str) -> ports.Observer:
     """Return the observer of the queues. Raise NotSupported without one; see :func:`require_administrable`."""
     if deployment.queue_view is not None:
         return deployment.queue_view
     raise NotSupported(
-        f"cannot {purpose}: the queues at {deployment.settings.transport.address!r} cannot be looked into without "
-        f"taking messages out; use the server's own tools to look"
+        f"cannot {purpose}: the queues at {deployment.settings.transport.address!r} cannot be browsed without "
+        f"removing messages; use the server's own tools"
     )
 
 
@@ -68,10 +59,10 @@ async def read_queue_lengths(deployment: OpenDeployment, names: Sequence[str]) -
     return await deployment.transport.lengths_of(list(dict.fromkeys(names)))
 
 
-def all_intake_queues(settings: Settings, transport: Transport) -> list[str]:
+def all_intake_queues(settings: Settings, transport: ports.Transport) -> list[str]:
     """Return the queues from which the service receives messages to delay, including those of an exchange."""
     queues, exchange = intake_queues(settings, transport.capabilities), delay_exchange(settings, transport)
-    if exchange is not None and isinstance(transport, ForeignIntake):
+    if exchange is not None and isinstance(transport, ports.ForeignIntake):
         queues += [each.name for each in transport.intake_queues(exchange)]
     return queues
 
@@ -87,25 +78,25 @@ async def has_queue(deployment: OpenDeployment, queue: str) -> bool | None:
     return None if queue_lengths is None else queue in queue_lengths
 
 
-async def list_store_processes(deployment: OpenDeployment) -> Sequence[Process] | None:
+async def list_store_processes(deployment: OpenDeployment) -> Sequence[ports.Process] | None:
     """Return the processes that use the store; ``None`` if they cannot be known."""
     return None if deployment.store_view is None else await deployment.store_view.processes()
 
 
-async def find_pending_state(deployment: OpenDeployment, message_id: str) -> PendingState | None:
+async def find_pending_state(deployment: OpenDeployment, message_id: str) -> ports.PendingState | None:
     """Return a pending message with as much as the store knows of it; ``None`` if the message is not pending."""
     if deployment.store_view is not None:
         return await deployment.store_view.pending_state_of(message_id)
     message = await require_administrable(deployment, "find a message").get(message_id)
-    return None if message is None else PendingState(message, message.due)
+    return None if message is None else ports.PendingState(message, message.due)
 
 
-async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[PendingState]:
+async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[ports.PendingState]:
     """Return the pending delayed retries of a message; empty if they cannot be known."""
     return () if deployment.store_view is None else await deployment.store_view.retries_of(message_id)
 
 
-async def find_in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[QueuedMessage]:
+async def find_in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[ports.QueuedMessage]:
     """Return the places of the message in queues; empty if queues cannot be browsed."""
     return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)
 
@@ -134,7 +125,7 @@ async def check_setup(deployment: OpenDeployment) -> None:
     """
     settings = deployment.settings
     if deployment.store is not None:
-        await deployment.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+        await deployment.store.initialize(settings.endpoint.name, ports.TransactionMode.RECEIVE_ONLY)
         await deployment.store.next_attempt()
         if isinstance(deployment.store, LimitingStore):
             await deployment.store.load_limits()

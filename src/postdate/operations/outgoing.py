@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
+from postdate import wiring
 from postdate.config import Settings
 from postdate.core.upkeep.store_clock import FollowingClock
 from postdate.endpoint.message_types import JSON_CONTENT_TYPE
@@ -19,17 +20,6 @@ from postdate.operations.doctor.servers import diagnose_queue_limits
 from postdate.operations.needs import has_queue, list_store_processes, read_queue_lengths
 from postdate.operations.plain import running_services
 from postdate.ports import ForeignIntake
-from postdate.wiring import (
-    OpenDeployment,
-    address_of_section,
-    build_endpoint,
-    delay_exchange,
-    is_enabled,
-    locate_errors,
-    open_outbox,
-    open_saga_store,
-    own_queues,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +47,7 @@ class SetupResult:
 
 
 async def set_up(
-    deployment: OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
+    deployment: wiring.OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
 ) -> SetupResult:
     """Create the tables and queues that do not exist. ``queues`` names additional queues.
 
@@ -65,17 +55,17 @@ async def set_up(
     then in the database of the store.
     """
     settings = deployment.settings
-    all_queues = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
+    all_queues = list(dict.fromkeys([*wiring.own_queues(settings, deployment.transport.capabilities), *queues]))
     if deployment.store is not None:
         await deployment.store.setup()
     existing_queues: Mapping[str, int] | None = {}
     with suppress(StoreNotSetUp):  # The tables of the queues are created together with the first queue.
         existing_queues = await read_queue_lengths(deployment, all_queues)
     await deployment.transport.create_queues(all_queues)
-    exchange = delay_exchange(settings, deployment.transport)
+    exchange = wiring.delay_exchange(settings, deployment.transport)
     if exchange is not None and isinstance(deployment.transport, ForeignIntake):
         await deployment.transport.create_intake(exchange)
-    with locate_errors(settings, "timeout_manager.address"):
+    with wiring.locate_errors(settings, "timeout_manager.address"):
         for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.setup()
@@ -87,8 +77,8 @@ async def set_up(
         created=None if existing_queues is None else [name for name in all_queues if name not in existing_queues],
         exchange=None if exchange is None else exchange.name,
         timeouts=None if timeouts_address is None else timeouts_address.redacted_text,
-        sagas=await _set_up_part(settings, "sagas") if is_enabled(settings.sagas, sagas) else None,
-        outbox=await _set_up_part(settings, "outbox") if is_enabled(settings.outbox, outbox) else None,
+        sagas=await _set_up_part(settings, "sagas") if wiring.is_enabled(settings.sagas, sagas) else None,
+        outbox=await _set_up_part(settings, "outbox") if wiring.is_enabled(settings.outbox, outbox) else None,
         limits=[limit.found for limit in await diagnose_queue_limits(deployment.transport, all_queues)],
     )
 
@@ -96,13 +86,13 @@ async def set_up(
 async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) -> str:
     """Create the tables of sagas or the outbox, and return their address."""
     section_settings = settings.sagas if section == "sagas" else settings.outbox
-    with locate_errors(settings, "store.address" if section_settings.address is None else f"{section}.address"):
-        part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
+    with wiring.locate_errors(settings, "store.address" if section_settings.address is None else f"{section}.address"):
+        part = wiring.open_saga_store(settings) if section == "sagas" else wiring.open_outbox(settings)
         try:
             await part.setup()
         finally:
             await part.close()
-    return address_of_section(section_settings, settings).redacted_text
+    return wiring.address_of_section(section_settings, settings).redacted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ class SendReport:
 
 
 async def send(
-    deployment: OpenDeployment, body: bytes, options: SendOptions, message_type: str | None = None
+    deployment: wiring.OpenDeployment, body: bytes, options: SendOptions, message_type: str | None = None
 ) -> SendReport:
     """Send a message at once, or store it until it is due. Return after the commit.
 
@@ -134,7 +124,7 @@ async def send(
         DuplicateMessage: the id was used before.
         QueueNotFound: the queue of a message without delay is missing; nothing was sent.
     """
-    endpoint = build_endpoint(deployment)
+    endpoint = wiring.build_endpoint(deployment)
     options = replace(options, headers={**_content_headers(body, message_type), **(options.headers or {})})
     # A delay is added to the time of the clock that later judges the due time.
     if isinstance(endpoint.clock, FollowingClock):

@@ -109,7 +109,7 @@ async def requeue_message(receiver: Receiver, received: Received, now: datetime)
         else:
             await receiver.roll_back(received, failed=False)
     except PostdateError as error:
-        log.warning("message %s cannot be given back now: %s", received.envelope.message_id, error)
+        log.warning("message %s cannot be returned to its queue now: %s", received.envelope.message_id, error)
 
 
 async def close_receiver(receiver: Receiver, queue: str) -> None:

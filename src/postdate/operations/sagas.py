@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decode_details, name_of
+from postdate.endpoint.saga_instance import PendingTimeout, SagaDetails, decode_details, name_of
 from postdate.errors import InvalidMessage, StoreNotSetUp
 from postdate.ports import SagaRecord, SagaStore
 from postdate.wiring import OpenDeployment, address_of_section, file_of, open_saga_store

@@ -17,6 +17,7 @@ from typing import Final, TypeGuard
 
 import anyio
 
+from postdate import ports
 from postdate.backends.registry import place_of
 from postdate.clock import LATEST, Clock, SystemClock
 from postdate.config import Address, Settings, resolve_address
@@ -27,16 +28,6 @@ from postdate.core.upkeep.wall_times import ZoneStore, decode_rules, ensure_rule
 from postdate.errors import ConfigurationError, MessageError, MigrationConflict, NotSupported, StoreError, StoreNotSetUp
 from postdate.messages import INTENTS, DelayedMessage, Headers, Origin, encode_headers, size_in_bytes
 from postdate.operations.plain import Progress, format_count, ignore_progress, running_services
-from postdate.ports import (
-    AdministrableStore,
-    Claim,
-    ClaimingStore,
-    MessageFilter,
-    Outcome,
-    RecordKind,
-    ReplacingStore,
-    TransactionMode,
-)
 from postdate.ports.backends import Place
 from postdate.ports.changing import KEYED, KEYED_ID
 from postdate.ports.limits import LimitingStore
@@ -66,8 +57,8 @@ _PATIENCE_SECONDS: Final = 90
 _CLAIM_PAUSE_SECONDS: Final = 0.5
 
 _REASONS: Final = {
-    MISSING: "the new store knows the id, and does not have the message",
-    IN_ANOTHER_STORE: "it was moved out of the new store before, which would not deliver it",
+    MISSING: "the new store has a record of the id, but does not have the message",
+    IN_ANOTHER_STORE: "it was moved out of the new store before, so the new store would not deliver it",
 }
 
 _INTENTS_DUE: Final = datetime(9999, 1, 1, tzinfo=UTC)
@@ -146,12 +137,12 @@ class StoreMoveResult:
             self.refusals.append(Refusal(message_id, reason))
 
 
-class MovableStore(AdministrableStore, ClaimingStore, ABC):
+class MovableStore(ports.AdministrableStore, ports.ClaimingStore, ABC):
     """A store from which messages can be moved, and into which messages can be moved."""
 
     @classmethod
     def is_movable(cls, store: object) -> TypeGuard[MovableStore]:
-        return isinstance(store, AdministrableStore) and isinstance(store, ClaimingStore)
+        return isinstance(store, ports.AdministrableStore) and isinstance(store, ports.ClaimingStore)
 
 
 async def move_store(plan: StoreMove, progress: Progress = ignore_progress) -> StoreMoveResult:
@@ -178,7 +169,7 @@ async def move_store(plan: StoreMove, progress: Progress = ignore_progress) -> S
         return transfer.result
 
 
-def _open_source(plan: StoreMove) -> ClaimingStore:
+def _open_source(plan: StoreMove) -> ports.ClaimingStore:
     address = resolve_address(plan.source, os.environ)
     _check_exists(address, "name the file in which messages wait")
     given_options = {"schema": plan.schema, "table": plan.table}
@@ -186,7 +177,7 @@ def _open_source(plan: StoreMove) -> ClaimingStore:
     return open_store(address, **settings_of_store(address, {"create": False}), **arguments)
 
 
-def _open_target(settings: Settings) -> ClaimingStore:
+def _open_target(settings: Settings) -> ports.ClaimingStore:
     address = settings.store.address
     with name_setting_in_errors("store.address", address, settings):
         arguments = store_settings(settings, create=False)
@@ -197,7 +188,7 @@ def _open_target(settings: Settings) -> ClaimingStore:
 def _check_exists(address: Address, advice: str) -> None:
     """Raise an error for a store of one process, and for a missing file. To open a missing file would create it."""
     if place_of(address.scheme) is Place.MEMORY:
-        raise ConfigurationError(f"{address!r} lives in one process only: name a file or a server")
+        raise ConfigurationError(f"{address!r} exists in one process only: name a file or a server")
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
         raise StoreNotSetUp(f"there is no file {path}; {advice}")
@@ -210,16 +201,17 @@ def _format_address(address: Address) -> str:
 
 
 @asynccontextmanager
-async def _open_movable(store: ClaimingStore, endpoint: str, address_text: str) -> AsyncGenerator[MovableStore]:
+async def _open_movable(store: ports.ClaimingStore, endpoint: str, address_text: str) -> AsyncGenerator[MovableStore]:
     """Open a store for the length of the block.
 
     Raises StoreError if the store has no tables, NotSupported if its messages cannot be read.
     """
     try:
-        await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
+        await store.initialize(endpoint, ports.TransactionMode.RECEIVE_ONLY)
         if not MovableStore.is_movable(store):
             raise NotSupported(
-                f"the store {address_text!r} does not show what is in it: nothing is moved out of it, or into it"
+                f"the store {address_text!r} does not support listing its messages: nothing can be moved out of it "
+                f"or into it"
             )
         await store.next_attempt()  # This call fails if the tables do not exist.
         yield store
@@ -252,20 +244,20 @@ class _Transfer:
     _clock: Clock = field(default_factory=SystemClock)
     _saga_timeouts: int = 0
     # The claims of the current page and of refused messages, without the content of the messages.
-    _claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
+    _claims: dict[str, ports.Claim] = field(default_factory=dict[str, ports.Claim])
 
     async def run(self, *, services_stopped: bool) -> None:
         started, result = self._clock.monotonic(), self.result
         await self._check_services_stopped(stopped=services_stopped)
         await _check_no_intents(self.source, result.source)
         await _check_no_intents(self.target, result.target)
-        for first in await self.source.list_pending(MessageFilter(), 1):
+        for first in await self.source.list_pending(ports.MessageFilter(), 1):
             await self._check_different_stores(first.message_id)
         await self._copy_limits()
         result.waiting_before, unreadable_before = await self._count_pending()
         async for message in self._read_pending(due_from=LATEST):
             result.refuse(
-                message.message_id, "it is due at the last microsecond of the year 9999: no store gives it out"
+                message.message_id, "it is due at the last microsecond of the year 9999: no store delivers it"
             )
         if result.dry_run:
             await self._preview()
@@ -290,12 +282,11 @@ class _Transfer:
             self.result.remarks.append(services_text)
         elif services:
             raise MigrationConflict(
-                f"{services_text}. If they deliver for other endpoints only, say --services-stopped"
+                f"{services_text}. If they deliver only for other endpoints, add --services-stopped"
             )
         elif services is None and not (stopped or self.result.dry_run):
             raise ConfigurationError(
-                f"whether services of {source_address} run cannot be seen in this store: stop them, and then say so "
-                f"with "
+                f"this store does not show whether services of {source_address} run: stop them, and then add "
                 f"--services-stopped"
             )
 
@@ -313,7 +304,8 @@ class _Transfer:
         limits, result = await _load_limits(self.source), self.result
         if limits and not isinstance(self.target, LimitingStore):
             raise NotSupported(
-                f"{result.target} keeps no limits of queues; these have some: {', '.join(limits)}; lift them first: "
+                f"{result.target} does not support limits of queues; these queues have limits: {', '.join(limits)}; "
+                f"remove them first: "
                 f"postdate destinations limit QUEUE --store {result.source}"
             )
         target_limits = await _load_limits(self.target)
@@ -360,7 +352,7 @@ class _Transfer:
             with suppress(StoreError), anyio.CancelScope(shield=True):
                 await self.source.release(list(self._claims.values()), None)
 
-    async def _move_page(self, claims: Sequence[Claim]) -> None:
+    async def _move_page(self, claims: Sequence[ports.Claim]) -> None:
         now, messages = self._clock.now(), {claim.message.message_id: claim.message for claim in claims}
         self._claims |= {claim.message.message_id: claim for claim in claims}
         reasons = {id_: reason for id_, message in messages.items() if (reason := self._refusal_reason(message))}
@@ -379,7 +371,7 @@ class _Transfer:
         moved_claims = [claim for claim in claims if claim.message.message_id not in reasons]
         await self._store_keys([claim.message.message_id for claim in moved_claims])
         detail = f"{MOVED_AWAY}: {self.result.target}"
-        self.result.moved += await self.source.finish(moved_claims, Outcome.CANCELLED, now, detail)
+        self.result.moved += await self.source.finish(moved_claims, ports.Outcome.CANCELLED, now, detail)
         self.result.known_before += sum(id_ not in reasons for id_ in existing_ids)
         for claim in moved_claims:
             self._add_to_counts(claim.message)
@@ -401,7 +393,7 @@ class _Transfer:
             return list((await self.target.store_many(messages, now)).duplicate_ids)
         except MessageError as error:
             if len(messages) == 1:
-                reasons[messages[0].message_id] = f"the new store does not take it: {error}"
+                reasons[messages[0].message_id] = f"the new store does not accept it: {error}"
                 return []
             half = len(messages) // 2
             return [
@@ -412,11 +404,11 @@ class _Transfer:
 
     async def _store_keys(self, message_ids: Sequence[str]) -> None:
         """Give messages the keys that they have in the old store, according to the records of their scheduling."""
-        if isinstance(self.target, ReplacingStore):
+        if isinstance(self.target, ports.ReplacingStore):
             candidate_ids = [id_ for id_ in message_ids if KEYED_ID.search(id_)]
             records = [record for id_ in candidate_ids for record in await self.source.history(id_)]
             keyed_ids = [
-                each.message_id for each in records if (each.kind, each.detail) == (RecordKind.SCHEDULED, KEYED)
+                each.message_id for each in records if (each.kind, each.detail) == (ports.RecordKind.SCHEDULED, KEYED)
             ]
             await self.target.store_keys(keyed_ids)
 
@@ -447,9 +439,9 @@ class _Transfer:
     def _refusal_reason(self, message: DelayedMessage) -> str:
         """Return why the new store cannot take a message; empty: no reason is known before the message is stored."""
         if Headers.WALL_TIME in message.headers and not ZoneStore.is_zone_store(self.target):
-            return f"it follows the clocks of a zone, which {type(self.target).__name__} cannot have messages do"
+            return f"it has a wall time in a zone, which {type(self.target).__name__} does not support"
         size, largest = size_in_bytes(encode_headers(message.headers), message.body), self._largest_message_bytes
-        return f"it has {size:,} bytes, and the new store takes {largest:,}" if size > largest else ""
+        return f"it has {size:,} bytes, and the new store accepts {largest:,}" if size > largest else ""
 
     @property
     def _largest_message_bytes(self) -> int:
@@ -470,11 +462,12 @@ class _Transfer:
             )
         if result.waiting > 0:
             remarks.append(
-                "what still waits is claimed by a process, was stored meanwhile, or cannot be read: run it again"
+                "the remaining messages are claimed by a process, were stored meanwhile, or cannot be read: run it "
+                "again"
             )
         if unexplained := result.waiting_before - result.moved - result.refused - max(result.waiting, 0):
-            action = "took out of the old store" if unexplained > 0 else "stored there"
-            remarks.append(f"counts differ by {abs(unexplained):,} messages that others {action} meanwhile")
+            action = "removed from the old store" if unexplained > 0 else "stored there"
+            remarks.append(f"counts differ by {abs(unexplained):,} messages that other processes {action} meanwhile")
         result.waiting = max(result.waiting, 0)
         if self._saga_timeouts:
             remarks.append(
@@ -497,7 +490,7 @@ async def _load_limits(store: MovableStore) -> dict[str, Limits]:
 
 async def _check_no_intents(store: MovableStore, address_text: str) -> None:
     """Raise MigrationConflict if a store still has batches of an unfinished live migration by an earlier version."""
-    if await store.list_pending(MessageFilter(INTENTS, due_from=_INTENTS_DUE), 1):
+    if await store.list_pending(ports.MessageFilter(INTENTS, due_from=_INTENTS_DUE), 1):
         raise MigrationConflict(
             f"a migration out of {address_text} was interrupted, and messages of its last batch may be in neither "
             f"store; end "

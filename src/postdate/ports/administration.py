@@ -111,7 +111,7 @@ _NUMBER_LIMIT: Final = 2**63
 
 def invalid_cursor_error(cursor: object) -> InvalidMessage:
     """Return the error for a text that is no cursor of the store."""
-    return InvalidMessage(f"{_short_text(cursor)} is no cursor of a message, as a list of this store gave it")
+    return InvalidMessage(f"{_short_text(cursor)} is not a cursor that a list of this store returned")
 
 
 def _short_text(value: object) -> str:

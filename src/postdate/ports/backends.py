@@ -79,7 +79,7 @@ class Addresses:
         for each in (*self.schemes, *self.aliases):
             if not _SCHEME.fullmatch(each) or each in _REFERENCES:
                 raise ConfigurationError(
-                    f"{each!r} is no scheme: lower-case letters, digits, + . -; env and file are references"
+                    f"{each!r} is not a scheme: lower-case letters, digits, + . -; env and file are references"
                 )
 
 
@@ -112,7 +112,7 @@ class Adapter:
             own_settings = self.own_settings
         except (TypeError, NameError) as error:
             raise ConfigurationError(
-                f"{self.settings!r} is no dataclass of settings, see postdate.ports.settings: {error}"
+                f"{self.settings!r} is not a dataclass of settings, see postdate.ports.settings: {error}"
             ) from error
         if "address" in own_settings:
             raise ConfigurationError(f"{self.settings!r} has a setting 'address', which every section has by itself")
@@ -175,8 +175,8 @@ class Backend:
             (:meth:`warn_if_untested`).
         compares_loosely: filters of the server treat some different texts as equal, such as ``A`` and ``a``.
         database: one object for all of the following on one server, which its adapters accept instead of an address.
-            It is made like an adapter, and has a method ``expect``, called with the number of messages that an endpoint
-            handles at once.
+            It is made like an adapter, and has a method ``ensure_connections``, called with the number of messages
+            that an endpoint handles at once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
         transport: has queues: :class:`postdate.ports.Transport`.

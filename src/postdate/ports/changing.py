@@ -232,5 +232,5 @@ def cannot_join_error(store: object) -> ConfigurationError:
     """Return the error of a store that cannot be part of an application's own transaction."""
     return ConfigurationError(
         f"{type(store).__name__} cannot be part of a transaction of yours; keep messages in the database of your "
-        f"transaction, with PostgresStore, or go on without transaction="
+        f"transaction, with PostgresStore, or leave out transaction="
     )

@@ -83,6 +83,15 @@ SCANNED_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """
 
 
+def can_store_text(text: str) -> bool:
+    """Return whether a row can contain the text: no message has a text with NUL or a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def check_scan(row_kind: str, columns: Sequence[str] = ()) -> None:
     """Raise `PipelineError` unless ``row_kind``, and these columns of it, are in :data:`SCANNED_COLUMNS`."""
     if row_kind not in SCANNED_COLUMNS:

@@ -316,7 +316,8 @@ HoldsAtMost = Annotated[
     timedelta | None,
     Span(_SECOND, timedelta(hours=1)),
     Meta(
-        description="a process without a heartbeat for so long loses its claims to others, 1 s to 1 h; default: the "
+        description="a process without a heartbeat for this long loses its claims to other processes, 1 s to 1 h; "
+        "default: the "
         "store's own, 60 s. Of queues in the store's database, too"
     ),
 ]
@@ -324,7 +325,8 @@ AnswersWithin = Annotated[
     timedelta | None,
     Span(_SECOND, timedelta(minutes=10)),
     Meta(
-        description="after so long a silence of the server a connection is given up, 1 s to 10 min; default: 20 s at "
+        description="after this long without an answer of the server a connection is abandoned, 1 s to 10 min; "
+        "default: 20 s at "
         "PostgreSQL, else 30 s. Of queues there, too"
     ),
 ]
@@ -354,7 +356,7 @@ class PrefixedTables:
 
     table_prefix: Annotated[
         str | None,
-        Meta(description="the table's name begins so; default: the endpoint's name, with _ for every point, and _"),
+        Meta(description="prefix of the table's name; default: the endpoint's name, with _ for every point, and _"),
     ] = None
 
 

@@ -200,7 +200,10 @@ class Receiver(ABC):
                     raise
                 # Otherwise the adapter has a fault. If this were raised, the task group would cancel the other endings
                 # and raise nothing, so all messages would seem to be acknowledged.
-                text = f"{type(self).__name__} was cancelled by nobody while it ended a message"
+                text = (
+                    f"{type(self).__name__} raised a cancellation, although no scope was cancelled, while it "
+                    f"acknowledged or rejected a message"
+                )
                 errors[position] = TransportUnreachable(text)
 
         async with anyio.create_task_group() as tasks:
@@ -472,7 +475,7 @@ class DelayExchange:
         if self.due_type not in DUE_EXCHANGE_TYPES:
             raise ConfigurationError(
                 f"due_type must be one of {', '.join(DUE_EXCHANGE_TYPES)}, not {self.due_type!r}; to use another type, "
-                f"declare the exchange {self.name + '.due'!r} yourself: one that exists is left as it is"
+                f"declare the exchange {self.name + '.due'!r} yourself: an existing exchange is not changed"
             )
 
 

@@ -112,7 +112,8 @@ class Resource:
         """Whether the outage was logged. If so, its end must be logged, too."""
         self._answered_at: float | None = None
         """When the first call succeeded after the last failure. If nothing fails any more, the outage ended then."""
-        self._outage_count = 0
+        self.outage_count = 0
+        """The number of outages; it grows when one begins."""
         self._codes: set[str] = set()
         """Codes of the errors that were logged in this outage."""
         self._last_error: BaseException | None = None
@@ -140,11 +141,6 @@ class Resource:
             forgotten_after=forgotten_after,
         )
 
-    @property
-    def outage_count(self) -> int:
-        """The number of outages; it grows when one begins."""
-        return self._outage_count
-
     def outage_text(self, seconds: float) -> str | None:
         """Return a description of the outage, as ``out of reach for 3 min: …``; ``None`` while the resource answers."""
         with self._lock:
@@ -163,7 +159,7 @@ class Resource:
                 if seconds - self._ended_at >= _SAME_OUTAGE_WITHIN_SECONDS:
                     self._outage_started_at, self._failures = seconds, 0
                     self._codes.clear()
-                    self._outage_count += 1
+                    self.outage_count += 1
             self._failing[calls], self._last_error, self._answered_at = seconds, error, None
             self._failures += 1
             is_new = not self._codes or (code not in self._codes and not is_passing)

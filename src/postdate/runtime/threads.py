@@ -51,13 +51,9 @@ class WakeUp:
     """Wakes a task from any thread. Create the alarm in the event loop of the task; ring it from any thread."""
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self.event = anyio.Event()
+        """The event that the next ring sets; only :meth:`reset` replaces it."""
         self._loop = current_token().native_token
-
-    @property
-    def event(self) -> anyio.Event:
-        """The event that the next ring sets."""
-        return self._event
 
     def wake(self) -> None:
         """Wake the waiting task; no effect once its event loop has ended."""
@@ -66,15 +62,15 @@ class WakeUp:
             call_soon(self._set)
 
     def _set(self) -> None:
-        self._event.set()
+        self.event.set()
 
     def reset(self) -> None:
         """Forget earlier rings. Call this before polling for work: then a ring during the poll is not lost."""
-        if self._event.is_set():
-            self._event = anyio.Event()
+        if self.event.is_set():
+            self.event = anyio.Event()
 
     async def wait(self) -> None:
-        await self._event.wait()
+        await self.event.wait()
 
 
 @dataclass(slots=True, eq=False)

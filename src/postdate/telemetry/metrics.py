@@ -19,11 +19,11 @@ from postdate.runtime.resource import outage_texts
 LATENESS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0)
 _DURATION_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _HISTOGRAMS: Final = {
-    "lateness": ("From its due time on, of the latest message of each batch", LATENESS_BOUNDS),
-    "look.duration": ("Looks into the store for due messages", _DURATION_BOUNDS),
+    "lateness": ("Time since the due time, of the latest message of each batch", LATENESS_BOUNDS),
+    "look.duration": ("Polls of the store for due messages", _DURATION_BOUNDS),
     "send.duration": ("Calls that send due messages to queues", _DURATION_BOUNDS),
     "handler.duration": ("Handlers of a type of message, the longest run of each batch that ended", _DURATION_BOUNDS),
-    "loop.delay": ("How long the event loop stood still, looked at once a second", _DURATION_BOUNDS),
+    "loop.delay": ("How long the event loop was blocked, measured once a second", _DURATION_BOUNDS),
 }
 _OF_PROCESS: Final = {
     "outages": ("{resource}", "Stores and servers of queues that are out of reach", ""),
@@ -33,10 +33,10 @@ _OF_PROCESS: Final = {
 GAUGES: Final = {
     "pending": ("{message}", "Messages that wait in the store", ""),
     "due": ("{message}", "Messages due until the end of the next minute, hour or day", "postdate.within"),
-    "overdue": ("{message}", "Messages that are due and wait still, also what limits hold", ""),
+    "overdue": ("{message}", "Messages that are due and still pending, including messages held by limits", ""),
     "overdue.age": ("s", "How long the first of these has been due", ""),
     "claimed": ("{message}", "Messages that a process is delivering", ""),
-    "failing": ("{message}", "Messages of which an attempt has failed", ""),
+    "failing": ("{message}", "Messages with at least one failed attempt", ""),
     "errors": ("{message}", "Messages in the error queue", ""),
     "unreadable": ("{message}", "Rows that cannot be read", ""),
     "services": ("{process}", "Processes that deliver from the store", ""),
@@ -60,14 +60,18 @@ class OpenTelemetryMetrics(CountedMetrics):
     def __init__(self, meter: Meter | None = None) -> None:
         super().__init__()
         self._meter = meter = meter or get_meter("postdate")
-        counted = "What became of messages, and where the delivered ones went"
+        counted = "Outcomes of messages, and the destinations of delivered ones"
         meter.create_observable_counter(
             "postdate.messages", [self._observe_messages], unit="{message}", description=counted
         )
-        runs = "Runs of handlers, well or not"
-        meter.create_observable_counter("postdate.handler.runs", [self._observe_runs], unit="{run}", description=runs)
+        runs = "Runs of handlers, successful or failed"
+        meter.create_observable_counter(
+            "postdate.handler.runs", [_observe_types(self.handler_runs)], unit="{run}", description=runs
+        )
         time = "How long these runs took in total"
-        meter.create_observable_counter("postdate.handler.time", [self._observe_seconds], unit="s", description=time)
+        meter.create_observable_counter(
+            "postdate.handler.time", [_observe_types(self.handler_seconds)], unit="s", description=time
+        )
         self._register_gauges(_OF_PROCESS, self._process_gauges)
         self._histograms = {
             name: meter.create_histogram(
@@ -128,11 +132,10 @@ class OpenTelemetryMetrics(CountedMetrics):
         for destination, messages in list(self.delivered_to.items()):
             yield Observation(messages, {OUTCOME: "delivered", "messaging.destination.name": destination})
 
-    def _observe_runs(self, _: CallbackOptions) -> list[Observation]:
-        return [Observation(runs, {MESSAGE_TYPE: name}) for name, runs in list(self.handler_runs.items())]
 
-    def _observe_seconds(self, _: CallbackOptions) -> list[Observation]:
-        return [Observation(seconds, {MESSAGE_TYPE: name}) for name, seconds in list(self.handler_seconds.items())]
+def _observe_types(totals: Mapping[str, int]) -> Callable[[CallbackOptions], list[Observation]]:
+    """Return the callback of a counter with one total for each message type."""
+    return lambda _: [Observation(total, {MESSAGE_TYPE: name}) for name, total in list(totals.items())]
 
 
 def prometheus() -> tuple[OpenTelemetryMetrics, Any]:

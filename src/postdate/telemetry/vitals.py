@@ -44,7 +44,7 @@ class Vitals:
     def health_problems(self) -> list[str]:
         """Return the reasons to restart the process; empty if the process is healthy."""
         stopped_seconds = steady_seconds() - self._last_beat_seconds - _BEAT_SECONDS
-        stopped_texts = [f"the event loop stands still, for {duration_text(stopped_seconds)} now"]
+        stopped_texts = [f"the event loop has been blocked for {duration_text(stopped_seconds)}"]
         return [*self._problems(), *(stopped_texts if stopped_seconds > _STANDS_STILL_SECONDS else ())]
 
     def readiness_problems(self) -> list[str]:

@@ -13,14 +13,15 @@ from typing import Any, Self, TypeVar, Unpack
 import msgspec
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.memory.database import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
 from postdate.core.changes import EVERYTHING, cancel, list_matching, reschedule
 from postdate.core.recoverability import Recoverability
+from postdate.endpoint.completions import MessageCompletions
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.handling import MessageCompletions
 from postdate.endpoint.outbox import Outbox
 from postdate.endpoint.outgoing import Outgoing, OutgoingMessages, reply_options
 from postdate.endpoint.sagas import Saga, correlation_text
@@ -28,17 +29,6 @@ from postdate.endpoint.send_options import SendKeywords, SendOptions
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import Envelope, Headers
-from postdate.ports import (
-    HANDLED,
-    Answer,
-    Completion,
-    Correlation,
-    MessageFilter,
-    Received,
-    SagaStore,
-    TransactionMode,
-    Work,
-)
 from postdate.testing.clock import START, VirtualClock
 
 S = TypeVar("S")
@@ -111,7 +101,7 @@ class EndpointTest:
         start: datetime = START,
         recoverability: Recoverability = _NO_RETRIES,
         outbox: Outbox | None = None,
-        sagas: SagaStore | None = None,
+        sagas: ports.SagaStore | None = None,
     ) -> None:
         self.deliveries: list[SentMessage] = []
         """Messages that left the endpoint for other queues, in order."""
@@ -128,7 +118,7 @@ class EndpointTest:
             clock=self.clock,
             sagas=self._sagas,
             outbox=outbox,
-            transaction_mode=None if outbox is None else TransactionMode.RECEIVE_ONLY,
+            transaction_mode=None if outbox is None else ports.TransactionMode.RECEIVE_ONLY,
         )
         self._own_queues = {name, timeouts_queue(name), _ERRORS}
         self._stack = AsyncExitStack()
@@ -203,7 +193,7 @@ class EndpointTest:
         await self.clock.run_until_idle()
         end = self.clock.now() + timedelta(microseconds=1)
         for step in _STEPS_AFTER_DUE:
-            if not await self._store.list_pending(MessageFilter(due_to=end), 1):
+            if not await self._store.list_pending(ports.MessageFilter(due_to=end), 1):
                 break
             await self.clock.advance(step)
         failures = self._endpoint.failures[:]
@@ -211,7 +201,7 @@ class EndpointTest:
         if failures:
             raise failures[0]
 
-    async def cancel(self, message_id: str) -> Answer:
+    async def cancel(self, message_id: str) -> ports.Answer:
         """Cancel a delayed message, as :meth:`postdate.Client.cancel` does."""
         return await cancel(self._store, message_id, self.now)
 
@@ -222,7 +212,7 @@ class EndpointTest:
         delay: timedelta | None = None,
         deliver_at: datetime | str | None = None,
         zone: str | None = None,
-    ) -> Answer:
+    ) -> ports.Answer:
         """Give a delayed message another due time, as :meth:`postdate.Client.reschedule` does."""
         options = SendOptions(delay=delay, deliver_at=deliver_at, zone=zone)
         wall_time = None if zone is None else str(options.wall_time)
@@ -266,7 +256,7 @@ class EndpointTest:
             )
         definition = saga.definition
         text = correlation_text(value, definition.correlated_by, saga.__name__)
-        record = await self._sagas.find(definition.name, Correlation(definition.correlated_by, text))
+        record = await self._sagas.find(definition.name, ports.Correlation(definition.correlated_by, text))
         return None if record is None else msgspec.json.decode(record.state, type=definition.state_type)
 
     def _remember_sent(self, envelope: Envelope) -> None:
@@ -297,8 +287,8 @@ class _RememberingEndings(MessageCompletions):
 
     @override
     def error_completion(
-        self, received: Received, error: Exception, queue: str | None = None, *, brief: bool = False
-    ) -> Completion:
+        self, received: ports.Received, error: Exception, queue: str | None = None, *, brief: bool = False
+    ) -> ports.Completion:
         if not brief:
             self.failures.append(error)
         return super().error_completion(received, error, queue, brief=brief)
@@ -350,7 +340,7 @@ class _ExitTransport(MemoryTransport):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         await self.create_queues([envelope.destination for envelope in envelopes])
         errors = await super().send(envelopes, now, work=work)
@@ -372,7 +362,9 @@ class _ReportingReceiver(MemoryReceiver):
         self._exit_transport = transport
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         await self._exit_transport.create_queues([envelope.destination for envelope in completion.outgoing])
         await super().commit(received, now, completion)
         for envelope in completion.outgoing:

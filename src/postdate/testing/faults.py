@@ -11,19 +11,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import (
-    Claim,
-    ClaimingStore,
-    MovingStore,
-    Outcome,
-    Receiver,
-    StoreCapabilities,
-    Transport,
-    TransportCapabilities,
-    Work,
-)
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -118,7 +108,7 @@ def _fail_as_planned(method: Method) -> Method:
     return cast("Method", call)
 
 
-class FaultyStore(ClaimingStore):
+class FaultyStore(ports.ClaimingStore):
     """A claiming store that fails as planned and otherwise does what ``store`` does.
 
     Args:
@@ -126,33 +116,33 @@ class FaultyStore(ClaimingStore):
         plans: decide which calls fail; more can be added to :attr:`faults`.
     """
 
-    def __init__(self, store: ClaimingStore, *plans: Plan) -> None:
+    def __init__(self, store: ports.ClaimingStore, *plans: Plan) -> None:
         self._wrapped = store
         self.faults = Faults(*plans)
 
     @property
     @override
-    def capabilities(self) -> StoreCapabilities:
+    def capabilities(self) -> ports.StoreCapabilities:
         return self._wrapped.capabilities
 
-    initialize = _fail_as_planned(ClaimingStore.initialize)
-    setup = _fail_as_planned(ClaimingStore.setup)
-    store = _fail_as_planned(ClaimingStore.store)
-    fetch_next_due = _fail_as_planned(ClaimingStore.fetch_next_due)
-    remove = _fail_as_planned(ClaimingStore.remove)
-    increment_failure_count = _fail_as_planned(ClaimingStore.increment_failure_count)
-    next_due = _fail_as_planned(ClaimingStore.next_due)
-    store_many = _fail_as_planned(ClaimingStore.store_many)
-    claim_due = _fail_as_planned(ClaimingStore.claim_due)
-    finish = _fail_as_planned(ClaimingStore.finish)
-    retry_later = _fail_as_planned(ClaimingStore.retry_later)
-    release = _fail_as_planned(ClaimingStore.release)
-    mark_unreadable = _fail_as_planned(ClaimingStore.mark_unreadable)
-    next_attempt = _fail_as_planned(ClaimingStore.next_attempt)
-    listen = _fail_as_planned(ClaimingStore.listen)
+    initialize = _fail_as_planned(ports.ClaimingStore.initialize)
+    setup = _fail_as_planned(ports.ClaimingStore.setup)
+    store = _fail_as_planned(ports.ClaimingStore.store)
+    fetch_next_due = _fail_as_planned(ports.ClaimingStore.fetch_next_due)
+    remove = _fail_as_planned(ports.ClaimingStore.remove)
+    increment_failure_count = _fail_as_planned(ports.ClaimingStore.increment_failure_count)
+    next_due = _fail_as_planned(ports.ClaimingStore.next_due)
+    store_many = _fail_as_planned(ports.ClaimingStore.store_many)
+    claim_due = _fail_as_planned(ports.ClaimingStore.claim_due)
+    finish = _fail_as_planned(ports.ClaimingStore.finish)
+    retry_later = _fail_as_planned(ports.ClaimingStore.retry_later)
+    release = _fail_as_planned(ports.ClaimingStore.release)
+    mark_unreadable = _fail_as_planned(ports.ClaimingStore.mark_unreadable)
+    next_attempt = _fail_as_planned(ports.ClaimingStore.next_attempt)
+    listen = _fail_as_planned(ports.ClaimingStore.listen)
 
 
-class FaultyMovingStore(FaultyStore, MovingStore):
+class FaultyMovingStore(FaultyStore, ports.MovingStore):
     """A faulty store that shares its database with the queues. Work inside a transaction does not fail here.
 
     Args:
@@ -160,23 +150,25 @@ class FaultyMovingStore(FaultyStore, MovingStore):
         plans: decide which calls fail.
     """
 
-    def __init__(self, store: MovingStore, *plans: Plan) -> None:
+    def __init__(self, store: ports.MovingStore, *plans: Plan) -> None:
         super().__init__(store, *plans)
         self._moving = store
 
     @override
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         return self._moving.storing_work(messages, now)
 
     @override
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
         return self._moving.finishing_work(claims, outcome, now, detail)
 
-    move_due = _fail_as_planned(MovingStore.move_due)
-    yield_to_writers = _fail_as_planned(MovingStore.yield_to_writers)
+    move_due = _fail_as_planned(ports.MovingStore.move_due)
+    yield_to_writers = _fail_as_planned(ports.MovingStore.yield_to_writers)
 
 
-class FaultyTransport(Transport):
+class FaultyTransport(ports.Transport):
     """A transport that fails as planned; its receivers share the plans.
 
     A :class:`~postdate.errors.PostdateError` at ``send`` is returned for every envelope, as transports do, unless the
@@ -187,20 +179,20 @@ class FaultyTransport(Transport):
         plans: decide which calls fail.
     """
 
-    def __init__(self, transport: Transport, *plans: Plan) -> None:
+    def __init__(self, transport: ports.Transport, *plans: Plan) -> None:
         self._wrapped = transport
         self.faults = Faults(*plans)
 
     @property
     @override
-    def capabilities(self) -> TransportCapabilities:
+    def capabilities(self) -> ports.TransportCapabilities:
         return self._wrapped.capabilities
 
-    create_queues = _fail_as_planned(Transport.create_queues)
+    create_queues = _fail_as_planned(ports.Transport.create_queues)
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         try:
             return await self.faults.run("send", lambda: self._wrapped.send(envelopes, now, work=work))
@@ -218,7 +210,7 @@ class FaultyTransport(Transport):
         await self._wrapped.close()
 
 
-class FaultyReceiver(Receiver):
+class FaultyReceiver(ports.Receiver):
     """A receiver that fails as planned.
 
     Args:
@@ -226,12 +218,12 @@ class FaultyReceiver(Receiver):
         faults: the plans.
     """
 
-    def __init__(self, receiver: Receiver, faults: Faults) -> None:
+    def __init__(self, receiver: ports.Receiver, faults: Faults) -> None:
         self._wrapped, self.faults = receiver, faults
 
-    receive = _fail_as_planned(Receiver.receive)
-    commit = _fail_as_planned(Receiver.commit)
-    roll_back = _fail_as_planned(Receiver.roll_back)
+    receive = _fail_as_planned(ports.Receiver.receive)
+    commit = _fail_as_planned(ports.Receiver.commit)
+    roll_back = _fail_as_planned(ports.Receiver.roll_back)
 
     @override
     def stop(self) -> None:

@@ -25,15 +25,7 @@ from starlette.routing import Route
 from postdate import operations
 from postdate.clock import later
 from postdate.config import parse_instant
-from postdate.core.limits import (
-    NO_LIMITS,
-    Limits,
-    add_pause,
-    limit_change,
-    limiting_store,
-    load_limits_in_force,
-    remove_pause,
-)
+from postdate.core import limits
 from postdate.errors import ConfigurationError, InvalidHeaders, InvalidMessage, MessageError
 from postdate.operations.destinations import change_destination
 from postdate.web.views import Views
@@ -238,7 +230,9 @@ class ActingViews(Views):
             error_filter = operations.ErrorFilter(query["queue"], query["exception"], exact=True)
             return await operations.return_all(deployment, queue, now, error_filter, treatment)
         if "queue" in query:
-            return (await load_limits_in_force(limiting_store(deployment.store))).get(query["queue"], NO_LIMITS)
+            return (await limits.load_limits_in_force(limits.limiting_store(deployment.store))).get(
+                query["queue"], limits.NO_LIMITS
+            )
         body = (await operations.show_error(deployment, queue, query["id"], now)).body if action == "edit" else None
         if body is None or body.text is None or body.size_bytes > _LARGEST_BODY or {"\r", "\0"} & {*body.text}:
             return None  # Browsers change line ends in forms, and forms cannot carry NUL.
@@ -268,7 +262,7 @@ class ActingViews(Views):
             case "discard-unreadable":
                 results = await operations.discard_unreadable(deployment, [id_], now)
             case _:
-                change = {"pause": add_pause, "resume": remove_pause}.get(action) or _parse_limits(form)
+                change = {"pause": limits.add_pause, "resume": limits.remove_pause}.get(action) or _parse_limits(form)
                 results = [(await change_destination(deployment, query["queue"], change, now))[0]]
         return results
 
@@ -290,12 +284,12 @@ def _parse_edit(form: Mapping[str, str], to: str | None) -> operations.Edit:
     return operations.Edit(None if body is None else body.replace("\r\n", "\n").encode(), headers, to)
 
 
-def _parse_limits(form: Mapping[str, str]) -> Callable[[Limits], Limits]:
+def _parse_limits(form: Mapping[str, str]) -> Callable[[limits.Limits], limits.Limits]:
     rate = form.get("per_second", "").strip()
     try:
-        return limit_change(float(rate) if rate else None, _split_lines(form, "windows"))
+        return limits.limit_change(float(rate) if rate else None, _split_lines(form, "windows"))
     except ValueError as error:
-        raise InvalidMessage(f"{rate!r} messages a second is no rate: give a number, or nothing") from error
+        raise InvalidMessage(f"{rate!r} messages a second is not a valid rate: give a number, or nothing") from error
 
 
 def _split_lines(form: Mapping[str, str], name: str) -> list[str]:

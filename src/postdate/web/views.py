@@ -35,7 +35,6 @@ from postdate.errors import (
     QueueNotFound,
 )
 from postdate.messages import Origin
-from postdate.operations import Interval, MessageState, Overview
 from postdate.operations.looking import Observation
 from postdate.operations.plain import escape_control_characters, format_count, format_span, format_time
 from postdate.ports.limits import LimitingStore
@@ -140,15 +139,15 @@ class Views:
             request.scope.get("root_path", ""),
         )
         span = requested_span if requested_span in _SPANS else "hour"
-        intervals: Sequence[Interval] = getattr(state, span)
+        intervals: Sequence[operations.Interval] = getattr(state, span)
         usual = median_high([each.count for each in intervals if each.count] or [0])
         step = intervals[-1].end - intervals[-1].begin
 
-        def address(each: Interval) -> str:
+        def address(each: operations.Interval) -> str:
             due = {"due_from": format_time(each.begin), "due_to": format_time(each.end)}
             return f"{base}/messages?" + _build_query({**due, "origin": "any"})
 
-        def times_usual(herd: Interval) -> int:
+        def times_usual(herd: operations.Interval) -> int:
             return round(herd.count / max(usual, 1) * min(step / (herd.end - herd.begin), 1.0))
 
         values: dict[str, Any] = {"look": observation, "state": state, "headline": headline_of(state), "usual": usual}
@@ -190,7 +189,7 @@ class Views:
         _ = observation.value  # This raises the error of the look, which then is the answer.
         return StreamingResponse(self._stream_news(observation), media_type="text/event-stream")
 
-    async def _stream_news(self, last_sent: Observation[Overview]) -> AsyncGenerator[str]:
+    async def _stream_news(self, last_sent: Observation[operations.Overview]) -> AsyncGenerator[str]:
         yield f"id: {last_sent.number}\n\n"
         while True:
             newer = await self._watcher.overview.wait_for_newer(last_sent.number, _STILL_HERE_SECONDS)
@@ -256,8 +255,8 @@ class Views:
                 details = operations.MessageDetails(id_, (), ())
             is_explained = searches_everything or bool(details.places)
             explanation = await operations.explain(deployment, id_, now) if is_explained else None
-        state = MessageState.UNKNOWN if explanation is None else explanation.state
-        exists = bool(details.places or details.history) or state is not MessageState.UNKNOWN
+        state = operations.MessageState.UNKNOWN if explanation is None else explanation.state
+        exists = bool(details.places or details.history) or state is not operations.MessageState.UNKNOWN
         values: dict[str, Any] = {"explanation": explanation, "mood": _MOODS.get(state.value, ""), "body": body}
         status = HTTPStatus.OK if exists else HTTPStatus.NOT_FOUND
         return self._render_page(request, "message", status, id_=id_, details=details, now=now, **values)
@@ -368,7 +367,7 @@ class Front(Views):
         return StreamingResponse(stream_news(), media_type="text/event-stream")
 
 
-async def _latest_headline(watcher: Watcher) -> tuple[Observation[Overview] | None, str]:
+async def _latest_headline(watcher: Watcher) -> tuple[Observation[operations.Overview] | None, str]:
     """Return the last look and its headline. Without a look, the text is the reason."""
     try:
         with anyio.move_on_after(_FIRST_LOOK_SECONDS):
@@ -382,7 +381,7 @@ async def _latest_headline(watcher: Watcher) -> tuple[Observation[Overview] | No
     return None, "It has not answered yet, or not well: see the log."
 
 
-def headline_of(state: Overview) -> str:
+def headline_of(state: operations.Overview) -> str:
     statistics = state.statistics
     overdue_text = f"{format_count(statistics.overdue, 'message')} of {statistics.pending:,}"
     if not statistics.pending:

@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from postdate import config
 from postdate.backends.registry import backends, place_of, schemes
-from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolve_address
 from postdate.core.simple_store import claiming_store
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
@@ -86,7 +86,7 @@ def find_adapter(address: str, purpose: str, role: Role) -> AdapterRole:
     ``purpose`` names the address in the error.
     """
     adapters = adapters_of(role)
-    scheme = Address(address).scheme
+    scheme = config.Address(address).scheme
     if (kind := adapters.get(scheme)) is None:
         matches = difflib.get_close_matches(scheme, adapters, n=1)
         schemes_text = ", ".join(f"{each}:" for each, kind in adapters.items() if each == kind.scheme)
@@ -96,7 +96,7 @@ def find_adapter(address: str, purpose: str, role: Role) -> AdapterRole:
         _parse_path(address)
     elif kind.is_server and "://" not in address:
         raise ConfigurationError(f"{_format_address(address)} names no server; write it as {kind.example}")
-    check_server(address)
+    config.check_server(address)
     return kind
 
 
@@ -110,17 +110,17 @@ def _parse_path(address: str) -> Path:
 
 
 def _format_address(address: str) -> str:
-    return repr(address if isinstance(address, Address) else Address(address))
+    return repr(address if isinstance(address, config.Address) else config.Address(address))
 
 
 def file_of(address: str) -> Path | None:
     """Return the file that an address names; ``None`` for an address without a file."""
-    return _parse_path(address) if place_of(Address(address).scheme) is Place.FILE else None
+    return _parse_path(address) if place_of(config.Address(address).scheme) is Place.FILE else None
 
 
 def find_file_inspector(address: str) -> Callable[[Path, int], FileFacts] | None:
     """Return the function that reads facts of an address's file (:attr:`Backend.file_facts`); ``None`` without one."""
-    parsed_address = Address(address)
+    parsed_address = config.Address(address)
     kind = next(
         (each for each in adapters_of("file_facts").values() if parsed_address.scheme in schemes(each.backend)), None
     )
@@ -142,19 +142,21 @@ def settings_of_store(address: str, settings: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in settings.items() if name in names and value is not None}
 
 
-def adapter_arguments(section: str, kind: AdapterRole, settings: Settings, /, **arguments: Any) -> dict[str, Any]:
+def adapter_arguments(
+    section: str, kind: AdapterRole, settings: config.Settings, /, **arguments: Any
+) -> dict[str, Any]:
     """Return the arguments of an adapter: the settings of its section, overridden by ``arguments``.
 
     Raises `ConfigurationError` if a setting was given that this adapter does not have.
     """
-    section_settings: SectionValues = getattr(settings, section)
-    role = SECTIONS[section].role
+    section_settings: config.SectionValues = getattr(settings, section)
+    role = config.SECTIONS[section].role
     own_names = (
         set[str]()
         if role is None
         else {name for each in adapters_of(role).values() for name in each.adapter.own_settings}
     )
-    candidate_names = [name for name in definitions(section) if name in own_names]
+    candidate_names = [name for name in config.definitions(section) if name in own_names]
     for name in candidate_names:
         key = f"{section}.{name}"
         if name not in kind.argument_names and settings.origin(key) != "default":
@@ -182,18 +184,18 @@ def open_store(address: str, databases: Databases | None = None, /, **settings: 
     Raises:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
-    resolved_address = resolve_address(address, os.environ)
+    resolved_address = config.resolve_address(address, os.environ)
     return claiming_store(open_adapter(check_store(resolved_address), resolved_address, settings, databases))
 
 
 def open_transport(address: str, databases: Databases | None = None, /, **settings: Any) -> Transport:
     """Return the transport at ``address``; see :func:`open_store`."""
-    resolved_address = resolve_address(address, os.environ)
+    resolved_address = config.resolve_address(address, os.environ)
     return cast("Transport", open_adapter(check_transport(resolved_address), resolved_address, settings, databases))
 
 
 def open_adapter(
-    kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
+    kind: AdapterRole, address: config.Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
     """Return the adapter at an address. Raises the errors of :func:`open_store`."""
     if unknown := sorted(settings.keys() - kind.argument_names):

@@ -52,7 +52,7 @@ CAUSES: Final = (
         r"access_refused|authentication failed|no pg_hba\.conf entry",
         "the server runs and refuses this login: check user and password",
     ),
-    Cause(r"^redis .* refuses us: ", "the server runs and refuses this login, or what it wants to do"),
+    Cause(r"^redis .* refuses this client: ", "the server runs and refuses this login, or its command"),
     Cause(
         r"permission denied|command denied|access denied|access to vhost|permission was denied",
         "the server runs and the login is right; rights are missing: an administrator grants them, see "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal, cast
 
+from postdate import ports
 from postdate.backends import registry
 from postdate.backends.sql.timeouts_layout import table_name
 from postdate.clock import Clock, SystemClock
@@ -20,35 +21,10 @@ from postdate.endpoint.service import log_critical_error
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_manager_queue
 from postdate.errors import ConfigurationError, StoreNotSetUp, StoreUnreachable
-from postdate.ports import (
-    AdministrableStore,
-    ClaimingStore,
-    DelayExchange,
-    ForeignIntake,
-    Observer,
-    OutboxStore,
-    SagaStore,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-)
 from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.runtime.reporting import NO_METRICS, Metrics
-from postdate.wiring.adapters import (
-    AdapterRole,
-    Databases,
-    adapter_arguments,
-    adapters_of,
-    check_store,
-    check_transport,
-    example_of,
-    file_of,
-    find_adapter,
-    open_adapter,
-    open_store,
-    open_transport,
-)
+from postdate.wiring import adapters
 from postdate.wiring.causes import locate_errors, name_setting_in_errors
 
 # --- closing at the end, without waiting for one that never answers ---------------------------------------------------
@@ -72,7 +48,7 @@ async def close_adapter(name: str, close_call: Callable[[], Awaitable[None]]) ->
 # --- saga store and outbox; by default in the database of the delayed messages ----------------------------------------
 
 
-def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
+def open_saga_store(settings: Settings, databases: adapters.Databases | None = None) -> ports.SagaStore:
     """Return the saga store of the settings: by default in the file of the store, or its schema.
 
     The saga store connects at first use. Pass it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
@@ -84,10 +60,10 @@ def open_saga_store(settings: Settings, databases: Databases | None = None) -> S
     Raises:
         ConfigurationError: there is no saga store of that kind.
     """
-    return cast("SagaStore", _open_part("sagas", settings.sagas, settings, databases))
+    return cast("ports.SagaStore", _open_part("sagas", settings.sagas, settings, databases))
 
 
-def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
+def open_outbox(settings: Settings, databases: adapters.Databases | None = None) -> ports.OutboxStore:
     """Return the outbox store of the settings: by default in the file of the store, or its schema of PostgreSQL.
 
     The outbox store connects at first use. Pass it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the
@@ -100,30 +76,30 @@ def open_outbox(settings: Settings, databases: Databases | None = None) -> Outbo
     Raises:
         ConfigurationError: there is no outbox of that kind.
     """
-    return cast("OutboxStore", _open_part("outbox", settings.outbox, settings, databases))
+    return cast("ports.OutboxStore", _open_part("outbox", settings.outbox, settings, databases))
 
 
 def _open_part(
     section: Literal["sagas", "outbox"],
     section_settings: SectionValues,
     settings: Settings,
-    databases: Databases | None,
+    databases: adapters.Databases | None,
 ) -> object:
     address = address_of_section(section_settings, settings)
     key = f"{section}.address" if section_settings.address is not None else "store.address"
     try:
-        kind = find_adapter(address, section, section)
+        kind = adapters.find_adapter(address, section, section)
     except ConfigurationError as error:
         subject = "the outbox is" if section == "outbox" else "sagas are"
-        products = " or ".join(dict.fromkeys(each.product for each in adapters_of(section).values()))
+        products = " or ".join(dict.fromkeys(each.product for each in adapters.adapters_of(section).values()))
         raise ConfigurationError(
             f"{subject} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
             f"or pass one of your own to the endpoint"
         ) from error
     schema = section_settings.schema or (settings.store.schema if section_settings.address is None else None)
-    arguments = adapter_arguments(section, kind, settings, schema=schema)
+    arguments = adapters.adapter_arguments(section, kind, settings, schema=schema)
     with name_setting_in_errors(key, address, settings):
-        return open_adapter(kind, address, arguments, databases)
+        return adapters.open_adapter(kind, address, arguments, databases)
 
 
 def address_of_section(section_settings: SectionValues, settings: Settings) -> Address:
@@ -159,7 +135,7 @@ def check_timeout_managers(settings: Settings) -> None:
             if (origin := settings.origins.get(f"timeout_manager.{name}")) is not None:
                 raise ConfigurationError(
                     f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
-                    f"timeout_manager.address, such as {example_of('timeouts', 'postgresql')}"
+                    f"timeout_manager.address, such as {adapters.example_of('timeouts', 'postgresql')}"
                 )
         return
     _timeout_storage(settings)
@@ -185,12 +161,12 @@ def _check_distinct_endpoints(settings: Settings) -> None:
             )
 
 
-def _timeout_storage(settings: Settings, *, create: bool = True) -> tuple[AdapterRole, dict[str, Any]]:
+def _timeout_storage(settings: Settings, *, create: bool = True) -> tuple[adapters.AdapterRole, dict[str, Any]]:
     manager_settings = settings.timeout_manager
     assert manager_settings.address is not None
     with name_setting_in_errors("timeout_manager.address", manager_settings.address, settings):
-        kind = find_adapter(manager_settings.address, "storage of timeouts", "timeouts")
-    return kind, adapter_arguments("timeout_manager", kind, settings, create=create)
+        kind = adapters.find_adapter(manager_settings.address, "storage of timeouts", "timeouts")
+    return kind, adapters.adapter_arguments("timeout_manager", kind, settings, create=create)
 
 
 def managed_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -204,7 +180,7 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
 
 
 def open_timeouts(
-    settings: Settings, databases: Databases | None = None, *, create: bool = True
+    settings: Settings, databases: adapters.Databases | None = None, *, create: bool = True
 ) -> dict[str, TimeoutPersister]:
     """Return the storage of timeouts by managed endpoint. Each connects at first use.
 
@@ -216,7 +192,10 @@ def open_timeouts(
     address = settings.timeout_manager.address
     assert address is not None
     with name_setting_in_errors("timeout_manager.address", address, settings):
-        return {name: cast("TimeoutPersister", open_adapter(kind, address, arguments, databases)) for name in endpoints}
+        return {
+            name: cast("TimeoutPersister", adapters.open_adapter(kind, address, arguments, databases))
+            for name in endpoints
+        }
 
 
 def timeout_manager(
@@ -231,7 +210,7 @@ def timeout_manager(
     return TimeoutManager(timeouts[endpoint], **manager_settings.of(TimeoutManager))
 
 
-def dispatcher_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
+def dispatcher_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
     """Return the queues in which the due timeouts of the managed endpoints are announced."""
     return [timeout_dispatcher_queue(name, capabilities) for name in managed_endpoints(settings)]
 
@@ -254,21 +233,21 @@ class OpenDeployment:
     """
 
     settings: Settings
-    store: ClaimingStore | None
-    transport: Transport
-    store_view: Observer | None
-    queue_view: Observer | None
+    store: ports.ClaimingStore | None
+    transport: ports.Transport
+    store_view: ports.Observer | None
+    queue_view: ports.Observer | None
     timeouts: Mapping[str, TimeoutPersister] = field(default_factory=dict[str, TimeoutPersister])
-    databases: Databases = field(default_factory=Databases)
+    databases: adapters.Databases = field(default_factory=adapters.Databases)
 
     @property
-    def required_store(self) -> ClaimingStore:
+    def required_store(self) -> ports.ClaimingStore:
         """The store, for callers that need one. Raises `ConfigurationError` if there is none."""
         if self.store is None:
             origin = self.settings.origin("delayed_delivery.enabled")
             raise ConfigurationError(
                 f"there is no store of delayed messages here: delayed_delivery.enabled is false ({origin}), and "
-                f"timeouts are seen with the tools of their database only"
+                f"only the tools of their database show timeouts"
             )
         return self.store
 
@@ -299,13 +278,13 @@ async def open_deployment(
             _check_exists(key, address, settings)
     async with AsyncExitStack() as stack:
         stack.enter_context(locate_errors(settings))
-        store, databases = None, Databases()
+        store, databases = None, adapters.Databases()
         if has_store:
             with name_setting_in_errors("store.address", settings.store.address, settings):
-                store = open_store(settings.store.address, databases, **store_arguments)
+                store = adapters.open_store(settings.store.address, databases, **store_arguments)
             stack.push_async_callback(close_adapter, "the store", store.close)
         with name_setting_in_errors("transport.address", settings.transport.address, settings):
-            transport = open_transport(settings.transport.address, databases, **transport_arguments)
+            transport = adapters.open_transport(settings.transport.address, databases, **transport_arguments)
         stack.push_async_callback(close_adapter, "the transport", transport.close)
         timeouts = open_timeouts(settings, databases, create=create)
         for each in timeouts.values():
@@ -313,13 +292,13 @@ async def open_deployment(
         if create and store is not None:
             await _reach_servers(settings, store, transport)
         if initialize and store is not None:
-            await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+            await store.initialize(settings.endpoint.name, ports.TransactionMode.RECEIVE_ONLY)
         view = None if store is None else store_observer(store)
         yield OpenDeployment(settings, store, transport, view, transport.observer(), timeouts, databases)
 
 
-def store_observer(store: ClaimingStore) -> Observer | None:
-    return store.observer() if isinstance(store, AdministrableStore) else None
+def store_observer(store: ports.ClaimingStore) -> ports.Observer | None:
+    return store.observer() if isinstance(store, ports.AdministrableStore) else None
 
 
 def _files(settings: Settings) -> list[tuple[str, Address]]:
@@ -332,27 +311,29 @@ def _files(settings: Settings) -> list[tuple[str, Address]]:
     return addresses
 
 
-async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Transport) -> None:
+async def _reach_servers(settings: Settings, store: ports.ClaimingStore, transport: ports.Transport) -> None:
     """Reach the server before the file of the other adapter is created.
 
     If the server cannot be used, nothing must be left behind.
     """
-    files = [file_of(address) is not None for address in (settings.store.address, settings.transport.address)]
+    files = [adapters.file_of(address) is not None for address in (settings.store.address, settings.transport.address)]
     if any(files) and not all(files):
         server = transport if files[0] else store
         if server is store:  # The store must know the name of its table first.
-            await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-        if isinstance(server, AdministrableStore | Transport):
+            await store.initialize(settings.endpoint.name, ports.TransactionMode.RECEIVE_ONLY)
+        if isinstance(server, ports.AdministrableStore | ports.Transport):
             await server.server_facts()
 
 
 def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
     """Return the arguments of the store's adapter."""
-    return adapter_arguments("store", check_store(settings.store.address), settings, create=create)
+    return adapters.adapter_arguments("store", adapters.check_store(settings.store.address), settings, create=create)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
-    return adapter_arguments("transport", check_transport(settings.transport.address), settings, create=create)
+    return adapters.adapter_arguments(
+        "transport", adapters.check_transport(settings.transport.address), settings, create=create
+    )
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -365,29 +346,33 @@ def check_addresses(settings: Settings) -> None:
     """Refuse unknown adapters, adapters that other processes cannot see, and queues in a backend without queues."""
     check_timeout_managers(settings)
     if delays := settings.delayed_delivery.enabled:
-        store = _check_address("store.address", settings.store.address, settings, check_store)
+        store = _check_address("store.address", settings.store.address, settings, adapters.check_store)
         if store.is_server and "transport.address" not in settings.origins:
             raise ConfigurationError(
                 f"store.address is {settings.store.address!r}, and {store.product} holds no queues here: say where "
-                f"they are with transport.address, such as {example_of('transport', 'amqp')}"
+                f"they are with transport.address, such as {adapters.example_of('transport', 'amqp')}"
             )
     timeouts = settings.timeout_manager.address
     is_server = timeouts is not None and registry.place_of(timeouts.scheme) is Place.SERVER
     if is_server and "transport.address" not in settings.origins:
         raise ConfigurationError(
             f"timeout_manager.address is {timeouts!r} ({settings.origin('timeout_manager.address')}), which holds no "
-            f"queues here: say where they are with transport.address, such as {example_of('transport', 'amqp')}"
+            f"queues here: say where they are with transport.address, such as "
+            f"{adapters.example_of('transport', 'amqp')}"
         )
-    transport = _check_address("transport.address", settings.transport.address, settings, check_transport)
+    transport = _check_address("transport.address", settings.transport.address, settings, adapters.check_transport)
     if delays and transport.is_server and "store.address" not in settings.origins:
         raise ConfigurationError(
             f"transport.address is {settings.transport.address!r}, and {transport.product} keeps no delayed messages: "
-            f"say where they wait with store.address, such as {example_of('store', 'postgresql')} or "
-            f"{example_of('store', 'sqlite')}; or, for a timeout manager alone, set delayed_delivery.enabled = false"
+            f"say where they wait with store.address, such as {adapters.example_of('store', 'postgresql')} or "
+            f"{adapters.example_of('store', 'sqlite')}; or, for a timeout manager alone, set "
+            f"delayed_delivery.enabled = false"
         )
 
 
-def _check_address(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
+def _check_address(
+    key: str, address: Address, settings: Settings, check: Callable[[str], adapters.AdapterRole]
+) -> adapters.AdapterRole:
     with name_setting_in_errors(key, address, settings):
         kind = check(address)
     if kind.backend.place is Place.MEMORY:
@@ -400,7 +385,7 @@ def _check_address(key: str, address: Address, settings: Settings, check: Callab
 
 def _check_exists(key: str, address: Address, settings: Settings) -> None:
     """Raise an error if a file is missing that only setup may create."""
-    path = file_of(address)
+    path = adapters.file_of(address)
     if path is not None and not path.expanduser().exists():
         other = f"--{key.partition('.')[0]}" if key in _FILES else key
         raise StoreNotSetUp(
@@ -412,7 +397,7 @@ def _check_exists(key: str, address: Address, settings: Settings) -> None:
 # --- the endpoint --------------------------------------------------------------------------------------------------
 
 
-def own_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
+def own_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
     """Return the queues that the service needs, and the queues that the settings name.
 
     The service handles no messages. So if the settings name a poison queue, no message of delayed delivery goes to the
@@ -426,7 +411,7 @@ def own_queues(settings: Settings, capabilities: TransportCapabilities) -> list[
     return list(dict.fromkeys([*queues, *settings.queues.create]))
 
 
-def intake_queues(settings: Settings, capabilities: TransportCapabilities) -> list[str]:
+def intake_queues(settings: Settings, capabilities: ports.TransportCapabilities) -> list[str]:
     """Return the queues from which the service receives messages to delay, with those of managed timeouts last."""
     queues: list[str] = []
     if settings.delayed_delivery.enabled:
@@ -436,20 +421,20 @@ def intake_queues(settings: Settings, capabilities: TransportCapabilities) -> li
     return [*queues, *(timeout_manager_queue(name, capabilities) for name in managed_endpoints(settings))]
 
 
-def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
+def delay_exchange(settings: Settings, transport: ports.Transport) -> ports.DelayExchange | None:
     """Return the exchange through which other programs delay messages; ``None``: there is no exchange."""
     intake_settings = settings.intake
     if (
         not settings.delayed_delivery.enabled
         or not intake_settings.exchange
-        or not isinstance(transport, ForeignIntake)
+        or not isinstance(transport, ports.ForeignIntake)
     ):
         return None
-    return DelayExchange(intake_settings.exchange, intake_settings.due_exchange_type)
+    return ports.DelayExchange(intake_settings.exchange, intake_settings.due_exchange_type)
 
 
 def build_delayed_delivery(
-    settings: Settings, store: ClaimingStore, exchange: DelayExchange | None = None
+    settings: Settings, store: ports.ClaimingStore, exchange: ports.DelayExchange | None = None
 ) -> DelayedDelivery:
     return DelayedDelivery(store, delay_exchange=exchange, **settings.delayed_delivery.of(DelayedDelivery))
 

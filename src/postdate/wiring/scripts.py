@@ -10,19 +10,8 @@ from postdate.backends.registry import schemes
 from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import FileScripts, Scripted
+from postdate.wiring import deployment as wiring_deployment
 from postdate.wiring.adapters import adapters_of, file_of, load_factory, open_store, open_transport
-from postdate.wiring.deployment import (
-    address_of_section,
-    check_timeout_managers,
-    is_enabled,
-    managed_endpoints,
-    open_outbox,
-    open_saga_store,
-    open_timeouts,
-    own_queues,
-    store_settings,
-    transport_settings,
-)
 
 
 def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
@@ -32,14 +21,14 @@ def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = F
     the settings have them. A second run, or a run for another endpoint, creates missing tables. In SQLite the SQL is
     for a new file, and senders create ``queues``.
     """
-    check_timeout_managers(settings)
+    wiring_deployment.check_timeout_managers(settings)
     scripts = _Scripts()
     _add_store_and_queues(settings, queues, scripts)
     _add_timeouts(settings, scripts)
-    if is_enabled(settings.sagas, sagas):
-        _add_part(address_of_section(settings.sagas, settings), "sagas", settings, scripts)
-    if is_enabled(settings.outbox, outbox):
-        _add_part(address_of_section(settings.outbox, settings), "outbox", settings, scripts)
+    if wiring_deployment.is_enabled(settings.sagas, sagas):
+        _add_part(wiring_deployment.address_of_section(settings.sagas, settings), "sagas", settings, scripts)
+    if wiring_deployment.is_enabled(settings.outbox, outbox):
+        _add_part(wiring_deployment.address_of_section(settings.outbox, settings), "outbox", settings, scripts)
     if not scripts.parts:
         raise ConfigurationError(f"{settings.store.address!r} needs no SQL")
     return scripts.text()
@@ -78,7 +67,7 @@ def _add_store_and_queues(settings: Settings, extra_queues: Sequence[str], scrip
     store, transport = settings.store.address, settings.transport.address
     database: object = None
     if settings.delayed_delivery.enabled and file_of(store) is None:
-        adapter = open_store(store, **store_settings(settings))
+        adapter = open_store(store, **wiring_deployment.store_settings(settings))
         database = adapter.capabilities.database
         if isinstance(adapter, Scripted):
             scripts.add(store, adapter.setup_statements(settings.endpoint.name))
@@ -87,11 +76,11 @@ def _add_store_and_queues(settings: Settings, extra_queues: Sequence[str], scrip
     if file_of(transport) is not None:
         scripts.add(transport, "", in_queue_file=True)
         return
-    queues = open_transport(transport, **transport_settings(settings))
+    queues = open_transport(transport, **wiring_deployment.transport_settings(settings))
     if isinstance(queues, Scripted):
         if database is None or queues.capabilities.database != database:
             scripts.add(transport, queues.setup_statements(settings.endpoint.name))
-        names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *extra_queues]))
+        names = list(dict.fromkeys([*wiring_deployment.own_queues(settings, queues.capabilities), *extra_queues]))
         scripts.add(transport, queues.queue_statements(names))
 
 
@@ -100,11 +89,11 @@ def _add_timeouts(settings: Settings, scripts: _Scripts) -> None:
     if manager_settings.address is None:
         return
     if file_of(manager_settings.address) is not None:
-        for endpoint in managed_endpoints(settings):
+        for endpoint in wiring_deployment.managed_endpoints(settings):
             text = _file_scripts(manager_settings.address).timeouts(endpoint, manager_settings.table_prefix)
             scripts.add(manager_settings.address, text, in_queue_file=True)
         return
-    for endpoint, timeouts in open_timeouts(settings).items():
+    for endpoint, timeouts in wiring_deployment.open_timeouts(settings).items():
         if not isinstance(timeouts, Scripted):
             raise _no_sql_error(manager_settings.address)
         scripts.add(manager_settings.address, timeouts.setup_statements(endpoint))
@@ -119,7 +108,9 @@ def _add_part(address: Address, section: Literal["sagas", "outbox"], settings: S
             in_queue_file=section == "sagas",
         )
         return
-    part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
+    part = (
+        wiring_deployment.open_saga_store(settings) if section == "sagas" else wiring_deployment.open_outbox(settings)
+    )
     if not isinstance(part, Scripted):
         raise _no_sql_error(address)
     scripts.add(address, part.setup_statements(settings.endpoint.name))
@@ -133,4 +124,4 @@ def _file_scripts(address: Address) -> FileScripts:
 
 
 def _no_sql_error(address: Address) -> ConfigurationError:
-    return ConfigurationError(f"there is no SQL for {address!r}: what is needed there is made by `postdate setup`")
+    return ConfigurationError(f"there is no SQL for {address!r}: `postdate setup` creates what is needed there")

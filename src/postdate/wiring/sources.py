@@ -25,8 +25,8 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
     if (kind := adapters_of("records").get(store.scheme)) is None:
         raise NotSupported(
             f"the records of {store.product} cannot be followed: their numbers are not in the order of commits, and "
-            f"the server does not tell which transactions may still write lower ones; read what='records' again and "
-            f"again instead, or keep the store in PostgreSQL or SQLite"
+            f"the server does not tell which transactions may still write lower ones; read what='records' "
+            f"repeatedly instead, or keep the store in PostgreSQL or SQLite"
         )
     arguments = {each: value for each, value in settings.items() if each in kind.argument_names and value is not None}
     return cast("RecordStreamStore", open_adapter(kind, resolved_address, arguments))

@@ -366,7 +366,7 @@ async def test_an_endpoint_whose_name_azure_does_not_take_is_refused_at_start_wi
         endpoint = Endpoint(
             f"{place.prefix}.sales", transport=transport, delayed_delivery=DelayedDelivery(store), error_queue="error"
         )
-        with pytest.raises(ConfigurationError, match=f"sanitizer='dashes', which makes '{place.prefix}-sales"):
+        with pytest.raises(ConfigurationError, match=f"sanitizer='dashes', which changes it to '{place.prefix}-sales"):
             async with endpoint:
                 raise AssertionError("it started")
     assert await place.names() == set()
@@ -460,7 +460,7 @@ async def test_what_cannot_be_read_in_the_queues_of_the_timeout_manager_goes_to_
             copies = {each.body: each.headers for each in await take(transport, place.error, 4)}
         reasons = {body: headers[Headers.EXCEPTION_MESSAGE] for body, headers in copies.items()}
         assert "no delayed message" in reasons[b"nobody wrote this"]
-        assert "nobody knows where" in reasons[b"nowhere"]
+        assert "its destination is unknown" in reasons[b"nowhere"]
         assert "'sometime'" in reasons[b"sometime"]
         assert "to send its timeout 't-7'" in reasons[b""]
         assert copies[b""][Headers.FAILED_QUEUE] == f"{place.name}.timeoutsdispatcher"

@@ -294,7 +294,7 @@ async def test_more_than_30_days_are_refused_and_the_others_are_sent(login: Azur
         long = envelope(queue, "long", time_to_be_received=timedelta(days=31))
         answers = await transport.send([long, envelope(queue, "other")], NOW)
         assert [type(answer) for answer in answers] == [InvalidMessage, NoneType]
-        assert "more than 30 days" in str(answers[0])
+        assert "at most 30 days" in str(answers[0])
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ async def test_a_message_whose_hold_is_lost_under_renewal_is_given_up(
             await plain.get_queue_client(queue).delete_message(hold.native_id, hold.receipt)
             await until(lambda: bool(hold.lost_reason))
         assert "no longer held" in caplog.text
-        with pytest.raises(ClaimLost, match="no longer held here"):
+        with pytest.raises(ClaimLost, match="not claimed by this process any more"):
             await receiver.commit(held, NOW, Completion(outgoing=[envelope(queue, "never")]))
         assert await is_empty(transport, queue)
 
@@ -509,7 +509,7 @@ async def test_a_wrong_key_is_an_outage_that_says_what_to_look_at(login: AzureLo
             lambda: transport.lengths_of([queue]),
             transport.server_facts,
         ):
-            with pytest.raises(TransportUnreachable, match=r"refuses us \(403 .*key"):
+            with pytest.raises(TransportUnreachable, match=r"refuses this client \(403 .*key"):
                 await attempt()
 
 
@@ -567,7 +567,7 @@ async def test_a_throttled_account_is_left_alone_for_as_long_as_it_asks_and_noth
         envelopes = [envelope(queue, f"{number}") for number in range(5)]
         answers = list(await transport.send(envelopes, NOW))
         assert [type(answer) for answer in answers] == [TransportUnreachable] * 5
-        assert "throttled (503 ServerBusy); it asks to be left alone for 300 s" in str(answers[0])
+        assert "throttled (503 ServerBusy); it asks for a pause of 300 s" in str(answers[0])
         assert gateway.requests == ["POST"], "one answer is enough to know"
         receiver = transport.receiver(queue)
         with pytest.raises(TransportUnreachable, match="throttled"):
@@ -659,7 +659,7 @@ async def test_closing_without_a_connection_ends_and_says_what_stays_hidden(
             await send(transport, envelope(queue))
             await receive(transport.receiver(queue))
             link.cut()
-    assert "cannot be given back now" in caplog.text
+    assert "cannot be returned to its queue now" in caplog.text
     assert "it is free within 0:00:30" in caplog.text
 
 

@@ -18,7 +18,7 @@ from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway, Rule, Selection, slow_way
 from tests.waiting import until
 
-from postdate import DelayedMessage, SystemClock
+from postdate import DelayedMessage, SystemClock, errors
 from postdate.backends.azure.groups import Operation
 from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, read_entity, row_key, second_key
 from postdate.backends.azure.lease import deletion_of
@@ -26,15 +26,6 @@ from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
 from postdate.backends.azure.table_names import default_table, normalize_table, records_table
-from postdate.errors import (
-    ConfigurationError,
-    DuplicateMessage,
-    InvalidMessage,
-    MessageTooLarge,
-    StoreNotSetUp,
-    StoreUnreachable,
-    UnsupportedTransactionMode,
-)
 from postdate.ports import ClaimingStore, MessageFilter, Outcome, RecordKind, TransactionMode
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -100,7 +91,7 @@ def test_row_77_a_name_of_ones_own_is_lower_cased() -> None:
 
 @pytest.mark.parametrize("name", ["1abc", "ab", "a" * 64, "a-b", "", "délai", "abc\n"])
 def test_row_77_a_name_that_cannot_be_is_refused_with_the_pattern(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"\^\[A-Za-z\]\[A-Za-z0-9\]\{2,62\}\$"):
+    with pytest.raises(errors.ConfigurationError, match=r"\^\[A-Za-z\]\[A-Za-z0-9\]\{2,62\}\$"):
         AzureTableStore("azure-table://UseDevelopmentStorage", table=name)
 
 
@@ -188,7 +179,7 @@ def test_keys_sort_as_times_do() -> None:
 
 @pytest.mark.parametrize("row", ["", "abc", "20261331000000_x", "2026013112000", "\uff12026013112000"])
 def test_a_row_key_that_is_no_time_is_no_message(row: str) -> None:
-    with pytest.raises(InvalidMessage):
+    with pytest.raises(errors.InvalidMessage):
         attempt_of(row, is_own=False)
 
 
@@ -218,7 +209,7 @@ def test_row_82_with_a_second_of_peek_interval_there_are_at_most_seven_looks_in_
     ids=str,
 )
 def test_row_82_pauses_that_cannot_be_are_refused(wrong: dict) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+    with pytest.raises(errors.ConfigurationError, match=next(iter(wrong))):
         Polling(**wrong)
 
 
@@ -264,7 +255,7 @@ async def test_a_failed_message_moves_to_the_key_of_its_next_attempt(
     assert entity["RowKey"].startswith(second_key(NOW + wait))
     assert entity["Failures"] == 1
     assert await store.get("m-1") == DelayedMessage("m-1", NOW, "orders", {"kind": "test"}, b"body", None, 1)
-    with pytest.raises(DuplicateMessage):
+    with pytest.raises(errors.DuplicateMessage):
         await store.store(message(), NOW)
     (again,) = await store.claim_due(NOW + wait + SECOND, 10)
     assert again.message.due == NOW
@@ -356,7 +347,7 @@ async def test_row_85_in_mode_none_a_claim_that_ends_without_an_answer_loses_not
         await store.store_many([message(f"m-{n}") for n in range(5)], NOW)
         if is_lost:
             gateway.lose(deletion_in("2026013112"), 9)
-            with pytest.raises(StoreUnreachable):
+            with pytest.raises(errors.StoreUnreachable):
                 await store.claim_due(LATER, 10)
         else:
             stop = gateway.stop(deletion_in("2026013112"), after=True)
@@ -377,7 +368,7 @@ async def test_row_85_in_mode_none_a_claim_that_ends_without_an_answer_loses_not
 
 @pytest.mark.parametrize("mode", [TransactionMode.TRANSACTION_SCOPE, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE])
 async def test_modes_that_azure_cannot_keep_are_refused(place: TablePlace, mode: TransactionMode) -> None:
-    with pytest.raises(UnsupportedTransactionMode, match="receive_only"):
+    with pytest.raises(errors.UnsupportedTransactionMode, match="receive_only"):
         await place.open(mode)
     await place.open()
     await (await place.open()).setup()
@@ -459,7 +450,7 @@ async def test_no_message_is_passed_over_when_a_mark_fails(place: TablePlace) ->
         await store.store_many([message(f"m-{n:04}", NOW + n * timedelta(microseconds=1)) for n in range(1_100)], NOW)
         place.add(upstream(f"20260131115959_{GUID}", Body="a text"))
         gateway.refuse(lambda _path, body: b"unreadable" in body)
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await store.claim_due(LATER, 10)
         assert (await ids_of(store))[0] == "m-0000"
 
@@ -580,13 +571,13 @@ async def test_a_message_stays_known_when_a_retry_and_then_a_rescheduling_are_in
     await store._open_parts.records.record_retry(old, old.copy_for_retry(NOW + timedelta(hours=2), 1), NOW, "why")
 
     async def interrupted(*_: object) -> bool:
-        raise StoreUnreachable("as by a death")
+        raise errors.StoreUnreachable("as by a death")
 
     monkeypatch.setattr(store, "_move", interrupted)
-    with pytest.raises(StoreUnreachable):
+    with pytest.raises(errors.StoreUnreachable):
         await store.reschedule("m-1", NOW + timedelta(days=1), NOW)
     assert await store.get("m-1") is not None
-    with pytest.raises(DuplicateMessage):
+    with pytest.raises(errors.DuplicateMessage):
         await store.store(message(), NOW)
 
 
@@ -629,7 +620,7 @@ async def test_a_message_is_found_and_is_no_new_one_while_it_moves(place: TableP
             stop.opened.set()
         assert found
         assert found[0] is not None
-        with pytest.raises(DuplicateMessage):
+        with pytest.raises(errors.DuplicateMessage):
             await reader.store(message(), NOW)
 
 
@@ -650,9 +641,9 @@ async def test_what_a_column_does_not_hold_is_refused_before_anything_is_stored(
 ) -> None:
     """The emulator would take more than Azure does."""
     for refused in ([too_large], [message("m-0"), too_large]):
-        with pytest.raises(MessageTooLarge, match=said):
+        with pytest.raises(errors.MessageTooLarge, match=said):
             await store.store_many(refused, NOW)
-    with pytest.raises(MessageTooLarge, match=said):
+    with pytest.raises(errors.MessageTooLarge, match=said):
         await store.store(too_large, NOW)
     assert place.entities() == place.entities(records_table(place.table)) == []
 
@@ -664,7 +655,7 @@ async def test_a_hundred_of_the_largest_messages_are_more_than_one_transaction(s
 
 
 async def test_a_limit_above_what_azure_takes_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="65,536"):
+    with pytest.raises(errors.ConfigurationError, match="65,536"):
         AzureTableStore("azure-table://UseDevelopmentStorage", largest_message_bytes=LARGEST_BODY + 1)
 
 
@@ -672,9 +663,9 @@ async def test_a_deleted_table_is_said_to_be_missing_and_comes_back_by_setting_u
     place: TablePlace, store: AzureTableStore
 ) -> None:
     place.delete_table()
-    with pytest.raises(StoreNotSetUp, match=place.table):
+    with pytest.raises(errors.StoreNotSetUp, match=place.table):
         await store.store(message(), NOW)
-    with pytest.raises(StoreNotSetUp, match=place.table):
+    with pytest.raises(errors.StoreNotSetUp, match=place.table):
         await store.claim_due(LATER, 10)
     await store.setup()
     await store.store(message(), NOW)
@@ -687,7 +678,7 @@ async def test_a_wrong_key_is_said_to_be_one_and_not_shown(place: TablePlace, st
     key = dict(part.split("=", 1) for part in place.connection.split(";") if part)["AccountKey"]
     intruder = await place.open(connection=place.connection.replace(key, wrong))
     for call in (intruder.store(message("m-2"), NOW), intruder.claim_due(LATER, 10), intruder.setup()):
-        with pytest.raises(StoreUnreachable, match="check the name of the account, its key") as raised:
+        with pytest.raises(errors.StoreUnreachable, match="check the name of the account, its key") as raised:
             await call
         assert wrong not in str(raised.value)
     assert await ids_of(store) == ["m-1"]
@@ -699,16 +690,16 @@ async def test_throttling_is_an_outage_and_nothing_is_lost(place: TablePlace, st
     async with Gateway(endpoint).listening() as gateway:
         slow = await place.open(connection=place.connection.replace(endpoint, gateway.url))
         gateway.answer("POST", 503, times=1, Retry_After="7")
-        with pytest.raises(StoreUnreachable, match="asks to be left alone for 7 s"):
+        with pytest.raises(errors.StoreUnreachable, match="asks for a pause of 7 s"):
             await slow.store(message(), NOW)
         assert place.entities() == []
         await slow.store(message(), NOW)
         await store.close()
         (claim,) = await slow.claim_due(LATER, 10)
         gateway.answer("POST", 503, times=2)
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await slow.finish([claim], Outcome.DELIVERED, NOW)
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await slow.retry_later(claim, LATER, NOW, "the store does not answer")
         assert [entity["MessageId"] for entity in place.entities()] == ["m-1"]
         assert await slow.finish([claim], Outcome.DELIVERED, NOW) == 1
@@ -723,9 +714,9 @@ async def test_an_answer_that_is_lost_leaves_nothing_double(place: TablePlace, s
     async with Gateway(endpoint).listening() as gateway:
         deaf = await place.open(connection=place.connection.replace(endpoint, gateway.url))
         gateway.answer("POST", 500, times=2, after=True)
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await deaf.store(message(), NOW)
-        with pytest.raises(StoreUnreachable):
+        with pytest.raises(errors.StoreUnreachable):
             await deaf.store(message(), NOW)
         await deaf.store_many([message()], NOW)
         await deaf.close()
@@ -747,7 +738,7 @@ async def test_a_retry_whose_answer_is_lost_moves_the_message_and_loses_none(
         (claim,) = await store.claim_due(LATER, 10)
         gateway.lose(deletion_in("2026013112"), losses)
         if losses > 1:
-            with pytest.raises(StoreUnreachable):
+            with pytest.raises(errors.StoreUnreachable):
                 await store.retry_later(claim, NOW + wait, NOW, "why")
             gateway.rules.clear()
         assert await store.retry_later(claim, NOW + wait, NOW, "why")
@@ -790,7 +781,7 @@ async def test_an_end_whose_answer_is_lost_counts(place: TablePlace, losses: int
         claims = await store.claim_due(LATER, 10)
         gateway.lose(deletion_in("2026013112"), losses)
         if losses > 1:
-            with pytest.raises(StoreUnreachable):
+            with pytest.raises(errors.StoreUnreachable):
                 await store.finish(claims, Outcome.DELIVERED, NOW)
             gateway.rules.clear()
         assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
@@ -826,7 +817,7 @@ async def test_a_new_message_whose_answer_is_lost_is_no_duplicate(place: TablePl
         await store.store(message("m-1"), NOW)
         gateway.lose(is_message)
         assert (await store.store_many([message("m-2")], NOW)).stored == 1
-        with pytest.raises(DuplicateMessage):
+        with pytest.raises(errors.DuplicateMessage):
             await store.store(message("m-2"), NOW)
         assert len(place.entities()) == 2
 

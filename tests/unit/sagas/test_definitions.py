@@ -29,7 +29,7 @@ from postdate import (
     started_by,
 )
 from postdate.config import load_settings
-from postdate.endpoint.saga_handling import PendingTimeout, SagaDetails, decode_details, encode_details
+from postdate.endpoint.saga_instance import PendingTimeout, SagaDetails, decode_details, encode_details
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError, UnsupportedTransactionMode
 from postdate.testing import VirtualClock
 from postdate.wiring import open_outbox, open_saga_store
@@ -54,7 +54,7 @@ def test_an_endpoint_without_a_saga_store_or_delays_or_a_queue_takes_no_saga(mem
         memory.endpoint(send_only=True)
     with pytest.raises(ConfigurationError, match="already"):
         memory.endpoint(OrderSaga, OrderSaga)
-    with pytest.raises(ConfigurationError, match="is no saga"):
+    with pytest.raises(ConfigurationError, match="is not a saga"):
         memory.endpoint(State)  # pyright: ignore[reportArgumentType]
 
 
@@ -106,12 +106,12 @@ async def _take_reply(self: Any, message: Place, context: HandlerContext) -> Non
         (lambda: _define(State, "order", start=_start), "has no 'order'"),
         (lambda: _define(Demanding, "order_id", start=_start), "needs defaults for more"),
         (lambda: _define(dict, "order_id", start=_start), "neither a dataclass nor"),
-        (lambda: _define(State, "order_id", start=_start, handle=_handle), "two methods take Place"),
+        (lambda: _define(State, "order_id", start=_start, handle=_handle), "two methods handle Place"),
         (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'.*=lambda message: …\\)$"),
         (lambda: _define(State, "order_id", start=_start, handle=_handle_due), "or @handles_reply\\(Due\\) if it only"),
-        (lambda: _define(State, "order_id", start=_start, reply=_take_reply), "two methods take Place: reply and"),
+        (lambda: _define(State, "order_id", start=_start, reply=_take_reply), "two methods handle Place: reply and"),
         (lambda: _define(State, "order_id", start=_start, raw=_time_out_raw), "not bytes"),
-        (lambda: _define(Positional, "order_id", start=_start), "Positional is array_like"),
+        (lambda: _define(Positional, "order_id", start=_start), "Positional must not be array_like"),
         (lambda: _define(State, "order_id", reply=_take_reply), "nothing starts it; mark a method"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
         (lambda: started_by(Place)(cast("Any", print)), "async methods"),
@@ -167,7 +167,7 @@ def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
     ids=["no mapping", "no time zone"],
 )
 def test_details_that_cannot_be_read_are_told(details: str) -> None:
-    with pytest.raises(InvalidMessage, match="what is kept of Order order_id='o-1' cannot be read"):
+    with pytest.raises(InvalidMessage, match="the stored state of Order order_id='o-1' cannot be read"):
         decode_details(details, "Order order_id='o-1'")
 
 
@@ -205,5 +205,5 @@ async def test_a_timeout_for_nobody_here_goes_to_the_error_queue(memory: World, 
 
 
 def test_in_transaction_mode_none_sagas_are_refused(memory: World) -> None:
-    with pytest.raises(UnsupportedTransactionMode, match=r"decided again.*use 'receive_only'"):
+    with pytest.raises(UnsupportedTransactionMode, match=r"handled again.*use 'receive_only'"):
         memory.endpoint(transaction_mode="none")

@@ -8,18 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from examples.orders.saga import (
-    CancelOrder,
-    GrantMoreTime,
-    OrderSaga,
-    OrderState,
-    PaymentDue,
-    PaymentReceived,
-    PlaceOrder,
-    ReminderDue,
-    SendMail,
-    configure,
-)
+from examples.orders import saga
 
 from postdate import (
     Endpoint,
@@ -41,26 +30,26 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def orders(**settings) -> EndpointTest:
-    return EndpointTest(lambda endpoint: configure(endpoint, "mails"), start=START, **settings)
+    return EndpointTest(lambda endpoint: saga.configure(endpoint, "mails"), start=START, **settings)
 
 
 def texts(test: EndpointTest) -> list[str]:
-    return [mail.text.partition(":")[0] for mail in test.sent_to("mails") if isinstance(mail, SendMail)]
+    return [mail.text.partition(":")[0] for mail in test.sent_to("mails") if isinstance(mail, saga.SendMail)]
 
 
 async def test_an_order_that_is_not_paid_is_reminded_of_three_times_and_ends_after_an_hour() -> None:
     async with orders() as test:
-        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        await test.send(saga.PlaceOrder("o-1", "Cleo", 30))
         first, due = await test.waiting()
-        assert (first.message, due.message) == (ReminderDue(1), PaymentDue())
-        assert due == WaitingMessage(PaymentDue(), "tested", START + timedelta(hours=1))
-        assert await test.state_of(OrderSaga, "o-1") is not None
+        assert (first.message, due.message) == (saga.ReminderDue(1), saga.PaymentDue())
+        assert due == WaitingMessage(saga.PaymentDue(), "tested", START + timedelta(hours=1))
+        assert await test.state_of(saga.OrderSaga, "o-1") is not None
         await test.advance(minutes=59, seconds=59)
         assert texts(test)[1:] == ["reminder 1", "reminder 2", "reminder 3"]
         await test.advance(seconds=1)
         assert texts(test)[4:] == ["your order is cancelled"]
         assert test.now == START + timedelta(hours=1) + MICROSECOND
-        assert await test.state_of(OrderSaga, "o-1") is None
+        assert await test.state_of(saga.OrderSaga, "o-1") is None
         await test.advance(days=30)
         assert len(test.sent) == 5
         assert await test.waiting() == []
@@ -77,7 +66,7 @@ async def test_a_month_in_which_nothing_is_due_is_not_looked_through(monkeypatch
     async with orders() as test:
         await test.advance(days=30)
         assert looks == [START]
-        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        await test.send(saga.PlaceOrder("o-1", "Cleo", 30))
         await test.advance(days=30)
         assert texts(test)[-1] == "your order is cancelled"
         assert len(looks) < 20
@@ -85,17 +74,19 @@ async def test_a_month_in_which_nothing_is_due_is_not_looked_through(monkeypatch
 
 async def test_a_clock_that_is_set_makes_due_what_is_due_by_it() -> None:
     async with orders() as test:
-        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        await test.send(saga.PlaceOrder("o-1", "Cleo", 30))
         test.clock.step(timedelta(hours=1))
         await test.advance()
         assert texts(test)[-1] == "your order is cancelled"
         assert test.now - START < timedelta(hours=1, seconds=1)
 
 
-@pytest.mark.parametrize("end", [PaymentReceived, CancelOrder])
-async def test_an_order_that_ends_early_is_reminded_of_no_more(end: type[PaymentReceived] | type[CancelOrder]) -> None:
+@pytest.mark.parametrize("end", [saga.PaymentReceived, saga.CancelOrder])
+async def test_an_order_that_ends_early_is_reminded_of_no_more(
+    end: type[saga.PaymentReceived] | type[saga.CancelOrder],
+) -> None:
     async with orders() as test:
-        await test.send(PlaceOrder("o-1", "Ada", 10))
+        await test.send(saga.PlaceOrder("o-1", "Ada", 10))
         await test.advance(minutes=20)
         await test.send(end("o-1"))
         await test.advance(timedelta(days=1))
@@ -105,12 +96,12 @@ async def test_an_order_that_ends_early_is_reminded_of_no_more(end: type[Payment
 
 async def test_more_time_moves_the_end() -> None:
     async with orders() as test:
-        await test.send(PlaceOrder("o-1", "Dan", 40))
+        await test.send(saga.PlaceOrder("o-1", "Dan", 40))
         await test.advance(minutes=50)
-        await test.send(GrantMoreTime("o-1", 30))
+        await test.send(saga.GrantMoreTime("o-1", 30))
         await test.advance(minutes=29, seconds=59)
-        state = await test.state_of(OrderSaga, "o-1")
-        assert isinstance(state, OrderState)
+        state = await test.state_of(saga.OrderSaga, "o-1")
+        assert isinstance(state, saga.OrderState)
         await test.advance(seconds=2)
         assert texts(test)[-1] == "your order is cancelled"
         assert test.deliveries[-1].at == START + timedelta(minutes=80) + MICROSECOND
@@ -119,9 +110,9 @@ async def test_more_time_moves_the_end() -> None:
 async def test_a_test_ends_although_something_was_delayed_just_after_something_had_come() -> None:
     """The poller pauses between two looks, on a clock that nobody moves any more."""
     async with orders() as test:
-        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        await test.send(saga.PlaceOrder("o-1", "Cleo", 30))
         await test.advance(hours=1)
-        await test.send(PlaceOrder("o-2", "Cleo", 30))
+        await test.send(saga.PlaceOrder("o-2", "Cleo", 30))
 
 
 @dataclass
@@ -179,7 +170,7 @@ async def test_handlers_with_a_transaction_and_sagas_beside_it(tmp_path: Path) -
             return [text for (text,) in connection.execute("SELECT text FROM asked")]
 
     def configuration(endpoint: Endpoint) -> None:
-        configure(endpoint, "mails")
+        saga.configure(endpoint, "mails")
 
         @endpoint.handler(Ask)
         async def ask(message: Ask, context: HandlerContext) -> None:
@@ -197,12 +188,12 @@ async def test_handlers_with_a_transaction_and_sagas_beside_it(tmp_path: Path) -
         assert asked() == ["a"]
         await test.advance(hours=1)
         assert test.sent == [Answer("a")]
-        await test.send(PlaceOrder("o-1", "Ada", 10))
-        assert isinstance(await test.state_of(OrderSaga, "o-1"), OrderState)
+        await test.send(saga.PlaceOrder("o-1", "Ada", 10))
+        assert isinstance(await test.state_of(saga.OrderSaga, "o-1"), saga.OrderState)
     with pytest.raises(ConfigurationError, match="no saga store"):
         EndpointTest(configuration, outbox=Outbox(outbox))
     async with EndpointTest(lambda _: None, outbox=Outbox(outbox)) as test:
         with pytest.raises(ConfigurationError, match="only in its file"):
-            await test.state_of(OrderSaga, "o-1")
+            await test.state_of(saga.OrderSaga, "o-1")
     await outbox.close()
     await sagas.close()

@@ -117,7 +117,7 @@ async def test_a_state_that_could_not_be_read_again_fails_its_message_and_not_al
         record = await memory.sagas.find(Rating.definition.name, Correlation("order_id", "o-1"))
         ((copy, _),) = memory.transport.queues["error"].messages
     assert msgspec.json.decode(record.state, type=Rated).rate == 2
-    assert "would come back as no Rated: Expected `float`" in copy.headers[Headers.EXCEPTION_MESSAGE]
+    assert "could not be read as Rated again: Expected `float`" in copy.headers[Headers.EXCEPTION_MESSAGE]
 
 
 class Kind(enum.Enum):

@@ -24,7 +24,7 @@ from postdate import (
     handles_timeout,
     started_by,
 )
-from postdate.endpoint.saga_handling import SagaDetails, decode_details
+from postdate.endpoint.saga_instance import SagaDetails, decode_details
 from postdate.errors import InvalidMessage
 from postdate.ports import Correlation
 from postdate.testing import EndpointTest, VirtualClock
@@ -209,7 +209,7 @@ async def test_a_reply_to_something_that_is_no_id_goes_to_the_error_queue(memory
         await endpoint.send(Authorized(), headers={Headers.SAGA_TYPE: "Buying, Shop", Headers.SAGA_ID: "seven"})
         await memory.clock.run_until_idle()
         ((copy, _),) = memory.transport.queues["error"].messages
-    assert "NServiceBus.SagaId names no saga instance: 'seven' is no UUID" in copy.headers[Headers.EXCEPTION_MESSAGE]
+    assert "NServiceBus.SagaId names no saga instance: 'seven' is not a UUID" in copy.headers[Headers.EXCEPTION_MESSAGE]
 
 
 async def test_a_saga_replies_later_to_the_saga_that_began_it(world: World) -> None:
@@ -250,7 +250,7 @@ async def test_a_saga_that_nobody_waits_for_cannot_reply_and_says_why(memory: Wo
         await memory.clock.advance(61 * SECOND)
         ((copy, _),) = memory.transport.queues["error"].messages
     assert (
-        "the message that began it has no header 'NServiceBus.ReplyToAddress'"
+        "the message that started it has no header 'NServiceBus.ReplyToAddress'"
         in copy.headers[Headers.EXCEPTION_MESSAGE]
     )
 

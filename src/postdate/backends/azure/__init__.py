@@ -37,7 +37,7 @@ class TableStore(LimitedMessages):
     peek_interval: Annotated[
         timedelta,
         Span(),
-        Meta(description="of an Azure table: by it each pause between two looks is longer than the one before"),
+        Meta(description="of an Azure table: each pause between two polls is longer than the one before by this span"),
     ] = _PEEK_INTERVAL
     longest_wait_when_idle: Annotated[
         timedelta,
@@ -46,7 +46,7 @@ class TableStore(LimitedMessages):
     ] = timedelta(seconds=30)
     page_size: Annotated[
         int,
-        Meta(ge=1, le=1_000, description="of an Azure table: messages claimed in one piece at most, 1 to 1,000"),
+        Meta(ge=1, le=1_000, description="of an Azure table: most messages in one claim, 1 to 1,000"),
     ] = 50
 
 
@@ -56,28 +56,30 @@ class StorageQueues(LimitedMessages):
 
     sanitizer: Annotated[
         Literal["dashes", "strict", "legacy"],
-        Meta(description="on Azure, what becomes of names of queues that it does not take; strict: nothing"),
+        Meta(description="on Azure, how queue names that Azure does not allow are changed; strict: they are refused"),
     ] = "dashes"
     concurrent_sends: Annotated[
-        int, Meta(ge=1, description="on Azure, requests on their way at once; 1: in the order of sending")
+        int, Meta(ge=1, description="on Azure, requests that are sent at the same time; 1: messages keep their order")
     ] = 32
     hold_for: Annotated[
         timedelta,
         Span(_SECOND, timedelta(days=7), _SECOND),
         Meta(
-            description="on Azure, how long a received message is hidden: after so long those of a dead process "
-            "are free; 1 s to 7 d"
+            description="on Azure, how long a received message is hidden; after this time other processes receive "
+            "the messages of a dead process; 1 s to 7 d"
         ),
     ] = timedelta(seconds=30)
     peek_interval: Annotated[
         timedelta,
         Span(),
-        Meta(description="on Azure, by it each pause is longer than the one before while a queue is empty"),
+        Meta(description="on Azure, while a queue is empty, each pause is longer than the one before by this span"),
     ] = _PEEK_INTERVAL
     longest_idle_wait: Annotated[
         timedelta,
         Span(),
-        Meta(description="on Azure, the longest such pause: so late a message of another process may be received"),
+        Meta(
+            description="on Azure, the longest such pause; a message of another process may be received this much later"
+        ),
     ] = _SECOND
 
 

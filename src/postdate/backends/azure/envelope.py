@@ -22,17 +22,8 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
+from postdate import messages
 from postdate.errors import InvalidMessage, InvalidTimestamp, MessageTooLarge, PostdateError
-from postdate.messages import (
-    MESSAGE_ID_LIMIT,
-    Envelope,
-    Headers,
-    check_headers,
-    check_text,
-    format_time_span,
-    format_timestamp,
-    parse_timestamp,
-)
 
 LARGEST_TEXT_BYTES: Final = 64 * 1024
 """Azure's limit of one message."""
@@ -55,15 +46,17 @@ _BOM: Final = "\ufeff"
 _ERROR_TEXT_LIMIT: Final = 1_000  # characters of the exception's message that a too large error copy keeps
 _FAULT: Final = re.compile(r"NServiceBus\.ExceptionInfo\.|\$\.diagnostics\.|NServiceBus\.Processing")
 _LONG_FAULT: Final = re.compile(
-    f"{re.escape(Headers.EXCEPTION_STACK_TRACE)}$|{re.escape(Headers.EXCEPTION_DATA_PREFIX)}"
+    f"{re.escape(messages.Headers.EXCEPTION_STACK_TRACE)}$|{re.escape(messages.Headers.EXCEPTION_DATA_PREFIX)}"
 )
-_OTHER_FAULTS: Final = frozenset({Headers.FAILED_QUEUE, Headers.TIME_OF_FAILURE, Headers.ERROR_CODE})
+_OTHER_FAULTS: Final = frozenset(
+    {messages.Headers.FAILED_QUEUE, messages.Headers.TIME_OF_FAILURE, messages.Headers.ERROR_CODE}
+)
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
 
 
-def to_text(envelope: Envelope) -> str:
+def to_text(envelope: messages.Envelope) -> str:
     """Return the text of a message; raise `MessageTooLarge`.
 
     An error copy that is too large loses its headers about the failure, the longest first. If that is not enough, it is
@@ -74,16 +67,17 @@ def to_text(envelope: Envelope) -> str:
         if (size := len(text.encode())) <= LARGEST_TEXT_BYTES:
             return text
     raise MessageTooLarge(
-        f"message {envelope.message_id!r} to {envelope.destination} is {size:,} bytes long in the form in which Azure "
-        f"keeps it, where {LARGEST_TEXT_BYTES:,} are allowed; headers and body of {LARGEST_MESSAGE_BYTES:,} bytes "
+        f"message {envelope.message_id!r} to {envelope.destination} is {size:,} bytes in the encoding of Azure "
+        f"Storage Queues, where {LARGEST_TEXT_BYTES:,} are allowed; headers and body of {LARGEST_MESSAGE_BYTES:,} "
+        f"bytes "
         f"always fit: keep large content elsewhere and send a reference"
     )
 
 
-def _text_forms(envelope: Envelope) -> Iterator[str]:
+def _text_forms(envelope: messages.Envelope) -> Iterator[str]:
     """Yield the forms in which a message may be sent, beginning with the complete one."""
     yield base64.b64encode(_encode_json(envelope)).decode("ascii")
-    if Headers.FAILED_QUEUE not in envelope.headers:
+    if messages.Headers.FAILED_QUEUE not in envelope.headers:
         return
     for headers in _shortened_headers(envelope.headers):
         yield base64.b64encode(_encode_json(replace(envelope, headers=headers))).decode("ascii")
@@ -95,10 +89,10 @@ def _text_forms(envelope: Envelope) -> Iterator[str]:
 
 def _shortened_headers(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
     brief = {key: value for key, value in headers.items() if not _LONG_FAULT.match(key)}
-    if Headers.EXCEPTION_MESSAGE in brief:
-        brief[Headers.EXCEPTION_MESSAGE] = brief[Headers.EXCEPTION_MESSAGE][:_ERROR_TEXT_LIMIT]
+    if messages.Headers.EXCEPTION_MESSAGE in brief:
+        brief[messages.Headers.EXCEPTION_MESSAGE] = brief[messages.Headers.EXCEPTION_MESSAGE][:_ERROR_TEXT_LIMIT]
     yield brief
-    names = {Headers.FAILED_QUEUE, Headers.EXCEPTION_TYPE}
+    names = {messages.Headers.FAILED_QUEUE, messages.Headers.EXCEPTION_TYPE}
     yield {**_strip_failure_headers(headers), **{key: headers[key] for key in names if key in headers}}
     yield _strip_failure_headers(headers)
 
@@ -107,22 +101,24 @@ def _strip_failure_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in headers.items() if key not in _OTHER_FAULTS and not _FAULT.match(key)}
 
 
-def _encode_json(envelope: Envelope) -> bytes:
-    check_headers(envelope.headers)
+def _encode_json(envelope: messages.Envelope) -> bytes:
+    messages.check_headers(envelope.headers)
     headers = envelope.headers
     wrapper: dict[str, Any] = {
         "IdForCorrelation": None,
         "Id": envelope.message_id,
-        "MessageIntent": _INTENTS.get(headers.get(Headers.MESSAGE_INTENT, ""), 1),
-        "ReplyToAddress": _short_copy(headers.get(Headers.REPLY_TO_ADDRESS)),
-        "TimeToBeReceived": format_time_span(envelope.time_to_be_received or timedelta(0)),
+        "MessageIntent": _INTENTS.get(headers.get(messages.Headers.MESSAGE_INTENT, ""), 1),
+        "ReplyToAddress": _short_copy(headers.get(messages.Headers.REPLY_TO_ADDRESS)),
+        "TimeToBeReceived": messages.format_time_span(envelope.time_to_be_received or timedelta(0)),
         "Headers": dict(headers),
         "Body": envelope.body,
-        "CorrelationId": _short_copy(headers.get(Headers.CORRELATION_ID)),
+        "CorrelationId": _short_copy(headers.get(messages.Headers.CORRELATION_ID)),
         "Recoverable": True,
     }
     times = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
-    if own_times := {name: format_timestamp(instant) for name, instant in times.items() if instant is not None}:
+    if own_times := {
+        name: messages.format_timestamp(instant) for name, instant in times.items() if instant is not None
+    }:
         wrapper[_OWN_KEY] = own_times
     return msgspec.json.encode(wrapper)
 
@@ -138,23 +134,23 @@ def _short_copy(value: str | None) -> str | None:
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
-def from_text(queue: str, native_id: str, text: str) -> Envelope:
+def from_text(queue: str, native_id: str, text: str) -> messages.Envelope:
     """Return the envelope of a message; never raise because of the text of another sender."""
     try:
         return _decode_envelope(queue, native_id, text)
     except (ValueError, PostdateError, RecursionError) as error:
         reason = f"not a message in the envelope of Azure Storage Queues: {error}"
-        return Envelope(queue, native_id, {UNREADABLE: reason}, text.encode(errors="replace"))
+        return messages.Envelope(queue, native_id, {UNREADABLE: reason}, text.encode(errors="replace"))
 
 
-def _decode_envelope(queue: str, native_id: str, text: str) -> Envelope:
+def _decode_envelope(queue: str, native_id: str, text: str) -> messages.Envelope:
     wrapper = _parse_wrapper(text)
     body = wrapper.get("Body")
     if body is None and "Headers" not in wrapper:
         raise InvalidMessage("the JSON object has neither Headers nor Body")
     headers = _headers(wrapper)
     times = _own_values(wrapper)
-    return Envelope(
+    return messages.Envelope(
         queue,
         _id(wrapper.get("Id"), native_id),
         headers,
@@ -212,17 +208,20 @@ def _parse_wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Va
     try:
         return msgspec.json.decode(plain, type=dict[str, values])
     except msgspec.DecodeError as error:
-        raise InvalidMessage(f"no JSON object ({error})") from error
+        raise InvalidMessage(f"not a JSON object ({error})") from error
 
 
 def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
     headers = wrapper.get("Headers")
     if headers is not None and not isinstance(headers, dict):
-        raise InvalidMessage("Headers is no JSON object")
+        raise InvalidMessage("Headers is not a JSON object")
     header_values = cast("Mapping[str, object]", headers or {})
     texts = cast("dict[str, str]", {key: "" if value is None else value for key, value in header_values.items()})
-    check_headers(texts)
-    for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):
+    messages.check_headers(texts)
+    for name, key in (
+        ("ReplyToAddress", messages.Headers.REPLY_TO_ADDRESS),
+        ("CorrelationId", messages.Headers.CORRELATION_ID),
+    ):
         value = wrapper.get(name)
         if isinstance(value, str) and value:
             texts.setdefault(key, value)
@@ -233,7 +232,7 @@ def _body(value: object) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, str):
-        raise InvalidMessage("Body is no text")
+        raise InvalidMessage("Body is not text")
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:
@@ -245,7 +244,7 @@ def _id(value: object, native_id: str) -> str:
     if not isinstance(value, str):
         return native_id
     try:
-        check_text(value, "message id", MESSAGE_ID_LIMIT)
+        messages.check_text(value, "message id", messages.MESSAGE_ID_LIMIT)
     except InvalidMessage:
         return native_id
     return value
@@ -255,6 +254,6 @@ def _instant(value: object) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
-        return parse_timestamp(value)
+        return messages.parse_timestamp(value)
     except InvalidTimestamp:  # the receiver needs only the headers
         return None

@@ -15,21 +15,7 @@ from typing import Final, cast
 from aiohttp import ClientError
 from azure.core.exceptions import AzureError, HttpResponseError
 
-from postdate.errors import (
-    ClaimLost,
-    DestinationUnavailable,
-    DuplicateMessage,
-    MessageTooLarge,
-    PostdateError,
-    QueueNotFound,
-    StoreError,
-    StoreNotSetUp,
-    StoreTroubled,
-    StoreUnreachable,
-    TransportError,
-    TransportUnreachable,
-    first_line,
-)
+from postdate import errors
 
 _LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)  # a longer pause that the service asks for is cut
 _RETRY_AFTER: Final = {"Retry-After": timedelta(seconds=1), "x-ms-retry-after-ms": timedelta(milliseconds=1)}
@@ -68,20 +54,28 @@ class ErrorTypes:
     content.
     """
 
-    unreachable: type[PostdateError]
-    unavailable: type[PostdateError]
-    missing: type[PostdateError]
-    exists: type[PostdateError]
-    other: type[PostdateError]
-    changed: type[PostdateError] = ClaimLost
-    too_large: type[PostdateError] = MessageTooLarge
+    unreachable: type[errors.PostdateError]
+    unavailable: type[errors.PostdateError]
+    missing: type[errors.PostdateError]
+    exists: type[errors.PostdateError]
+    other: type[errors.PostdateError]
+    changed: type[errors.PostdateError] = errors.ClaimLost
+    too_large: type[errors.PostdateError] = errors.MessageTooLarge
 
 
 QUEUES: Final = ErrorTypes(
-    TransportUnreachable, DestinationUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
+    errors.TransportUnreachable,
+    errors.DestinationUnavailable,
+    missing=errors.QueueNotFound,
+    exists=errors.TransportError,
+    other=errors.TransportError,
 )
 TABLES: Final = ErrorTypes(
-    StoreUnreachable, StoreTroubled, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError
+    errors.StoreUnreachable,
+    errors.StoreTroubled,
+    missing=errors.StoreNotSetUp,
+    exists=errors.DuplicateMessage,
+    other=errors.StoreError,
 )
 
 
@@ -100,7 +94,7 @@ def retry_after(error: BaseException | None) -> timedelta | None:
 
     It is read from the ``__cause__`` of our errors.
     """
-    headers = _headers(error.__cause__ if isinstance(error, PostdateError) else error)
+    headers = _headers(error.__cause__ if isinstance(error, errors.PostdateError) else error)
     for name, unit in _RETRY_AFTER.items():
         text = headers.get(name, "")
         if text.isascii() and text.isdigit():
@@ -108,32 +102,33 @@ def retry_after(error: BaseException | None) -> timedelta | None:
     return None
 
 
-def translate(error: AzureError, error_types: ErrorTypes, target: str) -> PostdateError:
+def translate(error: AzureError, error_types: ErrorTypes, target: str) -> errors.PostdateError:
     """Return the error for an answer.
 
     ``target`` names the target without secrets: ``queue 'a' of Azure account 'b'``.
     """
     if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
-        return error_types.unreachable(f"{target} cannot be reached: {first_line(error)}")
+        return error_types.unreachable(f"{target} cannot be reached: {errors.first_line(error)}")
     status, code = error.status_code or 0, code_of(error)
     answer = f"{status} {code or error.reason or 'without a reason'}"
     if status in {401, 403}:
         return error_types.unreachable(
-            f"{target} refuses us ({answer}): check the name of the account, its key or signature, and the clock of "
+            f"{target} refuses this client ({answer}): check the name of the account, its key or signature, and the "
+            f"clock of "
             f"this "
             f"machine, which must be right to 15 minutes"
         )
     if status in {408, 429} or status >= 500:
         state = "is throttled" if status in {429, 503} else "cannot answer now"
         pause = retry_after(error)
-        pause_text = "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
+        pause_text = "" if pause is None else f"; it asks for a pause of {pause.total_seconds():g} s"
         return error_types.unreachable(f"{target} {state} ({answer}){pause_text}")
     if code in _TO_CREATE:
         return error_types.missing(f"{target} does not exist ({answer}); create it: {_TO_CREATE[code]}")
-    return _refusal(error_types, code, status, f"{target}: {answer}: {first_line(error)}")
+    return _refusal(error_types, code, status, f"{target}: {answer}: {errors.first_line(error)}")
 
 
-def _refusal(error_types: ErrorTypes, code: str, status: int, text: str) -> PostdateError:
+def _refusal(error_types: ErrorTypes, code: str, status: int, text: str) -> errors.PostdateError:
     """Return the error for a status between 400 and 499. A code that is in no list is an outage of the target."""
     by_code = {
         **dict.fromkeys(_TOO_LARGE, error_types.too_large),
@@ -164,4 +159,4 @@ def translate_errors(error_types: ErrorTypes, target: str) -> Generator[None]:
         raise translate(error, error_types, target) from error
     # The SDK does not translate some of these errors, such as that of a body that is cut short.
     except (ClientError, OSError) as error:
-        raise error_types.unreachable(f"{target} cannot be reached: {first_line(error)}") from error
+        raise error_types.unreachable(f"{target} cannot be reached: {errors.first_line(error)}") from error

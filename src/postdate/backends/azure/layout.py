@@ -95,7 +95,7 @@ def attempt_of(row: str, *, is_own: bool) -> datetime:
         if is_own:
             return second + int(row[_GUID_BEGINS : _GUID_BEGINS + _MICROSECOND_DIGITS], 16) * _MICROSECOND
     except (ValueError, OverflowError) as error:
-        raise InvalidMessage(f"the row key {row!r} is no time: {error}") from error
+        raise InvalidMessage(f"the row key {row!r} is not a time: {error}") from error
     return later(second, _SECOND - _MICROSECOND)
 
 
@@ -196,7 +196,7 @@ def _text(entity: Mapping[str, Any], name: str) -> str:
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise InvalidMessage(f"the body is no bytes: {value!r:.80}")
+        raise InvalidMessage(f"the body is not bytes: {value!r:.80}")
     return value
 
 

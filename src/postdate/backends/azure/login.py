@@ -169,7 +169,9 @@ def parse_login(address: str, environment: Mapping[str, str] | None = None) -> A
         )
     if "connection" in options:
         if parts.netloc:
-            raise ConfigurationError("the address of Azure Storage names an account and a connection string: take one")
+            raise ConfigurationError(
+                "the address of Azure Storage names both an account and a connection string: use only one"
+            )
         return parse_connection_string(_resolve_reference(options["connection"], environment))
     return _login("queue" if scheme.lower() == "azure-queues" else "table", parts.netloc, parts.path, options)
 
@@ -222,7 +224,7 @@ def parse_connection_string(text: str) -> AzureLogin:
     key, signature = settings.get("accountkey"), settings.get("sharedaccesssignature")
     if not (account and endpoints and (key or signature)):
         raise ConfigurationError(
-            "this is no connection string of Azure Storage: it needs AccountName and AccountKey, or endpoints and "
+            "this is not a connection string of Azure Storage: it needs AccountName and AccountKey, or endpoints and "
             "SharedAccessSignature; copy it whole from the account's access keys"
         )
     return AzureLogin(

@@ -9,18 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from postdate.backends.azure import layout as azure_layout
 from postdate.backends.azure.groups import Table
-from postdate.backends.azure.layout import (
-    KEY_COLUMNS,
-    UNREADABLE,
-    DelayedEntity,
-    attempt_of,
-    instant_of,
-    is_row_key,
-    partition_of,
-    read_entity,
-    second_key,
-)
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage
@@ -93,7 +83,7 @@ class Pages:
         self, table: Table, mark_unreadable: Callable[[Entity, MessageError, datetime], Awaitable[None]]
     ) -> None:
         self._table, self._mark_unreadable = table, mark_unreadable
-        self._buffer: deque[DelayedEntity] = deque()
+        self._buffer: deque[azure_layout.DelayedEntity] = deque()
         self._last_row_key = ""
         """The last key that was read; empty to begin at the start of the table."""
 
@@ -104,7 +94,7 @@ class Pages:
 
     def forget_if_before(self, attempt_at: datetime) -> None:
         """Forget the buffer if a message with an attempt at ``attempt_at`` lies before the position reached."""
-        if self._last_row_key and second_key(attempt_at) <= self._last_row_key:
+        if self._last_row_key and azure_layout.second_key(attempt_at) <= self._last_row_key:
             self.forget_buffer()
 
     @property
@@ -112,13 +102,15 @@ class Pages:
         """The time of the next attempt, as far as it is known without a request."""
         if self._buffer:
             return self._buffer[0].attempt_at
-        return attempt_of(self._last_row_key[:_ROW_TIME_LENGTH], is_own=False) if self._last_row_key else None
+        return (
+            azure_layout.attempt_of(self._last_row_key[:_ROW_TIME_LENGTH], is_own=False) if self._last_row_key else None
+        )
 
     async def read_due(
-        self, now: datetime, limit: int, is_selected: Callable[[DelayedEntity], bool]
-    ) -> list[DelayedEntity]:
+        self, now: datetime, limit: int, is_selected: Callable[[azure_layout.DelayedEntity], bool]
+    ) -> list[azure_layout.DelayedEntity]:
         """Return up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
-        entities_by_id: dict[str, DelayedEntity] = {}
+        entities_by_id: dict[str, azure_layout.DelayedEntity] = {}
         has_read = False
         while len(entities_by_id) < limit:
             if not self._buffer:
@@ -135,11 +127,11 @@ class Pages:
 
     async def _load_page(self, now: datetime) -> None:
         """Read the next page, or the first one."""
-        page = await self.read_page(self._last_row_key, second_key(later(now, timedelta(seconds=1))))
-        messages: list[DelayedEntity] = []
+        page = await self.read_page(self._last_row_key, azure_layout.second_key(later(now, timedelta(seconds=1))))
+        messages: list[azure_layout.DelayedEntity] = []
         for entity in page:
             try:
-                messages.append(read_entity(entity))
+                messages.append(azure_layout.read_entity(entity))
             except MessageError as error:
                 await self._mark_unreadable(entity, error, now)
         # Only now: if marking fails, the page must be read again, because otherwise its messages would be skipped.
@@ -160,11 +152,11 @@ class Pages:
         return page
 
     async def get_entity(self, row: str) -> Entity | None:
-        return await self._table.get({"PartitionKey": partition_of(row), "RowKey": row})
+        return await self._table.get({"PartitionKey": azure_layout.partition_of(row), "RowKey": row})
 
     async def is_unreadable(self, row: str) -> bool:
         """Return whether the entity with that row key is marked as unreadable."""
-        return await self._table.get({"PartitionKey": UNREADABLE, "RowKey": row}) is not None
+        return await self._table.get({"PartitionKey": azure_layout.UNREADABLE, "RowKey": row}) is not None
 
     async def query_entities(
         self,
@@ -182,9 +174,12 @@ class Pages:
         """
         bounds = [f"PartitionKey lt '{_BEHIND_ALL_TIMES}'"]
         if after:
-            bounds += [f"PartitionKey ge '{_quote(partition_of(after))}'", f"RowKey gt '{_quote(after)}'"]
+            bounds += [f"PartitionKey ge '{_quote(azure_layout.partition_of(after))}'", f"RowKey gt '{_quote(after)}'"]
         if before:
-            bounds += [f"PartitionKey le '{_quote(partition_of(before))}'", f"RowKey lt '{_quote(before)}'"]
+            bounds += [
+                f"PartitionKey le '{_quote(azure_layout.partition_of(before))}'",
+                f"RowKey lt '{_quote(before)}'",
+            ]
         if extra_condition:
             bounds.append(extra_condition)
         async for entity in self._table.query(" and ".join(bounds), select, page_size):
@@ -198,7 +193,9 @@ class Pages:
         """
         earliest: datetime | None = None
         second = ""
-        async with aclosing(self.query_entities(select=KEY_COLUMNS, page_size=_SEARCH_PAGE_SIZE)) as entities:
+        async with aclosing(
+            self.query_entities(select=azure_layout.KEY_COLUMNS, page_size=_SEARCH_PAGE_SIZE)
+        ) as entities:
             async for entity in entities:
                 row: str = entity["RowKey"]
                 if earliest is not None and row[:_ROW_TIME_LENGTH] != second:
@@ -217,12 +214,12 @@ class Pages:
     async def next_due(self) -> datetime | None:
         """Return the earliest due time. It reads every message that has failed before."""
         dues: list[datetime] = []
-        async with aclosing(self.query_entities(select=KEY_COLUMNS, page_size=1)) as entities:
+        async with aclosing(self.query_entities(select=azure_layout.KEY_COLUMNS, page_size=1)) as entities:
             async for entity in entities:
                 if (due := _due_of(entity)) is not None:
                     dues.append(due)
                     break
-        failing = self.query_entities(select=KEY_COLUMNS, extra_condition="Failures gt 0")
+        failing = self.query_entities(select=azure_layout.KEY_COLUMNS, extra_condition="Failures gt 0")
         all_dues = [*dues, *[_due_of(entity) async for entity in failing]]
         return min((due for due in all_dues if due is not None), default=None)
 
@@ -230,7 +227,7 @@ class Pages:
         """Count the messages; those in ``claims`` are claimed."""
         pending = overdue = claimed = failing = 0
         earliest: datetime | None = None
-        async for entity in self.query_entities(select=(*KEY_COLUMNS, "Failures")):
+        async for entity in self.query_entities(select=(*azure_layout.KEY_COLUMNS, "Failures")):
             due, is_claimed = _due_of(entity), entity.get("MessageId") in claims
             pending, claimed = pending + 1, claimed + is_claimed
             failing += bool(entity.get("Failures"))
@@ -244,7 +241,7 @@ class Pages:
 
         A message that has failed is counted at its next attempt, perhaps after the last edge.
         """
-        keys = self.query_entities(_key_before_second(edges[0]), select=KEY_COLUMNS)
+        keys = self.query_entities(_key_before_second(edges[0]), select=azure_layout.KEY_COLUMNS)
         dues = [due async for entity in keys if (due := _due_of(entity)) is not None]
         return counts_between(edges, ((due, 1) for due in dues))
 
@@ -258,7 +255,7 @@ class Pages:
         async with aclosing(self.query_entities(start_key, page_size=page_size)) as entities:
             async for entity in entities:
                 try:
-                    message = read_entity(entity).message
+                    message = azure_layout.read_entity(entity).message
                 except MessageError:  # It is marked when it is due.
                     continue
                 if message_filter.matches(message):
@@ -270,20 +267,20 @@ class Pages:
 
 def _read_cursor(cursor: str) -> str:
     """Return the row key after which a list continues. Raise `InvalidMessage`."""
-    if not (isinstance(cursor, str) and cursor.isprintable() and is_row_key(cursor)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not (isinstance(cursor, str) and cursor.isprintable() and azure_layout.is_row_key(cursor)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_cursor_error(cursor)
     return cursor
 
 
 def _key_before_second(instant: datetime) -> str:
     """Return a text that sorts before all keys of a second, even the one without a GUID."""
-    return second_key(instant)[:-1]
+    return azure_layout.second_key(instant)[:-1]
 
 
 def _attempt_of(entity: Entity) -> datetime | None:
     """Return the time of an entity's attempt; ``None`` when it is no message."""
     try:
-        return attempt_of(entity["RowKey"], is_own=entity.get("Due") is not None)
+        return azure_layout.attempt_of(entity["RowKey"], is_own=entity.get("Due") is not None)
     except InvalidMessage:  # It is marked when the whole entity is read.
         return None
 
@@ -296,6 +293,6 @@ def _due_of(entity: Entity) -> datetime | None:
     """Return the due time of an entity; ``None`` when it cannot be read. It is marked when it is due."""
     due = entity.get("Due")
     try:
-        return attempt_of(entity["RowKey"], is_own=False) if due is None else instant_of(due)
+        return azure_layout.attempt_of(entity["RowKey"], is_own=False) if due is None else azure_layout.instant_of(due)
     except (InvalidMessage, ValueError, TypeError, OverflowError):
         return None

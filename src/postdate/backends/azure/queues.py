@@ -103,7 +103,7 @@ def _advice_for(name: str) -> str:
     for choice in ("dashes", "legacy"):
         clean = SANITIZERS[choice](name.lower())
         if _is_valid_name(clean):
-            return f"choose another, or sanitizer={choice!r}, which makes {clean!r} of it"
+            return f"choose another, or sanitizer={choice!r}, which changes it to {clean!r}"
     return "choose another"
 
 
@@ -164,7 +164,7 @@ class QueueService(forks.ForkAware):
         description = self.describe_queue(queue)
         if (remaining_seconds := self._throttled_until - asyncio.get_running_loop().time()) > 0:
             raise TransportUnreachable(
-                f"{description} is throttled; it asked to be left alone for another {remaining_seconds:.1f} s"
+                f"{description} is throttled; it asked for a pause, which lasts another {remaining_seconds:.1f} s"
             )
         try:
             with translate_errors(QUEUES, description):
@@ -220,8 +220,8 @@ def time_to_live(envelope: Envelope, now: datetime) -> int | None:
     span = envelope.time_to_be_received
     if span is not None and span > LONGEST_LIFE:
         raise InvalidMessage(
-            f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
-            f"in Azure must not be told more than 30 days: send it with less, or without"
+            f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a "
+            f"queue in Azure allows at most 30 days: send the message with a shorter one, or without"
         )
     lifetime = envelope.time_left(now)
     shortest = LONGEST_LIFE if lifetime is None else min(LONGEST_LIFE, lifetime)

@@ -15,17 +15,8 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from postdate.backends.azure import layout as azure_layout
 from postdate.backends.azure.groups import Operation, OperationBatcher, Table
-from postdate.backends.azure.layout import (
-    DelayedEntity,
-    changed_at,
-    etag_of,
-    id_hash,
-    instant_of,
-    read_entity,
-    shorten_note,
-    text_of,
-)
 from postdate.backends.azure.pages import Pages
 from postdate.errors import DuplicateMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage
@@ -47,7 +38,7 @@ Row = Mapping[str, Any]
 
 def keys_of(message_id: str, number: int | None = None) -> dict[str, str]:
     """Return the keys of an id's row, or of its record ``number``."""
-    digits = id_hash(message_id)
+    digits = azure_layout.id_hash(message_id)
     bucket = int(digits[0], 16) % _BUCKETS
     return {"PartitionKey": f"id{bucket}", "RowKey": digits if number is None else f"{digits}_{number:08}"}
 
@@ -58,7 +49,7 @@ class IndexRow:
     def __init__(self, row: Row) -> None:
         self._row = row
         self.message_id: str = row["MessageId"]
-        self.etag = etag_of(row)
+        self.etag = azure_layout.etag_of(row)
         self.records = int(row.get("Records") or 0)
         end_number = int(row.get("Ended") or 0)
         self.end_kind = RecordKind(end_number) if end_number else None
@@ -72,9 +63,8 @@ class IndexRow:
         It is at both while it moves, and after a move that was interrupted.
         """
         candidates = (self._row.get("Former"), self._row.get("Location"))
-        return list(
-            dict.fromkeys(row_key for row_key in candidates if row_key)
-        )  # Both keys are equal if it was changed in place.
+        # Both keys are equal if it was changed in place.
+        return list(dict.fromkeys(row_key for row_key in candidates if row_key))
 
     def scheduling_records(self) -> list[Record]:
         """Return the record of scheduling; empty for messages of upstream or of older versions."""
@@ -87,7 +77,14 @@ class IndexRow:
         return [self._record(self.end_kind, self._row["EndedAt"], self._row["Due"], self._row.get("Detail") or "")]
 
     def _record(self, kind: RecordKind, at: str, due: str, detail: str) -> Record:
-        return Record(kind, self.message_id, instant_of(at), instant_of(due), self._row["Destination"], detail)
+        return Record(
+            kind,
+            self.message_id,
+            azure_layout.instant_of(at),
+            azure_layout.instant_of(due),
+            self._row["Destination"],
+            detail,
+        )
 
 
 class Records:
@@ -102,22 +99,22 @@ class Records:
 
     # --- adding ids ------------------------------------------------------------------------------------------------
 
-    async def add_ids(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
+    async def add_ids(self, messages: Sequence[azure_layout.DelayedEntity], now: datetime) -> list[bool]:
         """Add the ids that are new; return for each whether it was new."""
         return await self.table.apply_each([Operation("create", self._new_id_row(each, now)) for each in messages])
 
-    def _new_id_row(self, entity: DelayedEntity, now: datetime) -> dict[str, Any]:
-        scheduled = {"ScheduledAt": text_of(now), "ScheduledDue": text_of(entity.message.due)}
+    def _new_id_row(self, entity: azure_layout.DelayedEntity, now: datetime) -> dict[str, Any]:
+        scheduled = {"ScheduledAt": azure_layout.text_of(now), "ScheduledDue": azure_layout.text_of(entity.message.due)}
         return {**self._base_columns(entity), "Location": entity.row, **scheduled}
 
     @staticmethod
-    def _base_columns(entity: DelayedEntity) -> dict[str, Any]:
+    def _base_columns(entity: azure_layout.DelayedEntity) -> dict[str, Any]:
         message = entity.message
         return {
             **keys_of(message.message_id),
             "MessageId": message.message_id,
             "Destination": message.destination,
-            "Due": text_of(message.due),
+            "Due": azure_layout.text_of(message.due),
         }
 
     async def find(self, message_id: str) -> IndexRow | None:
@@ -128,7 +125,7 @@ class Records:
         index = await self.find(message_id)
         return index is not None and index.end_kind is not None
 
-    async def update_location(self, index: IndexRow, entity: DelayedEntity) -> bool:
+    async def update_location(self, index: IndexRow, entity: azure_layout.DelayedEntity) -> bool:
         """Point a known id at a message whose own message was never stored, or left by upstream.
 
         Upstream keeps no records of the messages that it dispatches.
@@ -136,13 +133,15 @@ class Records:
         entry = {**self._base_columns(entity), "Location": entity.row, "Former": ""}
         return await self.table.apply_atomically([Operation("change", entry, index.etag)])
 
-    async def reschedule_failed(self, index: IndexRow, entity: DelayedEntity, now: datetime) -> bool:
+    async def reschedule_failed(self, index: IndexRow, entity: azure_layout.DelayedEntity, now: datetime) -> bool:
         """Point an id whose message had failed at its new row key; return ``False`` when another process was faster."""
         message, detail = entity.message, "came back from the error queue"
         record = Record(RecordKind.RESCHEDULED, message.message_id, now, message.due, None, detail)
         return await self.append_record(index, next(reversed(index.row_keys), ""), entity, record)
 
-    async def append_record(self, index: IndexRow, former_row_key: str, entity: DelayedEntity, record: Record) -> bool:
+    async def append_record(
+        self, index: IndexRow, former_row_key: str, entity: azure_layout.DelayedEntity, record: Record
+    ) -> bool:
         """Append a record after the existing ones, including the outcome, and set the message's new and former row key.
 
         Returns ``False``, with nothing changed, when the row had changed.
@@ -164,7 +163,9 @@ class Records:
 
     # --- records of retries, outcomes and changes ------------------------------------------------------------------
 
-    async def record_retry(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
+    async def record_retry(
+        self, old: azure_layout.DelayedEntity, new: azure_layout.DelayedEntity, now: datetime, reason: str
+    ) -> None:
         """Record a failed attempt, and the message's row key for the next one."""
         message = old.message
         entry = {**self._base_columns(new), "Location": new.row, "Former": old.row, "Ended": 0}
@@ -176,7 +177,7 @@ class Records:
         await self.table.apply_atomically(operations)
 
     async def record_ends(
-        self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = ""
+        self, messages: Sequence[azure_layout.DelayedEntity], kind: RecordKind, now: datetime, detail: str = ""
     ) -> None:
         """Record the outcomes of messages.
 
@@ -191,7 +192,7 @@ class Records:
         """Undo the record of an outcome if the deletion failed, unless the row has changed since it was read."""
         await self.table.apply_atomically([Operation("change", {**keys_of(index.message_id), "Ended": 0}, index.etag)])
 
-    async def undo_reschedule(self, old: DelayedEntity, new: DelayedEntity) -> None:
+    async def undo_reschedule(self, old: azure_layout.DelayedEntity, new: azure_layout.DelayedEntity) -> None:
         """Undo the record and the row key of a rescheduling that did not take place."""
         index = await self.find(old.message.message_id)
         if index is None or index.row_keys[-1:] != [new.row]:
@@ -204,7 +205,7 @@ class Records:
         """Record the failure of an unreadable message, of which perhaps only the id is known."""
         entry = {**keys_of(message_id), "MessageId": message_id, **_end_columns(RecordKind.FAILED, now, detail)}
         if not await self.table.apply_atomically([Operation("change", entry)]):
-            missing_columns = {"Destination": destination, "Due": text_of(now)}
+            missing_columns = {"Destination": destination, "Due": azure_layout.text_of(now)}
             await self.table.apply_atomically([Operation("upsert", {**entry, **missing_columns})])
 
     async def record_discard(self, message_id: str, now: datetime) -> None:
@@ -249,7 +250,7 @@ class Records:
         row = await self.table.get(self._clock_keys)
         if row is None:  # Another process took this process for dead and deleted the row.
             raise StoreUnavailable(f"the row with the time of this process in {self.table.description} is gone")
-        return changed_at(row).astimezone(UTC)
+        return azure_layout.changed_at(row).astimezone(UTC)
 
     async def report_clock(self, ahead: timedelta) -> None:
         await self.table.apply_atomically(
@@ -260,7 +261,7 @@ class Records:
         """Return how far each process's clock is ahead; delete the rows of dead processes."""
         now = await self.server_now()
         rows: list[Mapping[str, Any]] = [row async for row in self.table.query(f"PartitionKey eq '{_CLOCK}'")]
-        dead_rows = [row for row in rows if changed_at(row) < now - _LIVES_FOR]
+        dead_rows = [row for row in rows if azure_layout.changed_at(row) < now - _LIVES_FOR]
         await self.table.apply_each(
             [Operation("delete", {**self._clock_keys, "RowKey": row["RowKey"]}) for row in dead_rows]
         )
@@ -269,7 +270,7 @@ class Records:
 
 
 def _end_columns(kind: RecordKind, now: datetime, detail: str = "") -> dict[str, Any]:
-    return {"Ended": int(kind), "EndedAt": text_of(now), "Detail": shorten_note(detail)}
+    return {"Ended": int(kind), "EndedAt": azure_layout.text_of(now), "Detail": azure_layout.shorten_note(detail)}
 
 
 def _record_columns(record: Record, destination: str, number: int) -> dict[str, Any]:
@@ -277,10 +278,10 @@ def _record_columns(record: Record, destination: str, number: int) -> dict[str, 
         **keys_of(record.message_id, number),
         "MessageId": record.message_id,
         "Kind": int(record.kind),
-        "At": text_of(record.at),
-        "Due": None if record.due is None else text_of(record.due),
+        "At": azure_layout.text_of(record.at),
+        "Due": None if record.due is None else azure_layout.text_of(record.due),
         "Destination": destination,
-        "Detail": shorten_note(record.detail),
+        "Detail": azure_layout.shorten_note(record.detail),
     }
 
 
@@ -289,8 +290,8 @@ def _record_of(row: Row) -> Record:
     return Record(
         RecordKind(int(row["Kind"])),
         row["MessageId"],
-        instant_of(row["At"]),
-        None if due is None else instant_of(due),
+        azure_layout.instant_of(row["At"]),
+        None if due is None else azure_layout.instant_of(due),
         row["Destination"],
         row.get("Detail") or "",
     )
@@ -305,14 +306,14 @@ class MessageEntities:
     def __init__(self, table: Table, records: Records, pages: Pages) -> None:
         self._table, self._records, self._pages = table, records, pages
 
-    async def store(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
+    async def store(self, message: DelayedMessage, now: datetime) -> azure_layout.DelayedEntity:
         """Store a message and return its entity.
 
         Raises:
             DuplicateMessage: it was stored before, and has not come back from the error queue.
             StoreUnavailable: it may have been stored; a second call finds out.
         """
-        entity = DelayedEntity.new(message)
+        entity = azure_layout.DelayedEntity.new(message)
         (is_new,) = await self._records.add_ids([entity], now)
         if not is_new:
             return await self._store_repeated_id(entity, now, may_replace_failed=True)
@@ -320,11 +321,11 @@ class MessageEntities:
             raise DuplicateMessage.of(message.message_id)  # another process found the id without its message
         return entity
 
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[azure_layout.DelayedEntity]:
         """Store the new messages, the first of each id; return their entities."""
         unique = {message.message_id: message for message in reversed(messages)}
         # The first of each id, in order.
-        entities = [DelayedEntity.new(message) for message in reversed(unique.values())]
+        entities = [azure_layout.DelayedEntity.new(message) for message in reversed(unique.values())]
         are_new = await self._records.add_ids(entities, now)
         new_entities = [each for each, is_new in zip(entities, are_new, strict=True) if is_new]
         create_outcomes = await self._table.apply_each([Operation("create", each.entity()) for each in new_entities])
@@ -337,8 +338,8 @@ class MessageEntities:
         return stored_entities
 
     async def _store_repeated_id(
-        self, entity: DelayedEntity, now: datetime, *, may_replace_failed: bool
-    ) -> DelayedEntity:
+        self, entity: azure_layout.DelayedEntity, now: datetime, *, may_replace_failed: bool
+    ) -> azure_layout.DelayedEntity:
         """Store a message whose id is known: its message is missing, or has failed and ``may_replace_failed``."""
         records, message_id = self._records, entity.message.message_id
         # It left the store a moment ago, and nothing about it is kept.
@@ -346,7 +347,7 @@ class MessageEntities:
             (is_added,) = await records.add_ids([entity], now)
         elif index.end_kind is RecordKind.FAILED and may_replace_failed:
             is_added = not await self._is_stored(index) and await records.reschedule_failed(index, entity, now)
-            entity = DelayedEntity.new(entity.message, index.records + 2)
+            entity = azure_layout.DelayedEntity.new(entity.message, index.records + 2)
         else:  # An id without a message: storing was interrupted, or upstream's poller dispatched it.
             is_added = (
                 index.end_kind is None
@@ -357,10 +358,10 @@ class MessageEntities:
             raise DuplicateMessage.of(message_id)
         return entity
 
-    async def _put_entity(self, entity: DelayedEntity) -> bool:
+    async def _put_entity(self, entity: azure_layout.DelayedEntity) -> bool:
         return await self._table.apply_atomically([Operation("create", entity.entity())])
 
-    async def find(self, message_id: str) -> tuple[IndexRow, list[DelayedEntity]] | None:
+    async def find(self, message_id: str) -> tuple[IndexRow, list[azure_layout.DelayedEntity]] | None:
         """Return the copies of a pending message, the latest last, and its id's row.
 
         Returns ``None`` when the message is not pending.
@@ -382,11 +383,11 @@ class MessageEntities:
             return True
         return any([await self._pages.is_unreadable(row) for row in index.row_keys])
 
-    async def _read_copies(self, index: IndexRow) -> list[DelayedEntity]:
+    async def _read_copies(self, index: IndexRow) -> list[azure_layout.DelayedEntity]:
         """Read the row keys in their order: a move adds at the latest before it deletes at the former one."""
-        copies: list[DelayedEntity] = []
+        copies: list[azure_layout.DelayedEntity] = []
         for row in index.row_keys:
             if (entity := await self._pages.get_entity(row)) is not None:
                 with suppress(MessageError):  # It is marked when it is due.
-                    copies.append(read_entity(entity))
+                    copies.append(azure_layout.read_entity(entity))
         return copies

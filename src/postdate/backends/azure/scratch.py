@@ -37,7 +37,8 @@ def scratch(address: str, run: str, queues: Sequence[str]) -> Generator[Scratch]
         except AzureError as error:
             reason = str(error).partition("\n")[0]
             raise StoreUnavailable(
-                f"{login.describe_service('table')} kept what was made for the run: {reason}"
+                f"{login.describe_service('table')} still has the tables of the run, which could not be removed: "
+                f"{reason}"
             ) from error
 
 

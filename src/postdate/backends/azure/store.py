@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.azure.errors import TABLES, translate_errors
 from postdate.backends.azure.groups import Operation, OperationBatcher, Table
 from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
@@ -46,26 +47,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage
-from postdate.ports import (
-    OUTCOME_RECORDS,
-    AdministrableStore,
-    Claim,
-    ClaimingStore,
-    MessageFilter,
-    Outcome,
-    PendingPage,
-    Record,
-    Recording,
-    RecordKind,
-    ServerFacts,
-    StoreCapabilities,
-    StoreReport,
-    StoreStatistics,
-    TransactionMode,
-    UnreadableRow,
-    UnreadableRows,
-    Wake,
-)
 from postdate.runtime import forks
 from postdate.runtime.next_due import NextDue
 from postdate.runtime.resource import resource_of
@@ -74,7 +55,7 @@ if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient
     from azure.storage.blob.aio import BlobServiceClient
 
-_MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
+_MODES: Final = frozenset({ports.TransactionMode.NONE, ports.TransactionMode.RECEIVE_ONLY})
 
 NEAR: Final = timedelta(seconds=5)
 """A message that is due sooner is changed only under the lease: the dispatching process's clock may be ahead."""
@@ -82,7 +63,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.ForkAware):
+class AzureTableStore(ports.ClaimingStore, ports.AdministrableStore, ports.UnreadableRows, forks.ForkAware):
     """Keeps delayed messages in a table of Azure Storage; the process with the lease dispatches them.
 
     Args:
@@ -103,23 +84,24 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         address: str | AzureLogin,
         *,
         table: str | None = None,
-        recording: Recording = Recording.ALL,
+        recording: ports.Recording = ports.Recording.ALL,
         largest_message_bytes: int = LARGEST_BODY,
         polling: Polling | None = None,
     ) -> None:
         self._login = address if isinstance(address, AzureLogin) else parse_login(address)
         for service in ("table", "blob"):
             self._login.endpoint(service)
-        self._table_name = None if table is None else normalize_table(table)
+        self.table_name = None if table is None else normalize_table(table)
+        """The table of the pending messages; ``None`` before ``initialize`` when it follows from the endpoint."""
         self._recording = recording
         self.polling = polling or Polling()
         if largest_message_bytes > LARGEST_BODY:
             raise ConfigurationError(
-                f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
+                f"largest_message_bytes must be at most {LARGEST_BODY:,}, the limit of a column of an Azure table, not "
                 f"{largest_message_bytes:,}"
             )
-        self._mode = TransactionMode.RECEIVE_ONLY
-        self._capabilities = StoreCapabilities(
+        self._mode = ports.TransactionMode.RECEIVE_ONLY
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
@@ -147,15 +129,10 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         self._claim_lock = anyio.Lock()
 
     def __repr__(self) -> str:
-        return f"AzureTableStore({self._login.describe_service('table')}, table={self._table_name!r})"
-
-    @property
-    def table_name(self) -> str | None:
-        """The table of the pending messages; ``None`` before ``initialize`` when it follows from the endpoint."""
-        return self._table_name
+        return f"AzureTableStore({self._login.describe_service('table')}, table={self.table_name!r})"
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         """Set the table's name; no request."""
         if mode not in _MODES:
             raise UnsupportedTransactionMode(
@@ -163,8 +140,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 f"transaction over tables and queues; use 'receive_only'"
             )
         self._mode = mode
-        if self._table_name is None:
-            self._table_name = default_table(endpoint)
+        if self.table_name is None:
+            self.table_name = default_table(endpoint)
 
     @override
     async def setup(self) -> None:
@@ -203,12 +180,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     def _open_parts(self) -> _TableParts:
         """Open the parts at first use, in the event loop of the caller."""
         if self._parts is None:
-            if self._table_name is None:
+            if self.table_name is None:
                 name = type(self).__name__
                 raise ConfigurationError(
                     f"{name} does not know its table yet: call initialize(endpoint, mode) first, or give table="
                 )
-            self._parts = self._create_parts(self._table_name)
+            self._parts = self._create_parts(self.table_name)
         return self._parts
 
     def _create_parts(self, name: str) -> _TableParts:
@@ -216,7 +193,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         place, blob_place = self._login.describe_service("table"), self._login.describe_service("blob")
         table = Table(tables.get_table_client(name), place)
         table_of_records = Table(tables.get_table_client(records_table(name)), place)
-        records = Records(table_of_records, keeps_retries=self._recording is Recording.ALL)
+        records = Records(table_of_records, keeps_retries=self._recording is ports.Recording.ALL)
         lease = ContainerLease(blobs.get_container_client(name), blob_place, self._void_claims)
         lease_task = LeaseTask(lease, self._next_due.forget, self._poll_table, self._back_off, resource_of(self))
 
@@ -235,16 +212,16 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         self._announce_stored([await self._open_parts.message_entities.store(message, now)])
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         """Store the messages that are new. Repeat the call after an interruption."""
         for message in messages:
             check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
-            return StoreReport(0)
+            return ports.StoreReport(0)
         entities = await self._open_parts.message_entities.store_many(messages, now)
         self._announce_stored(entities)
         stored_ids = (each.message.message_id for each in entities)
-        return StoreReport.of((message.message_id for message in messages), stored_ids)
+        return ports.StoreReport.of((message.message_id for message in messages), stored_ids)
 
     def _announce_stored(self, entities: Sequence[DelayedEntity]) -> None:
         if entities:
@@ -257,7 +234,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         """Claim due messages, a page at a time; none without the lease."""
         parts = self._open_parts
         async with self._claim_lock:
@@ -287,9 +264,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     def _is_free(self, message_id: object) -> bool:
         return message_id not in self._claims and message_id not in self._claims.deferred
 
-    async def _claim_entities(self, parts: _TableParts, entities: Sequence[DelayedEntity]) -> list[Claim]:
+    async def _claim_entities(self, parts: _TableParts, entities: Sequence[DelayedEntity]) -> list[ports.Claim]:
         """Claim messages. In mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
-        is_removed = self._mode is TransactionMode.NONE
+        is_removed = self._mode is ports.TransactionMode.NONE
         if is_removed:
             entities = await self._delete_entities(parts, entities)
         now = asyncio.get_running_loop().time()
@@ -341,11 +318,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return self._claims.listen_for_lost_claims(on_lost)
 
     @override
-    def is_in_force(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: ports.Claim) -> bool:
         return self._parts is not None and self._claims.is_in_force(claim, self._parts.lease)
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         """Release claims without a write, because no other process dispatches.
 
         In mode ``none`` messages are stored again.
@@ -368,11 +345,17 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return len(claimed_entities)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         """Record the outcome first, then delete the messages."""
         claimed_entities = await self._claims.select_claims_in_force(claims, self._open_parts.lease)
         completed_count = await self._complete_messages(
-            [each.delayed_entity for each in claimed_entities], OUTCOME_RECORDS[outcome], now, detail, claimed_entities
+            [each.delayed_entity for each in claimed_entities],
+            ports.OUTCOME_RECORDS[outcome],
+            now,
+            detail,
+            claimed_entities,
         )
         self._claims.forget_claims(claimed_entities)
         if claimed_entities:
@@ -385,7 +368,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     async def _complete_messages(
         self,
         messages: Sequence[DelayedEntity],
-        kind: RecordKind,
+        kind: ports.RecordKind,
         now: datetime,
         detail: str = "",
         claimed_entities: Sequence[ClaimedEntity] = (),
@@ -401,13 +384,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return len(messages) - len(deletions) + sum(await parts.removal_batcher.apply_each(deletions))
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """Move the message to the key of its next attempt."""
         claimed_entities = await self._claims.select_claims_in_force([claim], self._open_parts.lease)
         return bool(claimed_entities) and await self._retry(claimed_entities[0], attempt_at, now, reason)
 
     @override
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         claimed_entities = await self._claims.select_claims_in_force([claim], self._open_parts.lease)
         for each in claimed_entities:
             await self._open_parts.unreadable.mark(each.delayed_entity.entity(), InvalidMessage(reason), now)
@@ -467,7 +450,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return min(attempts if first is None else [*attempts, first], default=None)
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         """Register a listener; try to acquire the lease first, but never fail because of it.
 
         While there is a listener, a free lease is acquired, and the table is polled: messages of other processes are
@@ -493,7 +476,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
     # --- unreadable messages ------------------------------------------------------------------------------------
 
     @override
-    async def list_unreadable(self, limit: int) -> Sequence[UnreadableRow]:
+    async def list_unreadable(self, limit: int) -> Sequence[ports.UnreadableRow]:
         """List unreadable entities, oldest first; their numbers are hashes of their keys."""
         return await self._open_parts.unreadable.list(limit)
 
@@ -513,17 +496,19 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         if (claimed_entity := self._claims.find(message_id)) is not None:
             return bool(
                 await self.finish(
-                    [Claim(claimed_entity.delayed_entity.message, claimed_entity)], Outcome.DELIVERED, now
+                    [ports.Claim(claimed_entity.delayed_entity.message, claimed_entity)], ports.Outcome.DELIVERED, now
                 )
             )
         async with self._lock_for_change(message_id, _clock_from(now)) as entry:
-            return entry is not None and bool(await self._complete_messages([entry[1]], RecordKind.DELIVERED, now))
+            return entry is not None and bool(
+                await self._complete_messages([entry[1]], ports.RecordKind.DELIVERED, now)
+            )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         if (claimed_entity := self._claims.find(message_id)) is not None:
             return await self.retry_later(
-                Claim(claimed_entity.delayed_entity.message, claimed_entity),
+                ports.Claim(claimed_entity.delayed_entity.message, claimed_entity),
                 claimed_entity.delayed_entity.message.due,
                 now,
                 "",
@@ -589,14 +574,16 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             if entry is None:
                 return False
             _, entity = entry
-            await parts.records.record_ends([entity], RecordKind.CANCELLED, now)
+            await parts.records.record_ends([entity], ports.RecordKind.CANCELLED, now)
             # Recording may have taken so long that another process dispatches the message by now.
             if await self._can_change(entity, clock()) and all(
                 await parts.removal_batcher.apply_each([deletion_of(entity)])
             ):
                 return True
             index = await parts.records.find(message_id)
-            if index is None or [(each.kind, each.at) for each in index.end_records()] != [(RecordKind.CANCELLED, now)]:
+            if index is None or [(each.kind, each.at) for each in index.end_records()] != [
+                (ports.RecordKind.CANCELLED, now)
+            ]:
                 return False  # Another process has recorded an outcome.
             if await parts.message_entities.find(message_id) is None:
                 return True
@@ -612,7 +599,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
                 return False
             index, old = entry
             new = old.copy_for_reschedule(due, wall_time, index.records + 1)
-            record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
+            record = ports.Record(
+                ports.RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination
+            )
             if not await records.append_record(index, old.row, new, record):
                 return False
             is_moved = await self._can_change(old, clock()) and await self._move(old, new, deletion_of(old))
@@ -624,7 +613,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return is_moved
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         """Count messages by reading the keys of all; claims are those of this process."""
         counts = await self._open_parts.pages.statistics(self._claims, now)
         return replace(counts, unreadable=await self.count_unreadable())
@@ -635,11 +624,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return await self._open_parts.pages.due_counts(edges)
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[ports.RecordKind, int]:
         return await self._open_parts.records.record_counts()
 
     @override
-    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: ports.MessageFilter, limit: int) -> ports.PendingPage:
         """List messages; one that has failed is listed at its next attempt."""
         return await self._open_parts.pages.read_pending(message_filter, limit)
 
@@ -650,7 +639,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return None if entry is None else entry[1][-1].message
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         return await self._open_parts.records.history(message_id)
 
     @override
@@ -668,7 +657,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
         return await self._open_parts.records.reported_clocks()
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         """Return facts about the server; their clock has whole seconds."""
         parts = self._open_parts
         assert self._services is not None
@@ -676,7 +665,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, UnreadableRows, forks.F
             headers = await fetch_headers(self._services[0])
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else None
         version = headers.get("x-ms-version", "without a version")
-        return ServerFacts("Azure Storage", version, now, int(await parts.table.exists()), newest_schema_version=1)
+        return ports.ServerFacts(
+            "Azure Storage", version, now, int(await parts.table.exists()), newest_schema_version=1
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.azure.envelope import (
     LARGEST_MESSAGE_BYTES,
     UNREADABLE,
@@ -40,25 +41,13 @@ from postdate.backends.azure.login import (
 from postdate.backends.azure.queues import PRECISION, EncodedMessage, QueueSender, QueueService, Sanitizer, sanitizer_of
 from postdate.errors import ClaimLost, ConfigurationError, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
-from postdate.ports import (
-    HANDLED,
-    Completion,
-    Received,
-    Receiver,
-    ServerFacts,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    check_no_work,
-)
 from postdate.runtime.bounded import Bounded
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueMessage
 
 
-class AzureStorageQueueTransport(Transport):
+class AzureStorageQueueTransport(ports.Transport):
     """Queues of an account of Azure Storage.
 
     Args:
@@ -101,9 +90,9 @@ class AzureStorageQueueTransport(Transport):
         self.handled_ids = Bounded[tuple[str, str], None](10_000)
         """Messages that were handled and could not be deleted: queue, and Azure's id."""
         self.receivers: set[AzureQueueReceiver] = set()
-        self._capabilities = TransportCapabilities(
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
-            transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
+            transaction_modes=frozenset({ports.TransactionMode.NONE, ports.TransactionMode.RECEIVE_ONLY}),
             largest_message_bytes=min(largest_message_bytes or LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
             expires_messages=True,
             time_to_be_received_precision=PRECISION,
@@ -122,10 +111,10 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         """Send messages; an expired message is not sent, but logged."""
-        check_no_work(work, "of Azure Storage")
+        ports.check_no_work(work, "of Azure Storage")
         return await self._sender.send(envelopes, now)
 
     @override
@@ -166,7 +155,7 @@ class AzureStorageQueueTransport(Transport):
         return max(visible, properties.approximate_message_count or 0)
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         """Return facts about the server.
 
         Its time has whole seconds and decides about expiry only, so it is a setting, not the clock.
@@ -174,7 +163,7 @@ class AzureStorageQueueTransport(Transport):
         with translate_errors(QUEUES, self.service.description):
             headers = await fetch_headers(self.service.client)
         facts = {name: headers[name] for name in ("date", "server") if name in headers}
-        return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=facts)
+        return ports.ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=facts)
 
     @override
     async def close(self) -> None:
@@ -221,14 +210,14 @@ class MessageWithReceipt:
     receipt: str
     hidden_until: float
     expiry_time: float
-    received: Received
+    received: ports.Received
     times_received: int
     text: str
     lost_reason: str = ""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class AzureQueueReceiver(Receiver):
+class AzureQueueReceiver(ports.Receiver):
     def __init__(self, transport: AzureStorageQueueTransport, queue: str) -> None:
         self._transport, self._service, self._queue = transport, transport.service, queue
         self._messages_by_token: dict[object, MessageWithReceipt] = {}
@@ -238,7 +227,7 @@ class AzureQueueReceiver(Receiver):
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         """Receive messages; an empty queue is polled less and less often."""
         pause = timedelta(0)
         with self._service.listen(self._queue) as sent_event:
@@ -287,7 +276,7 @@ class AzureQueueReceiver(Receiver):
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both times are by Azure's clock; only their difference is used, because our clock may differ.
             expiry_time = until + (message.expires_on - message.next_visible_on).total_seconds()
-        received = Received(envelope, failures, object(), unanswered)
+        received = ports.Received(envelope, failures, object(), unanswered)
         message_with_receipt = MessageWithReceipt(
             native_id, receipt, until, expiry_time, received, times_received, text
         )
@@ -376,7 +365,7 @@ class AzureQueueReceiver(Receiver):
             )
         message.receipt = str(answer.pop_receipt)
 
-    def _message_of(self, received: Received) -> MessageWithReceipt:
+    def _message_of(self, received: ports.Received) -> MessageWithReceipt:
         message = self._messages_by_token.get(received.token)
         if message is None or message.received is not received or message.lost_reason:
             reason = "" if message is None else message.lost_reason
@@ -389,13 +378,15 @@ class AzureQueueReceiver(Receiver):
     # --- settling -----------------------------------------------------------------------------------------------------
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         """Send the outgoing messages first, then delete the message.
 
         After an interruption in between, this process only deletes the message when it receives it again; another
         process handles it a second time.
         """
-        check_no_work(completion.work, "of Azure Storage")
+        ports.check_no_work(completion.work, "of Azure Storage")
         message = self._message_of(received)
         if completion.outgoing:
             await self._renew_if_uncertain(message)
@@ -425,7 +416,7 @@ class AzureQueueReceiver(Receiver):
                     raise ClaimLost(f"message {message.native_id} in {self._queue!r} is gone: {error}") from error
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         """Reject the message; a message that is no longer hidden is visible already."""
         with suppress(ClaimLost):
             await self._reject(self._message_of(received), failed=failed)
@@ -470,7 +461,7 @@ class AzureQueueReceiver(Receiver):
             task.cancel()
         if close_scope.cancelled_caught:
             log.warning(
-                "what is held of %s cannot be given back now; it is free within %s",
+                "what is held of %s cannot be returned to its queue now; it is free within %s",
                 self._queue,
                 self._transport.hold_for,
             )
@@ -482,7 +473,7 @@ class AzureQueueReceiver(Receiver):
             await self._reject(message, failed=False)
         except TransportError as error:
             log.warning(
-                "message %s in %s cannot be given back now (%s); it is free within %s",
+                "message %s in %s cannot be returned to its queue now (%s); it is free within %s",
                 message.native_id,
                 self._queue,
                 error,

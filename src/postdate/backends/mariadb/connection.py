@@ -17,6 +17,7 @@ from pymysql.constants import CLIENT, ER
 from pymysql.cursors import SSCursor
 from typing_extensions import override
 
+from postdate import errors
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.row_locks.connection import (
     CONNECT_WITHIN_SECONDS,
@@ -27,18 +28,6 @@ from postdate.backends.sql.row_locks.connection import (
     connect_socket,
 )
 from postdate.backends.sql.row_locks.parts import Conflict, DuplicateKey, Meanings, error_of, meaning_of
-from postdate.errors import (
-    ConfigurationError,
-    MessageTooLarge,
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReadOnly,
-    StoreTroubled,
-    StoreUnreachable,
-)
 from postdate.runtime import forks
 
 
@@ -50,20 +39,20 @@ _MEANINGS: Final[Meanings] = {
     LockedTooLong: frozenset({1205}),
     DuplicateKey: frozenset({1062}),
     Conflict: frozenset({1213, 1020}),  # deadlock; record has changed since last read
-    StoreNotSetUp: frozenset({1049, 1051, 1054, 1146}),
-    StoreFull: frozenset({1021, 1038, 1041, 1114}),
-    StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
-    StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
-    MessageTooLarge: frozenset({1153, 1301}),
+    errors.StoreNotSetUp: frozenset({1049, 1051, 1054, 1146}),
+    errors.StoreFull: frozenset({1021, 1038, 1041, 1114}),
+    errors.StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
+    errors.StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
+    errors.MessageTooLarge: frozenset({1153, 1301}),
     # Classes of SQLSTATE about data and constraints, also of a trigger: 21, 22, 23, 44, 45. General errors about data:
     # a text that is invalid in its character set, or not comparable; a missing value; a row that is too large; a size
     # above the limit of a statement, transaction or undo record; a row without a partition.
-    StoreError: frozenset(
+    errors.StoreError: frozenset(
         {"21", "22", "23", "44", "45", 1118, 1197, 1267, 1270, 1271, 1300, 1364, 1366, 1526, 1705, 1713}
     ),
     # The server shuts down, has too many connections, or has ended this one. Errors of the driver itself are handled
     # in `translate`.
-    StoreUnreachable: frozenset(
+    errors.StoreUnreachable: frozenset(
         {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}
     ),
 }
@@ -73,7 +62,7 @@ An error counts against a message only if MariaDB's documentation states that it
 """
 
 
-def translate(error: pymysql.Error, where: str) -> PostdateError:
+def translate(error: pymysql.Error, where: str) -> errors.PostdateError:
     number, text = _number_and_text(error)
     state: str = getattr(error, "sqlstate", None) or ""
     if (meaning := meaning_of((number, state[:2]), _MEANINGS)) is not None:
@@ -81,10 +70,10 @@ def translate(error: pymysql.Error, where: str) -> PostdateError:
     # An error without a number comes from the driver: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:
-        return StoreUnreachable(f"{where}: {text}")
+        return errors.StoreUnreachable(f"{where}: {text}")
     # Some errors about data have another class, or come from the driver; the driver's exception type shows them.
     is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError)
-    return (StoreError if is_of_data else StoreTroubled)(f"{where}: {text} ({number})")
+    return (errors.StoreError if is_of_data else errors.StoreTroubled)(f"{where}: {text} ({number})")
 
 
 def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
@@ -100,12 +89,12 @@ def translate_errors(where: str, seconds: float | None = None) -> Generator[None
         yield
     except pymysql.Error as error:
         if isinstance(error.__context__, TimeoutError) and seconds is not None:  # the driver has ended the connection
-            raise StoreUnreachable(f"{where}: did not answer within {seconds:g} s") from error
+            raise errors.StoreUnreachable(f"{where}: did not answer within {seconds:g} s") from error
         raise translate(error, where) from error
     except (OSError, EOFError) as error:
-        raise StoreUnreachable(f"{where}: {error or type(error).__name__}") from error
+        raise errors.StoreUnreachable(f"{where}: {error or type(error).__name__}") from error
     except (AssertionError, IndexError, struct.error) as error:  # the driver raises these for a truncated packet
-        raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
+        raise errors.StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
 _NO_SUCH_SAVEPOINT: Final = 1305  # the server's error number
@@ -196,7 +185,9 @@ def _tls(settings: Mapping[str, str]) -> ssl.SSLContext | None:
         if "ssl_cert" in settings:
             context.load_cert_chain(settings["ssl_cert"], settings.get("ssl_key"))
     except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(f"the certificates of the MariaDB connection cannot be read: {error}") from error
+        raise errors.ConfigurationError(
+            f"the certificates of the MariaDB connection cannot be read: {error}"
+        ) from error
     return context
 
 
@@ -252,8 +243,8 @@ def max_statement_bytes(session: MariaDbSession) -> int:
     return session.largest_packet - _PACKET_ROOM
 
 
-def larger_than_packet_error(what: str, size: int, limit: int) -> MessageTooLarge:
-    return MessageTooLarge(
+def larger_than_packet_error(what: str, size: int, limit: int) -> errors.MessageTooLarge:
+    return errors.MessageTooLarge(
         f"{what} takes {size:,} bytes in a statement; the server takes {limit:,} (max_allowed_packet, but for some "
         f"room): raise max_allowed_packet there, or keep large content elsewhere and send a reference"
     )
@@ -276,7 +267,7 @@ class MariaDbSession(ServerSession):
         self.version, self.largest_packet, self._connection.largest_packet = version, packet, packet
         match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
         if match is None or (int(match[1]), int(match[2])) < _OLDEST:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{self._where} is {version}; Postdate needs MariaDB {_OLDEST[0]}.{_OLDEST[1]} or newer, which skips "
                 f"locked rows (MySQL lacks INSERT … RETURNING)"
             )
@@ -304,7 +295,7 @@ class MariaDbSession(ServerSession):
     def is_in_transaction(self, mark: object) -> bool:
         try:
             self.change(f"RELEASE SAVEPOINT {mark}")
-        except PostdateError as error:
+        except errors.PostdateError as error:
             if isinstance(error.__cause__, pymysql.Error) and error.__cause__.args[0] == _NO_SUCH_SAVEPOINT:
                 return False
             raise
@@ -343,22 +334,27 @@ class MariaDbSession(ServerSession):
             while rows := cursor.fetchmany(page):
                 yield list(rows)
 
+    @override
     def begin(self) -> None:
         with self._translate_errors():
             self._connection.begin()
 
+    @override
     def commit(self) -> None:
         with self._translate_errors():
             self._connection.commit()
 
+    @override
     def rollback(self) -> None:
         with self._translate_errors():
             self._connection.rollback()
 
+    @override
     def close(self) -> None:
         with suppress(pymysql.Error, OSError):
             self._connection.close()
 
+    @override
     def abort(self) -> None:
         self._connection.abort()
 

@@ -15,16 +15,8 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import MariaDbServer, translate
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.sql.migrations import Step, oldest_versions, too_old_advice
+from postdate.backends.sql.row_locks import names as row_locks_names
 from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableCreation
-from postdate.backends.sql.row_locks.names import (
-    RowLockNames,
-    Spelling,
-    check_not_reserved,
-    mark_statement,
-    migrate,
-    newest_mark_query,
-    rights_comment,
-)
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.errors import ConfigurationError, PostdateError, StoreFull, StoreReadOnly, StoreUnavailable
 
@@ -51,19 +43,19 @@ def check_name(name: str, what: str) -> str:
         raise ConfigurationError(f"{what} must not be blank, end in a space or have NUL characters: {name!r}")
     if len(name) > LONGEST_NAME:
         raise ConfigurationError(
-            f"{what} {name!r} has {len(name)} characters; MariaDB takes {LONGEST_NAME}: choose a shorter one "
+            f"{what} {name!r} has {len(name)} characters; MariaDB allows at most {LONGEST_NAME}: choose a shorter one "
             f"(table=... for a store)"
         )
     beyond = [character for character in name if ord(character) > 0xFFFF or 0xD800 <= ord(character) < 0xE000]
     if beyond:
-        raise ConfigurationError(f"{what} {name!r} has {beyond[0]!r}, which MariaDB does not take in names")
-    return check_not_reserved(name, what)
+        raise ConfigurationError(f"{what} {name!r} has {beyond[0]!r}, which MariaDB does not allow in names")
+    return row_locks_names.check_not_reserved(name, what)
 
 
-class MariaDbNames(RowLockNames):
+class MariaDbNames(row_locks_names.RowLockNames):
     """The names of one store; its schema is a database, and names of locks are server-wide."""
 
-    spelling = Spelling("postdate.backends.mariadb", quote_name, literal, check_name)
+    spelling = row_locks_names.Spelling("postdate.backends.mariadb", quote_name, literal, check_name)
 
 
 _WAIT_SECONDS: Final = 30
@@ -73,7 +65,7 @@ TABLE_EXISTS: Final = (
 )
 
 
-def foundation(names: RowLockNames) -> tuple[str, ...]:
+def foundation(names: row_locks_names.RowLockNames) -> tuple[str, ...]:
     marks = (
         f"CREATE TABLE IF NOT EXISTS {names.qualified_name('postdate_migration')} (\n"
         f"    subject VARCHAR(64) NOT NULL, version INTEGER NOT NULL, name VARCHAR(100) NOT NULL,\n"
@@ -83,7 +75,7 @@ def foundation(names: RowLockNames) -> tuple[str, ...]:
     return (f"CREATE DATABASE IF NOT EXISTS {quote_name(names.schema)} CHARACTER SET utf8mb4", marks)
 
 
-def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
+def setup_statements(names: row_locks_names.RowLockNames, steps: Sequence[Step]) -> str:
     """Return migrations as SQL for an administrator. The SQL may be run again: then no statement changes anything.
 
     In a database of an earlier version the initial migration finds all tables there. Its mark comes last, because it
@@ -96,22 +88,25 @@ def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
         statements += initial.statements
         for step in steps:
             if step.subject == subject:
-                statements += [*(() if step.is_initial else step.statements), mark_statement(names, step, _INSERT)]
+                statements += [
+                    *(() if step.is_initial else step.statements),
+                    row_locks_names.mark_statement(names, step, _INSERT),
+                ]
     body = "".join(f"{statement.strip()};\n\n" for statement in statements)
-    return rights_comment(names, f"{quote_name(names.schema)}.*") + body
+    return row_locks_names.rights_comment(names, f"{quote_name(names.schema)}.*") + body
 
 
-def _refusal(names: RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
+def _refusal(names: row_locks_names.RowLockNames, subject: str, oldest: int) -> tuple[str, str]:
     """Return statements that fail in a database that is too old."""
     # The text has no name of the database, because it must be a plain literal.
     signal = (
         f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {literal(f'the database is too old: {too_old_advice(oldest)}')}"
     )
-    is_too_old = f"{newest_mark_query(names, subject)} < {oldest}"
+    is_too_old = f"{row_locks_names.newest_mark_query(names, subject)} < {oldest}"
     return f"SET @postdate_check = IF({is_too_old}, {literal(signal)}, 'DO 0')", "EXECUTE IMMEDIATE @postdate_check"
 
 
-def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+def setup(session: Any, names: row_locks_names.RowLockNames, steps: Sequence[Step]) -> None:
     """Apply the missing migrations of ``steps``; several processes may do it at once.
 
     Raises as `find_missing_steps` does, or `StoreUnavailable` when another process has been migrating for half a
@@ -125,7 +120,7 @@ def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
         if not session.rows(TABLE_EXISTS, {"schema": names.schema, "table": "postdate_migration"}):
             for statement in foundation(names):
                 session.change(statement)
-        migrate(session, names, steps, f"database {names.schema!r}", _INSERT)
+        row_locks_names.migrate(session, names, steps, f"database {names.schema!r}", _INSERT)
     finally:
         session.rows("SELECT RELEASE_LOCK(%(name)s)", lock)
 

@@ -15,10 +15,10 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import larger_than_packet_error, literal, max_statement_bytes
 from postdate.backends.mariadb.schema import TABLE_EXISTS, MariaDbSchema, check_name, quote_name
 from postdate.backends.mariadb.statements import MariaDbSqlDialect
+from postdate.backends.sql import timeouts_layout
 from postdate.backends.sql.row_locks.parts import DuplicateKey
 from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
-from postdate.backends.sql.timeouts_layout import HEADERS, ID, STATE, TIME, round_up, spellings, text_time
 from postdate.errors import StoreNotSetUp
 
 _TABLE_DESCRIPTION: Final = "the table of timeouts (table_prefix=...)"
@@ -102,19 +102,25 @@ class MariaDbTable(RowLockTimeoutTable):
     @override
     def key(self, normal: str) -> Mapping[str, Any]:
         """Return all spellings of an id."""
-        return {"ids": spellings(normal)}
+        return {"ids": timeouts_layout.spellings(normal)}
 
     @override
     def instant(self, instant: datetime) -> object:
-        return text_time(instant)
+        return timeouts_layout.text_time(instant)
 
     @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """Insert a row; its time is rounded up to the table's precision."""
         _check_size(row, max_statement_bytes(session))
-        time, ids = round_up(row[TIME], self._time_digits(session)), self.key(row[ID])
+        time, ids = (
+            timeouts_layout.round_up(row[timeouts_layout.TIME], self._time_digits(session)),
+            self.key(row[timeouts_layout.ID]),
+        )
         try:
-            return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
+            return (
+                session.change(self.sql.insert, {**row, **ids, timeouts_layout.TIME: timeouts_layout.text_time(time)})
+                > 0
+            )
         except DuplicateKey:  # If two sessions add the same id at once, the second one gets this error.
             if not session.rows(self._find, ids):
                 raise
@@ -133,7 +139,9 @@ class MariaDbTable(RowLockTimeoutTable):
 
 def _check_size(row: dict[str, Any], limit: int) -> None:
     """Raise `MessageTooLarge` for a row that exceeds one packet: the server would close the connection."""
-    if 2 * (len(row[HEADERS]) + len(row[STATE])) <= limit:  # an escaped character takes two characters
+    if (
+        2 * (len(row[timeouts_layout.HEADERS]) + len(row[timeouts_layout.STATE])) <= limit
+    ):  # an escaped character takes two characters
         return
-    if (size := len(literal(row[HEADERS])) + len(literal(row[STATE]))) > limit:
-        raise larger_than_packet_error(f"timeout {row[ID]}", size, limit)
+    if (size := len(literal(row[timeouts_layout.HEADERS])) + len(literal(row[timeouts_layout.STATE]))) > limit:
+        raise larger_than_packet_error(f"timeout {row[timeouts_layout.ID]}", size, limit)

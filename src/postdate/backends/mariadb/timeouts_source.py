@@ -53,8 +53,8 @@ class MariaDbDialect(Dialect):
         engines = session.rows(f"SELECT ENGINE FROM information_schema.TABLES WHERE {is_table}", values)
         if engines and str(engines[0][0]).lower() != "innodb":
             raise ConfigurationError(
-                f"{self.where}: table {table} is kept by {engines[0][0]}, which has no transactions, so that its "
-                f"timeouts cannot be moved safely; change it to InnoDB first"
+                f"{self.where}: table {table} uses the storage engine {engines[0][0]}, which has no transactions, "
+                f"so its timeouts cannot be moved safely; change it to InnoDB first"
             )
         rows = session.rows(
             f"SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE {is_table} ORDER BY ORDINAL_POSITION", values
@@ -87,7 +87,9 @@ class MariaDbDialect(Dialect):
             "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn_lock_name(), "wait": TURN_SECONDS}
         )
         if granted != 1:
-            raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
+            raise StoreUnavailable(
+                f"{self.where}: another migration has not finished its start for too long; try again"
+            )
 
     @override
     def release_turn(self, session: Session) -> None:

@@ -9,49 +9,41 @@ from functools import cached_property
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.backends.sql.timeouts_layout import normal_id, normal_saga, normalize_timeout, sort_by_due
 from postdate.clock import Clock
 from postdate.errors import SagaConflict
-from postdate.ports import (
-    Correlation,
-    Recording,
-    SagaChange,
-    SagaChangeKind,
-    SagaRecord,
-    SagaStore,
-    SagaStoreCapabilities,
-)
 from postdate.ports.backends import DatabaseObject
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister
 
 
-class MemorySagaStore(SagaStore):
+class MemorySagaStore(ports.SagaStore):
     """Keeps saga instances in memory; they are lost with the process."""
 
-    _capabilities = SagaStoreCapabilities(durable=False, shared=False)
+    _capabilities = ports.SagaStoreCapabilities(durable=False, shared=False)
 
     def __init__(self) -> None:
-        self._records: dict[tuple[str, str], SagaRecord] = {}
+        self._records: dict[tuple[str, str], ports.SagaRecord] = {}
 
     @override
     async def setup(self) -> None: ...
 
     @override
-    async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
+    async def find(self, saga_type: str, correlation: ports.Correlation) -> ports.SagaRecord | None:
         return _find_saga(self._records, saga_type, correlation)
 
     @override
-    async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
+    async def load(self, saga_type: str, saga_id: str) -> ports.SagaRecord | None:
         return self._records.get((saga_type, saga_id))
 
     @override
-    async def read_page(self, after: tuple[str, str], limit: int) -> Sequence[SagaRecord]:
+    async def read_page(self, after: tuple[str, str], limit: int) -> Sequence[ports.SagaRecord]:
         return [record for key, record in sorted(self._records.items()) if key > after][:limit]
 
     @override
-    async def apply(self, changes: Sequence[SagaChange]) -> None:
+    async def apply(self, changes: Sequence[ports.SagaChange]) -> None:
         records = dict(self._records)
         for change in changes:
             _apply(records, change)
@@ -62,24 +54,24 @@ class MemorySagaStore(SagaStore):
 
 
 def _find_saga(
-    records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation
-) -> SagaRecord | None:
+    records: dict[tuple[str, str], ports.SagaRecord], saga_type: str, correlation: ports.Correlation
+) -> ports.SagaRecord | None:
     key = (saga_type, correlation)
     return next((each for each in records.values() if (each.saga_type, each.correlation) == key), None)
 
 
-def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:
+def _apply(records: dict[tuple[str, str], ports.SagaRecord], change: ports.SagaChange) -> None:
     record = change.record
     key = (record.saga_type, record.saga_id)
-    if change.kind is SagaChangeKind.CREATED:
+    if change.kind is ports.SagaChangeKind.CREATED:
         can_apply = key not in records and _find_saga(records, record.saga_type, record.correlation) is None
     else:
         can_apply = key in records and records[key].version == record.version
     if not can_apply:
         raise SagaConflict(f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile")
-    if change.kind is SagaChangeKind.COMPLETED:
+    if change.kind is ports.SagaChangeKind.COMPLETED:
         del records[key]
-    elif change.kind is SagaChangeKind.SET_ASIDE:
+    elif change.kind is ports.SagaChangeKind.SET_ASIDE:
         stored_record = records[key]
         new_correlation = replace(stored_record.correlation, property=stored_record.saga_id)
         records[key] = replace(stored_record, correlation=new_correlation, version=stored_record.version + 1)
@@ -161,7 +153,7 @@ class Memory(DatabaseObject):
         clock: the clock by which messages expire in queues; ``None``: the machine's clock.
     """
 
-    def __init__(self, *, recording: Recording = Recording.ALL, clock: Clock | None = None) -> None:
+    def __init__(self, *, recording: ports.Recording = ports.Recording.ALL, clock: Clock | None = None) -> None:
         super().__init__()
         self._recording, self._clock = recording, clock
 

@@ -13,28 +13,10 @@ from datetime import datetime, timedelta
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.clock import EARLIEST, nearest_instant, to_microseconds
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, copy_with_due, copy_with_failures, encode_for_store
-from postdate.ports import (
-    OUTCOME_RECORDS,
-    AdministrableStore,
-    Claim,
-    ClaimingStore,
-    MessageFilter,
-    Outcome,
-    PendingPage,
-    Record,
-    Recording,
-    RecordKind,
-    ReplacingStore,
-    StoreCapabilities,
-    StoreReport,
-    StoreStatistics,
-    TransactionMode,
-    Wake,
-    counts_between,
-)
 from postdate.ports.administration import cursor_text, parse_cursor
 from postdate.ports.changing import CreateMessage, KeyedIds
 from postdate.ports.limits import LANES, NONE_IN_USE, LimitingStore, LimitsInUse, StoredLimits
@@ -57,7 +39,7 @@ _Position = tuple[datetime, int, str]
 """The place of a message in the list of all: due time, number, id."""
 
 
-class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingStore):
+class MemoryStore(ports.ClaimingStore, ports.AdministrableStore, ports.ReplacingStore, LimitingStore):
     """Keeps delayed messages in memory; they are lost with the process.
 
     Args:
@@ -65,12 +47,14 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         largest_message_bytes: of headers and body together.
     """
 
-    def __init__(self, *, recording: Recording = Recording.ALL, largest_message_bytes: int = 16 * 1024 * 1024) -> None:
-        self._capabilities = StoreCapabilities(
+    def __init__(
+        self, *, recording: ports.Recording = ports.Recording.ALL, largest_message_bytes: int = 16 * 1024 * 1024
+    ) -> None:
+        self._capabilities = ports.StoreCapabilities(
             durable=False,
             shared=False,
             time_precision=timedelta(microseconds=1),
-            transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
+            transaction_modes=frozenset(ports.TransactionMode) - {ports.TransactionMode.TRANSACTION_SCOPE},
             largest_message_bytes=largest_message_bytes,
         )
         self._recording = recording
@@ -81,26 +65,26 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._known_ids: set[str] = set()
         self._last_id_by_key: dict[str, str] = {}
         """The id of the last message that was stored under each key."""
-        self._records: list[Record] = []
+        self._records: list[ports.Record] = []
         self._tokens = itertools.count(1)
-        self._wakes: list[Wake] = []
+        self._wakes: list[ports.Wake] = []
         self._limits: dict[str, StoredLimits] = {}
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None: ...
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None: ...
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         if self._has_failed(message.message_id):
             self._check_size(message)
             previous_first = self._first_attempt()
-            self._add(message, now, RecordKind.RESCHEDULED, "came back from the error queue")
+            self._add(message, now, ports.RecordKind.RESCHEDULED, "came back from the error queue")
             self._wake_if_earlier(previous_first)
         elif (await self.store_many([message], now)).duplicate_ids:
             raise DuplicateMessage.of(message.message_id)
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         for message in messages:
             self._check_size(message)
         previous_first = self._first_attempt()
@@ -109,9 +93,9 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
             if message.message_id in self._known_ids:
                 duplicate_ids.append(message.message_id)
             else:
-                self._add(message, now, RecordKind.SCHEDULED)
+                self._add(message, now, ports.RecordKind.SCHEDULED)
         self._wake_if_earlier(previous_first)
-        return StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
+        return ports.StoreReport(len(messages) - len(duplicate_ids), tuple(duplicate_ids))
 
     def _wake_if_earlier(self, previous_first: datetime | None) -> None:
         first = self._first_attempt()
@@ -122,12 +106,12 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     def _has_failed(self, message_id: str) -> bool:
         """Return whether the message is in the error queue, so that it may be returned and stored again."""
         ends = [record.kind for record in self._records if record.message_id == message_id]
-        return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
+        return message_id not in self._entries and bool(ends) and ends[-1] is ports.RecordKind.FAILED
 
     def _check_size(self, message: DelayedMessage) -> None:
         encode_for_store(message, self._capabilities.largest_message_bytes)
 
-    def _add(self, message: DelayedMessage, now: datetime, kind: RecordKind, detail: str = "") -> None:
+    def _add(self, message: DelayedMessage, now: datetime, kind: ports.RecordKind, detail: str = "") -> None:
         self._known_ids.add(message.message_id)
         self._add_entry(_Entry(copy_with_failures(message, 0), message.due, number=next(self._numbers)))
         self._record(kind, message, now, detail)
@@ -135,7 +119,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """Remove a message; it is recorded as delivered."""
-        return self._remove_message(message_id, RecordKind.DELIVERED, now, "")
+        return self._remove_message(message_id, ports.RecordKind.DELIVERED, now, "")
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
@@ -147,37 +131,39 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return min((entry.message.due for entry in self._entries.values()), default=None)
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return self._claim_between(EARLIEST, now, limit)
 
     @override
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return self._claim_between(stored_limits.lane_start, stored_limits.lane_end, limit)
 
-    def _claim_between(self, start: datetime, end: datetime, limit: int) -> list[Claim]:
+    def _claim_between(self, start: datetime, end: datetime, limit: int) -> list[ports.Claim]:
         due_entries = [
             each for each in self._entries.values() if each.attempt_at is not None and start <= each.attempt_at < end
         ]
         due_entries.sort(key=lambda entry: entry.attempt_at or entry.message.due)
         for entry in due_entries[:limit]:
             entry.claimed_from, entry.attempt_at, entry.token = entry.attempt_at, None, next(self._tokens)
-        return [Claim(entry.message, entry.token) for entry in due_entries[:limit]]
+        return [ports.Claim(entry.message, entry.token) for entry in due_entries[:limit]]
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         valid_claims = [claim for claim in claims if self._claimed_entry(claim) is not None]
         return sum(
-            self._remove_message(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail)
+            self._remove_message(claim.message.message_id, ports.OUTCOME_RECORDS[outcome], now, detail)
             for claim in valid_claims
         )
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         entry = self._claimed_entry(claim)
         return entry is not None and self._count_failure(entry, attempt_at, now, reason)
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         entries = [entry for claim in claims if (entry := self._claimed_entry(claim)) is not None]
         for entry in entries:
             entry.attempt_at, entry.token = attempt_at or entry.claimed_from, None
@@ -190,7 +176,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return self._first_attempt()
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         self._wakes.append(wake)
 
         def stop() -> None:
@@ -205,7 +191,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return (
             entry is not None
             and entry.token is None
-            and self._remove_message(message_id, RecordKind.CANCELLED, now, "")
+            and self._remove_message(message_id, ports.RecordKind.CANCELLED, now, "")
         )
 
     @override
@@ -217,7 +203,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
         self._add_entry(entry)
-        self._record(RecordKind.RESCHEDULED, entry.message, now)
+        self._record(ports.RecordKind.RESCHEDULED, entry.message, now)
         for wake in self._wakes:
             wake()
         return True
@@ -238,7 +224,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         self._remove_entry(entry)
         entry.message, entry.attempt_at = message, message.due
         self._add_entry(entry)
-        self._record(RecordKind.RESCHEDULED, entry.message, now, "replaced")
+        self._record(ports.RecordKind.RESCHEDULED, entry.message, now, "replaced")
         for wake in self._wakes:
             wake()
         return last_id
@@ -283,9 +269,9 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return True
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         entries = self._entries.values()
-        return StoreStatistics(
+        return ports.StoreStatistics(
             pending=len(entries),
             overdue=sum(entry.message.due < now for entry in entries if entry.token is None),
             claimed=sum(entry.token is not None for entry in entries),
@@ -295,14 +281,14 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        return counts_between(edges, ((entry.message.due, 1) for entry in self._entries.values()))
+        return ports.counts_between(edges, ((entry.message.due, 1) for entry in self._entries.values()))
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[ports.RecordKind, int]:
         return Counter(record.kind for record in self._records)
 
     @override
-    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: ports.MessageFilter, limit: int) -> ports.PendingPage:
         messages, start_index = (
             list[DelayedMessage](),
             bisect_left(self._positions, (message_filter.due_from or EARLIEST, 0, "")),
@@ -316,7 +302,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
             message = self._entries[message_id].message
             if message_filter.matches(message):
                 messages.append(copy(message).set_cursor(cursor_text(to_microseconds(due), number)))
-        return PendingPage.of(messages, limit)
+        return ports.PendingPage.of(messages, limit)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
@@ -324,7 +310,7 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
         return None if entry is None else entry.message
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         return [record for record in self._records if record.message_id == message_id]
 
     @override
@@ -341,26 +327,26 @@ class MemoryStore(ClaimingStore, AdministrableStore, ReplacingStore, LimitingSto
     def _first_attempt(self) -> datetime | None:
         return min((entry.attempt_at for entry in self._entries.values() if entry.attempt_at is not None), default=None)
 
-    def _claimed_entry(self, claim: Claim) -> _Entry | None:
+    def _claimed_entry(self, claim: ports.Claim) -> _Entry | None:
         entry = self._entries.get(claim.message.message_id)
         return entry if entry is not None and entry.token == claim.token else None
 
     def _count_failure(self, entry: _Entry, attempt_at: datetime, now: datetime, reason: str) -> bool:
         entry.message = copy_with_failures(entry.message, entry.message.number_of_failures + 1)
         entry.attempt_at, entry.token = attempt_at, None
-        if self._recording is Recording.ALL:
-            self._record(RecordKind.RETRIED, entry.message, now, reason)
+        if self._recording is ports.Recording.ALL:
+            self._record(ports.RecordKind.RETRIED, entry.message, now, reason)
         return True
 
-    def _remove_message(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
+    def _remove_message(self, message_id: str, kind: ports.RecordKind, now: datetime, detail: str) -> bool:
         if (entry := self._entries.get(message_id)) is None:
             return False
         self._remove_entry(entry)
         self._record(kind, entry.message, now, detail)
         return True
 
-    def _record(self, kind: RecordKind, message: DelayedMessage, now: datetime, detail: str = "") -> None:
-        self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))
+    def _record(self, kind: ports.RecordKind, message: DelayedMessage, now: datetime, detail: str = "") -> None:
+        self._records.append(ports.Record(kind, message.message_id, now, message.due, message.destination, detail))
 
 
 def _position_of(entry: _Entry) -> _Position:

@@ -13,20 +13,10 @@ from typing import Any
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, too_large_error
-from postdate.ports import (
-    HANDLED,
-    Completion,
-    Received,
-    Receiver,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    check_no_work,
-)
 from postdate.ports.transports import expiry_in_queue
 from postdate.runtime.threads import WakeUp
 
@@ -85,7 +75,7 @@ def _has_expired(envelope: Envelope, now: int) -> bool:
     return isinstance(envelope, _ExpiringEnvelope) and envelope.expiry_in_queue < now
 
 
-class MemoryTransport(Transport):
+class MemoryTransport(ports.Transport):
     """Queues in memory; their messages are lost with the process.
 
     Args:
@@ -94,9 +84,9 @@ class MemoryTransport(Transport):
     """
 
     def __init__(self, *, largest_message_bytes: int = 16 * 1024 * 1024, clock: Clock | None = None) -> None:
-        self._capabilities = TransportCapabilities(
+        self._capabilities = ports.TransportCapabilities(
             durable=False,
-            transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
+            transaction_modes=frozenset(ports.TransactionMode) - {ports.TransactionMode.TRANSACTION_SCOPE},
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
         )
@@ -110,9 +100,9 @@ class MemoryTransport(Transport):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
-        check_no_work(work, "in memory")
+        ports.check_no_work(work, "in memory")
         return [self._send(self.add_expiry(envelope, now)) for envelope in envelopes]
 
     def _send(self, envelope: Envelope) -> PostdateError | None:
@@ -157,11 +147,11 @@ class MemoryTransport(Transport):
     async def close(self) -> None: ...
 
 
-class MemoryReceiver(Receiver):
+class MemoryReceiver(ports.Receiver):
     def __init__(self, transport: MemoryTransport, queue: str) -> None:
         self._transport, self._name = transport, queue
         self._wake_up: WakeUp | None = None
-        self._unsettled: dict[int, tuple[Received, Envelope]] = {}
+        self._unsettled: dict[int, tuple[ports.Received, Envelope]] = {}
         self._next_token = 1
 
     @property
@@ -169,7 +159,7 @@ class MemoryReceiver(Receiver):
         return self._transport.find_queue(self._name)
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         queue = self._queue
         if self._wake_up is None:
             self._wake_up = WakeUp()
@@ -179,18 +169,20 @@ class MemoryReceiver(Receiver):
             await self._wake_up.wait()
         return [self._receive_first(queue) for _ in range(min(limit, len(queue.messages)))]
 
-    def _receive_first(self, queue: _Queue) -> Received:
+    def _receive_first(self, queue: _Queue) -> ports.Received:
         envelope, failures = queue.pop_first()
         plain_envelope = Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
-        received = Received(plain_envelope, failures, self._next_token)
+        received = ports.Received(plain_envelope, failures, self._next_token)
         self._unsettled[self._next_token] = (received, envelope)
         self._next_token += 1
         queue.claimed_count += 1
         return received
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
-        check_no_work(completion.work, "in memory")
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
+        ports.check_no_work(completion.work, "in memory")
         for envelope in completion.outgoing:
             if (error := self._transport.send_error_of(envelope)) is not None:
                 raise error
@@ -199,7 +191,7 @@ class MemoryReceiver(Receiver):
             self._transport.queues[envelope.destination].put(self._transport.add_expiry(envelope, now))
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         self._queue.put(self._pop_unsettled(received), received.failures + int(failed), first=True)
 
     @override
@@ -210,7 +202,7 @@ class MemoryReceiver(Receiver):
             self._queue.wake_ups.remove(self._wake_up)
             self._wake_up = None
 
-    def _pop_unsettled(self, received: Received) -> Envelope:
+    def _pop_unsettled(self, received: ports.Received) -> Envelope:
         entry = self._unsettled.pop(received.token, None) if isinstance(received.token, int) else None
         if entry is None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._name)

@@ -53,25 +53,28 @@ def parse_machine(address: str) -> str:
             return LOCAL
         if slashes == "//" and _MACHINE.fullmatch(machine):
             return LOCAL if machine.lower() in _LOCAL_NAMES else machine
-    raise ConfigurationError(f"{address!r} is no address of MSMQ; write msmq: for this machine, or msmq://machine")
+    raise ConfigurationError(f"{address!r} is not an address of MSMQ; write msmq: for this machine, or msmq://machine")
 
 
 def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddress:
     """Return the queue that a destination means; raise `QueueNotFound` when MSMQ can have no such queue."""
     name, separator, machine = destination.partition("@")
     if "@" in machine or not name.strip() or (separator and not machine.strip()):
-        raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")
+        raise QueueNotFound(f"{destination!r} is not an address of MSMQ: write queue or queue@machine")
     if separator and machine != LOCAL and not _MACHINE.fullmatch(machine):
         raise QueueNotFound(
-            f"{destination!r} is no address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 address"
+            f"{destination!r} is not an address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 "
+            f"address"
         )
     if (forbidden := _NOT_IN_NAMES.search(name)) is not None:
         raise QueueNotFound(
-            f"{destination!r} cannot exist: a queue of MSMQ has no {forbidden[0]!r} in its name; nor has it any of "
+            f"{destination!r} cannot exist: the name of a queue of MSMQ must not contain {forbidden[0]!r}, nor any of "
             f'\\ ; + , " or a control character'
         )
     if (length := len(name.encode("utf-16-le")) // 2) > LONGEST_NAME:
-        raise QueueNotFound(f"{destination!r} cannot exist: a name of {length} characters; MSMQ allows {LONGEST_NAME}")
+        raise QueueNotFound(
+            f"{destination!r} cannot exist: the name has {length} characters; MSMQ allows {LONGEST_NAME}"
+        )
     if not separator:
         machine = default_machine
     return QueueAddress(name, LOCAL if machine.lower() in _LOCAL_NAMES else machine)

@@ -110,7 +110,7 @@ class PyWin32:
         except ImportError as error:
             raise ConfigurationError(
                 "MSMQ needs Windows with the feature Message Queuing, and the extra 'msmq', which brings pywin32: "
-                f"pip install 'postdate[msmq]'; here is {platform.system()}, and {error}"
+                f"pip install 'postdate[msmq]'; this machine runs {platform.system()}: {error}"
             ) from error
         self._pythoncom, self._client, self._dispatch = pythoncom, client, Dispatch
         self.errors: type[Exception] = pywintypes.com_error
@@ -165,12 +165,12 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
     (
         DestinationUnavailable,
         frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # also a reached quota
-        "MSMQ has no room for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
+        "MSMQ has no space for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
     ),
     (
         DestinationUnavailable,
         frozenset({IO_TIMEOUT, 0xC00E0008, 0xC00E0009}),  # timeout, cancelled, sharing violation
-        "MSMQ cannot do that to {where} now: {said}",
+        "MSMQ cannot do this operation on {where} now: {said}",
     ),
     (
         DestinationUnavailable,
@@ -182,7 +182,7 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
         # About the message: a property that is unknown, not allowed, missing, of the wrong type, value or size; a label
         # that is too long.
         frozenset({0xC00E0002, 0xC00E0018, 0xC00E0019, 0xC00E0039, 0xC00E003B, 0xC00E003E, 0xC00E003F, 0xC00E005D}),
-        "MSMQ does not take this message in {where}: {said}",
+        "MSMQ does not accept this message in {where}: {said}",
     ),
     (
         DestinationUnavailable,

@@ -17,29 +17,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from postdate import messages
+from postdate.backends.msmq import com as msmq_com
 from postdate.backends.msmq.address import QueueAddress
-from postdate.backends.msmq.com import (
-    ID_BYTES,
-    INFINITE,
-    LONGEST_LABEL,
-    LONGEST_SECONDS,
-    MQMSG_DEADLETTER,
-    MQMSG_JOURNAL,
-    Message,
-)
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, MessageTooLarge
-from postdate.messages import (
-    MESSAGE_ID_LIMIT,
-    Envelope,
-    Headers,
-    check_headers,
-    check_text,
-    encode_headers,
-    format_timestamp,
-    headers_with_expiry,
-    parse_timestamp,
-    too_large_error,
-)
 from postdate.ports import ExpiryRules
 
 log = logging.getLogger("postdate.msmq")
@@ -89,7 +70,7 @@ class MessageProperties:
 
 
 def encode_message(
-    envelope: Envelope,
+    envelope: messages.Envelope,
     address: QueueAddress,
     address_text: str,
     now: datetime,
@@ -103,19 +84,18 @@ def encode_message(
     absolute expiry, which MSMQ does not have, is a header for the receiver.
     """
     headers = envelope.headers
-    check_headers(headers)
+    messages.check_headers(headers)
     if in_transaction and rules.expiry.one_per_transaction:
-        headers = headers_with_expiry(envelope)
+        headers = messages.headers_with_expiry(envelope)
     elif envelope.expires_at is not None:
         envelope = replace(envelope, time_to_be_received=envelope.time_left(now))
     native_expiry = rules.expiry.native_expiry(envelope, in_transaction=in_transaction, address=address_text)
     span = native_expiry.time_to_be_received
-    if (
-        span is not None and span <= timedelta(0) and not native_expiry.dead_letter
-    ):  # a dead letter is sent nevertheless
+    # A dead letter is sent nevertheless.
+    if span is not None and span <= timedelta(0) and not native_expiry.dead_letter:
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, address_text)
         return None
-    if size_error := too_large_error(envelope, encode_headers(headers), rules.largest_message_bytes):
+    if size_error := messages.too_large_error(envelope, messages.encode_headers(headers), rules.largest_message_bytes):
         raise size_error
     extension = encode_headers_xml({**_rename_own_names(headers), **_own_headers(envelope)})
     if (size := len(extension) + len(envelope.body)) > LARGEST_NATIVE_BYTES:
@@ -126,12 +106,13 @@ def encode_message(
         )
     return MessageProperties(
         address,
-        envelope.message_id.encode("utf-16-le")[: 2 * LONGEST_LABEL].decode("utf-16-le", "ignore"),
+        envelope.message_id.encode("utf-16-le")[: 2 * msmq_com.LONGEST_LABEL].decode("utf-16-le", "ignore"),
         extension,
         envelope.body,
         _seconds(span),
-        (MQMSG_DEADLETTER if native_expiry.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
-        to_native_id(headers.get(Headers.CORRELATION_ID, "")),
+        (msmq_com.MQMSG_DEADLETTER if native_expiry.dead_letter else 0)
+        | (msmq_com.MQMSG_JOURNAL if rules.use_journal_queue else 0),
+        to_native_id(headers.get(messages.Headers.CORRELATION_ID, "")),
     )
 
 
@@ -143,28 +124,28 @@ def _rename_own_names(headers: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _own_headers(envelope: Envelope) -> dict[str, str]:
+def _own_headers(envelope: messages.Envelope) -> dict[str, str]:
     headers = {_MESSAGE_ID: envelope.message_id}
     if envelope.due is not None:
-        headers[_DUE] = format_timestamp(envelope.due)
+        headers[_DUE] = messages.format_timestamp(envelope.due)
     if envelope.expires_at is not None:
-        headers[_EXPIRES_AT] = format_timestamp(envelope.expires_at)
+        headers[_EXPIRES_AT] = messages.format_timestamp(envelope.expires_at)
     return headers
 
 
 def _seconds(span: timedelta | None) -> int:
     """Return whole seconds, rounded up: MSMQ has no fractions, and a message must not expire early."""
     if span is None:
-        return INFINITE
+        return msmq_com.INFINITE
     whole, fraction = divmod(span, _SECOND)
     seconds = max(1, whole + bool(fraction))
-    return seconds if seconds <= LONGEST_SECONDS else INFINITE
+    return seconds if seconds <= msmq_com.LONGEST_SECONDS else msmq_com.INFINITE
 
 
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
-def decode_message(queue: str, message: Message) -> Envelope:
+def decode_message(queue: str, message: msmq_com.Message) -> messages.Envelope:
     """Return the envelope of a message of any sender.
 
     A message that cannot be decoded is an envelope, too: it goes to the error queue, and does not block the messages
@@ -176,21 +157,21 @@ def decode_message(queue: str, message: Message) -> Envelope:
     message_id = headers.pop(_MESSAGE_ID, native_id)
     due, expires_at = _pop_instant(headers, _DUE), _pop_instant(headers, _EXPIRES_AT)
     own_headers = {name.removeprefix(_SENDERS_PREFIX): text for name, text in headers.items()}
-    return Envelope(queue, _valid_id(message_id, native_id), own_headers, body, expires_at, due)
+    return messages.Envelope(queue, _valid_id(message_id, native_id), own_headers, body, expires_at, due)
 
 
-def id_of(message: Message, queue: str) -> str:
+def id_of(message: msmq_com.Message, queue: str) -> str:
     """Return a message's id; its body may be unread."""
     native_id = native_id_of(message)
     return _valid_id(_headers_of(message, queue).get(_MESSAGE_ID, native_id), native_id)
 
 
-def native_id_of(message: Message) -> str:
+def native_id_of(message: msmq_com.Message) -> str:
     """Return MSMQ's id of a message: a GUID, a backslash and a number."""
     return from_native_id(_as_bytes(message.Id))
 
 
-def _headers_of(message: Message, queue: str) -> dict[str, str]:
+def _headers_of(message: msmq_com.Message, queue: str) -> dict[str, str]:
     blob = _as_bytes(message.Extension).rstrip(b"\0")
     try:
         headers = decode_headers_xml(blob) if blob else {}
@@ -198,12 +179,12 @@ def _headers_of(message: Message, queue: str) -> dict[str, str]:
         log.error("the headers of message %s in %s cannot be read: %s", native_id_of(message), queue, error)
         return {UNREADABLE: base64.b64encode(blob).decode()}
     correlation = _as_bytes(message.CorrelationId)
-    if Headers.CORRELATION_ID not in headers and any(correlation) and not blob:
-        headers[Headers.CORRELATION_ID] = from_native_id(correlation)
+    if messages.Headers.CORRELATION_ID not in headers and any(correlation) and not blob:
+        headers[messages.Headers.CORRELATION_ID] = from_native_id(correlation)
     return headers
 
 
-def _body_of(message: Message, headers: dict[str, str]) -> bytes:
+def _body_of(message: msmq_com.Message, headers: dict[str, str]) -> bytes:
     try:
         body = message.Body
         if isinstance(body, str):  # another program's text; MSMQ stores it as bytes
@@ -218,13 +199,13 @@ def _body_of(message: Message, headers: dict[str, str]) -> bytes:
 
 def _as_bytes(value: Any) -> bytes:
     if isinstance(value, int | float):  # bytes(5) would be five zeros
-        raise TypeError(f"{value!r} is no array of bytes")
+        raise TypeError(f"{value!r} is not an array of bytes")
     return b"" if value is None else bytes(value)
 
 
 def _pop_instant(headers: dict[str, str], name: str) -> datetime | None:
     try:
-        instant = None if name not in headers else parse_timestamp(headers[name])
+        instant = None if name not in headers else messages.parse_timestamp(headers[name])
     except InvalidTimestamp:  # It is not ours, so it stays a header.
         return None
     headers.pop(name, None)
@@ -233,7 +214,7 @@ def _pop_instant(headers: dict[str, str], name: str) -> datetime | None:
 
 def _valid_id(message_id: str, native_id: str) -> str:
     try:
-        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+        messages.check_text(message_id, "message id", messages.MESSAGE_ID_LIMIT)
     except InvalidMessage:
         return native_id
     return message_id
@@ -244,7 +225,7 @@ def _valid_id(message_id: str, native_id: str) -> str:
 
 def from_native_id(native: bytes) -> str:
     """Return 20 bytes in the text form of the specification."""
-    guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16:ID_BYTES], "little")
+    guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16 : msmq_com.ID_BYTES], "little")
     return f"{guid}\\{number}"
 
 
@@ -306,6 +287,6 @@ def decode_headers_xml(blob: bytes) -> dict[str, str]:
     for info in root:
         key = info.findtext("Key") or ""
         if not key or key in headers:
-            raise InvalidHeaders(f"header {key!r} is empty or stands twice in the blob")
+            raise InvalidHeaders(f"header {key!r} is empty or occurs twice in the blob")
         headers[key] = info.findtext("Value") or ""
     return headers

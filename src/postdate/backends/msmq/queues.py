@@ -17,32 +17,8 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
 import anyio
 
+from postdate.backends.msmq import com as msmq_com
 from postdate.backends.msmq.address import QueueAddress
-from postdate.backends.msmq.com import (
-    INFINITE,
-    IO_TIMEOUT,
-    MESSAGE,
-    MESSAGE_ALREADY_RECEIVED,
-    MESSAGE_NOT_FOUND,
-    MQ_DENY_NONE,
-    MQ_NO_TRANSACTION,
-    MQ_RECEIVE_ACCESS,
-    MQ_SEND_ACCESS,
-    MQ_SINGLE_MESSAGE,
-    MQMSG_DELIVERY_RECOVERABLE,
-    QUEUE_EXISTS,
-    QUEUE_INFO,
-    TRANSACTION_DISPENSER,
-    Com,
-    Dispenser,
-    Message,
-    MsmqTransaction,
-    Queue,
-    QueueInfo,
-    code_of,
-    release_objects,
-    translate,
-)
 from postdate.backends.msmq.content import MessageProperties, decode_message, id_of
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.messages import Envelope
@@ -53,7 +29,7 @@ WAIT_MILLISECONDS = 1_000
 """How long a receiver waits for a message before it checks whether it was closed."""
 _AT_ONCE: Final = 0  # milliseconds: do not wait
 _MOST_OPEN_QUEUES: Final = 64  # of one thread; queues not used for long are closed
-_MESSAGE_ABSENT_CODES: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+_MESSAGE_ABSENT_CODES: Final = frozenset({msmq_com.MESSAGE_NOT_FOUND, msmq_com.MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)
@@ -67,8 +43,8 @@ class ReceivedMessage:
     source: QueueAddress
     envelope: Envelope
     lookup_id: Any
-    transaction: MsmqTransaction | None
-    com_message: Message | None
+    transaction: msmq_com.MsmqTransaction | None
+    com_message: msmq_com.Message | None
     is_lost: bool = False
     """Whether a transaction failed and the message could not be received again: then it is free."""
 
@@ -76,46 +52,46 @@ class ReceivedMessage:
 class MsmqSession:
     """Opens queues, sends and receives; for one thread."""
 
-    def __init__(self, com: Com) -> None:
+    def __init__(self, com: msmq_com.Com) -> None:
         self._com = com
-        self._open_queues: OrderedDict[tuple[str, int], Queue] = OrderedDict()
-        self._dispenser: Dispenser | None = None
+        self._open_queues: OrderedDict[tuple[str, int], msmq_com.Queue] = OrderedDict()
+        self._dispenser: msmq_com.Dispenser | None = None
 
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def create(self, address: QueueAddress, transactional: bool) -> None:
         """Create a queue; an existing one is not changed, and must be transactional or not as requested."""
-        info: QueueInfo = self._com.create(QUEUE_INFO)
+        info: msmq_com.QueueInfo = self._com.create(msmq_com.QUEUE_INFO)
         info.PathName = address.path_name
         info.Label = address.name
         try:
             info.Create(transactional, False)
         except self._com.errors as error:
-            if code_of(error) != QUEUE_EXISTS:
-                raise translate(error, self._address_text(address)) from error
+            if msmq_com.code_of(error) != msmq_com.QUEUE_EXISTS:
+                raise msmq_com.translate(error, self._address_text(address)) from error
             self._check_transactional(address, transactional)
 
     def _check_transactional(self, address: QueueAddress, transactional: bool) -> None:
         with self._translate_errors(address):
-            info: QueueInfo = self._com.create(QUEUE_INFO)
+            info: msmq_com.QueueInfo = self._com.create(msmq_com.QUEUE_INFO)
             info.PathName = address.path_name
             info.Refresh()
             is_transactional = bool(info.IsTransactional)
         if is_transactional is not transactional:
             raise ConfigurationError(
                 f"queue {self._address_text(address)} is there and is "
-                f"{'' if is_transactional else 'not '}transactional: that "
-                f"cannot be changed; open the transport with transactional={is_transactional}, or delete the queue"
+                f"{'' if is_transactional else 'not '}transactional, which cannot be changed; open the transport "
+                f"with transactional={is_transactional}, or delete the queue"
             )
 
-    def _open_queue(self, address: QueueAddress, access: int) -> Queue:
+    def _open_queue(self, address: QueueAddress, access: int) -> msmq_com.Queue:
         """Return an open queue; close queues that were not used for long."""
         key = (address.format_name.lower(), access)
         if (queue := self._open_queues.get(key)) is None:
             with self._translate_errors(address):
-                info: QueueInfo = self._com.create(QUEUE_INFO)
+                info: msmq_com.QueueInfo = self._com.create(msmq_com.QUEUE_INFO)
                 info.FormatName = address.format_name
-                queue = self._open_queues[key] = info.Open(access, MQ_DENY_NONE)
+                queue = self._open_queues[key] = info.Open(access, msmq_com.MQ_DENY_NONE)
             if len(self._open_queues) > _MOST_OPEN_QUEUES:
                 self._close_queue(self._open_queues.popitem(last=False)[1])
         self._open_queues.move_to_end(key)
@@ -123,11 +99,11 @@ class MsmqSession:
 
     def _forget_queue(self, address: QueueAddress) -> None:
         """Forget an open queue, so that it is opened again: after an error its handle may be invalid."""
-        for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
+        for access in (msmq_com.MQ_SEND_ACCESS, msmq_com.MQ_RECEIVE_ACCESS):
             if (queue := self._open_queues.pop((address.format_name.lower(), access), None)) is not None:
                 self._close_queue(queue)
 
-    def _close_queue(self, queue: Queue) -> None:
+    def _close_queue(self, queue: msmq_com.Queue) -> None:
         try:
             queue.Close()
         except self._com.errors as error:  # After a restart of the service a handle cannot even be closed.
@@ -144,7 +120,7 @@ class MsmqSession:
         self, messages: Sequence[MessageProperties | PostdateError | None], transactional: bool
     ) -> list[PostdateError | None]:
         """Send each message by itself; return each one's error, earlier errors included."""
-        transaction = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
+        transaction = msmq_com.MQ_SINGLE_MESSAGE if transactional else msmq_com.MQ_NO_TRANSACTION
         return [
             self._send_or_error(message, transaction) if isinstance(message, MessageProperties) else message
             for message in messages
@@ -154,19 +130,19 @@ class MsmqSession:
         try:
             self._send(message, transaction)
         except PostdateError as error:
-            release_objects(error)
+            msmq_com.release_objects(error)
             return error
         return None
 
-    def _send(self, message: MessageProperties, transaction: MsmqTransaction | int) -> None:
-        queue = self._open_queue(message.address, MQ_SEND_ACCESS)
+    def _send(self, message: MessageProperties, transaction: msmq_com.MsmqTransaction | int) -> None:
+        queue = self._open_queue(message.address, msmq_com.MQ_SEND_ACCESS)
         with self._translate_errors(message.address):
             self._build_message(message).Send(queue, transaction)
 
-    def _build_message(self, message: MessageProperties) -> Message:
-        native: Message = self._com.create(MESSAGE)
+    def _build_message(self, message: MessageProperties) -> msmq_com.Message:
+        native: msmq_com.Message = self._com.create(msmq_com.MESSAGE)
         native.Label = message.label
-        native.Delivery = MQMSG_DELIVERY_RECOVERABLE
+        native.Delivery = msmq_com.MQMSG_DELIVERY_RECOVERABLE
         native.Journal = message.journal
         native.MaxTimeToReceive = message.seconds_to_be_received
         native.Extension = self._com.byte_array(message.extension)
@@ -180,19 +156,19 @@ class MsmqSession:
 
     def wait_for_message(self, address: QueueAddress) -> bool:
         """Wait briefly for a message; return whether there is one, without receiving it."""
-        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
-        with self._translate_errors(address, ignored_code=IO_TIMEOUT):
+        queue = self._open_queue(address, msmq_com.MQ_RECEIVE_ACCESS)
+        with self._translate_errors(address, ignored_code=msmq_com.IO_TIMEOUT):
             return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
         return False
 
     def receive(self, address: QueueAddress, name: str, transactional: bool) -> ReceivedMessage | None:
         """Receive the first message, if there is one now; ``name`` is the envelope's destination."""
-        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        queue = self._open_queue(address, msmq_com.MQ_RECEIVE_ACCESS)
         return self._receive_in_transaction(
             address,
             name,
             transactional,
-            IO_TIMEOUT,
+            msmq_com.IO_TIMEOUT,
             lambda transaction: queue.Receive(transaction, False, True, _AT_ONCE),
         )
 
@@ -200,7 +176,7 @@ class MsmqSession:
         self, address: QueueAddress, name: str, message_id: str, transactional: bool
     ) -> ReceivedMessage | None:
         """Receive a message by its id; ``None`` when it is missing or being handled."""
-        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        queue = self._open_queue(address, msmq_com.MQ_RECEIVE_ACCESS)
         with self._translate_errors(address):
             message = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
             if message is None:
@@ -210,7 +186,7 @@ class MsmqSession:
             address,
             name,
             transactional,
-            MESSAGE_NOT_FOUND,
+            msmq_com.MESSAGE_NOT_FOUND,
             lambda transaction: queue.ReceiveByLookupId(lookup_id, transaction, False, True),
         )
 
@@ -220,7 +196,7 @@ class MsmqSession:
         name: str,
         transactional: bool,
         absence_code: int,
-        receive: Callable[[MsmqTransaction | int], Message | None],
+        receive: Callable[[msmq_com.MsmqTransaction | int], msmq_com.Message | None],
     ) -> ReceivedMessage | None:
         """Receive the message that ``receive`` returns, in a new transaction.
 
@@ -229,7 +205,7 @@ class MsmqSession:
         transaction = self._begin_transaction(address) if transactional else None
         try:
             with self._translate_errors(address, ignored_code=absence_code):
-                message = receive(MQ_NO_TRANSACTION if transaction is None else transaction)
+                message = receive(msmq_com.MQ_NO_TRANSACTION if transaction is None else transaction)
                 if message is not None:
                     com_message = message if transaction is None else None
                     return ReceivedMessage(
@@ -243,11 +219,11 @@ class MsmqSession:
 
     def count(self, address: QueueAddress) -> int:
         """Return the number of messages that are not being handled; peeks at each."""
-        queue = self._open_queue(address, MQ_RECEIVE_ACCESS)
+        queue = self._open_queue(address, msmq_com.MQ_RECEIVE_ACCESS)
         with self._translate_errors(address):
             return sum(1 for _ in self._messages(queue))
 
-    def _messages(self, queue: Queue) -> Generator[Message]:
+    def _messages(self, queue: msmq_com.Queue) -> Generator[msmq_com.Message]:
         """Yield the messages without their bodies; they stay in the queue."""
         queue.Reset()
         peek = queue.PeekCurrent
@@ -255,9 +231,9 @@ class MsmqSession:
             try:
                 message = peek(False, False, _AT_ONCE)
             except self._com.errors as error:
-                if code_of(error) == IO_TIMEOUT:
+                if msmq_com.code_of(error) == msmq_com.IO_TIMEOUT:
                     return
-                if code_of(error) not in _MESSAGE_ABSENT_CODES:
+                if msmq_com.code_of(error) not in _MESSAGE_ABSENT_CODES:
                     raise
             else:
                 if message is None:
@@ -273,10 +249,10 @@ class MsmqSession:
         After an error nothing was sent, and the message is still received; or ``received.is_lost`` is set.
         """
         for message in messages:  # a missing queue is found before anything must be undone
-            self._open_queue(message.address, MQ_SEND_ACCESS)
+            self._open_queue(message.address, msmq_com.MQ_SEND_ACCESS)
         if received.transaction is None:
             for message in messages:
-                self._send(message, MQ_NO_TRANSACTION)
+                self._send(message, msmq_com.MQ_NO_TRANSACTION)
         else:
             try:
                 for message in messages:
@@ -297,7 +273,7 @@ class MsmqSession:
         received.transaction = transaction = None
         try:
             transaction = self._begin_transaction(received.source)
-            queue = self._open_queue(received.source, MQ_RECEIVE_ACCESS)
+            queue = self._open_queue(received.source, msmq_com.MQ_RECEIVE_ACCESS)
             with self._translate_errors(received.source):
                 queue.ReceiveByLookupId(received.lookup_id, transaction, False, False)
             received.transaction = transaction
@@ -311,22 +287,22 @@ class MsmqSession:
         if received.transaction is not None:
             self._abort_transaction(received.transaction)
         elif received.com_message is not None:
-            queue = self._open_queue(received.source, MQ_SEND_ACCESS)
+            queue = self._open_queue(received.source, msmq_com.MQ_SEND_ACCESS)
             with self._translate_errors(received.source):
-                self._copy_message(received.com_message).Send(queue, MQ_NO_TRANSACTION)
+                self._copy_message(received.com_message).Send(queue, msmq_com.MQ_NO_TRANSACTION)
         self.forget_objects(received)
 
     def forget_objects(self, received: ReceivedMessage) -> None:
         """Release a message's COM objects in this thread, not in a thread that has the received message."""
         received.transaction = received.com_message = None
 
-    def _copy_message(self, message: Message) -> Message:
+    def _copy_message(self, message: msmq_com.Message) -> msmq_com.Message:
         """Return a copy to send, without its time limit in the queue."""
-        native: Message = self._com.create(MESSAGE)
+        native: msmq_com.Message = self._com.create(msmq_com.MESSAGE)
         native.Label = message.Label
-        native.Delivery = MQMSG_DELIVERY_RECOVERABLE
+        native.Delivery = msmq_com.MQMSG_DELIVERY_RECOVERABLE
         native.Journal = message.Journal
-        native.MaxTimeToReceive = INFINITE
+        native.MaxTimeToReceive = msmq_com.INFINITE
         for name in ("Extension", "CorrelationId", "Body"):
             content: Any = getattr(message, name)
             if isinstance(content, bytes | bytearray | memoryview | tuple):  # pywin32's forms of an array of bytes
@@ -336,13 +312,13 @@ class MsmqSession:
                 setattr(native, name, content)
         return native
 
-    def _begin_transaction(self, address: QueueAddress) -> MsmqTransaction:
+    def _begin_transaction(self, address: QueueAddress) -> msmq_com.MsmqTransaction:
         with self._translate_errors(address):
-            dispenser: Dispenser = self._dispenser or self._com.create(TRANSACTION_DISPENSER)
+            dispenser: msmq_com.Dispenser = self._dispenser or self._com.create(msmq_com.TRANSACTION_DISPENSER)
             self._dispenser = dispenser
             return dispenser.BeginTransaction()
 
-    def _abort_transaction(self, transaction: MsmqTransaction | None) -> None:
+    def _abort_transaction(self, transaction: msmq_com.MsmqTransaction | None) -> None:
         if transaction is None:
             return
         try:
@@ -358,9 +334,9 @@ class MsmqSession:
         try:
             yield
         except self._com.errors as error:
-            if not ignored_code or code_of(error) != ignored_code:
+            if not ignored_code or msmq_com.code_of(error) != ignored_code:
                 self._forget_queue(address)
-                raise translate(error, self._address_text(address)) from error
+                raise msmq_com.translate(error, self._address_text(address)) from error
 
     def _address_text(self, address: QueueAddress) -> str:
         return address.text(self._com.machine)
@@ -376,7 +352,7 @@ Arguments = TypeVarTuple("Arguments")
 class Apartment:
     """A thread with a `MsmqSession`, because COM objects are used only in the thread that created them."""
 
-    def __init__(self, com: Com, name: str) -> None:
+    def __init__(self, com: msmq_com.Com, name: str) -> None:
         self._com = com
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"postdate-msmq-{name}")
         self._session: MsmqSession | None = None
@@ -401,7 +377,7 @@ class Apartment:
                 self._session = MsmqSession(self._com)
             return work(self._session, *arguments)
         except BaseException as error:
-            release_objects(error)
+            msmq_com.release_objects(error)
             raise
 
     def stop(self) -> None:

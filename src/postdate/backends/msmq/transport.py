@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import anyio
 from typing_extensions import override
 
+from postdate import errors, ports
 from postdate.backends.msmq import BACKEND
 from postdate.backends.msmq.address import QueueAddress, parse_address, parse_machine, receiving_address
 from postdate.backends.msmq.com import Com, PyWin32
@@ -29,28 +30,7 @@ from postdate.backends.msmq.content import (
     encode_message,
 )
 from postdate.backends.msmq.queues import Apartment, MsmqSession, ReceivedMessage
-from postdate.errors import (
-    ClaimLost,
-    ConfigurationError,
-    InvalidHeaders,
-    MessageTooLarge,
-    PostdateError,
-    QueueNotFound,
-    TimeToBeReceivedInTransaction,
-)
 from postdate.messages import Envelope
-from postdate.ports import (
-    HANDLED,
-    Completion,
-    ExpiryRules,
-    Received,
-    Receiver,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    check_no_work,
-)
 from postdate.ports.backends import DatabaseObject
 from postdate.runtime.bounded import Bounded
 
@@ -61,7 +41,7 @@ _APARTMENTS: Final = 16
 """The most threads of one receiver; up to this number, each received message has its own."""
 
 
-class MsmqTransport(Transport):
+class MsmqTransport(ports.Transport):
     """Private queues of MSMQ, on this machine or, for sending, on any other that it can reach.
 
     Only on Windows, with the extra ``msmq``. There are no distributed transactions: the mode ``transaction_scope`` is
@@ -99,9 +79,9 @@ class MsmqTransport(Transport):
         com: Com | None = None,
     ) -> None:
         if not 0 < largest_message_bytes <= LARGEST_NATIVE_BYTES:
-            raise ConfigurationError(
-                f"largest_message_bytes must be from 1 to {LARGEST_NATIVE_BYTES:,}, which is what MSMQ takes, "
-                f"not {largest_message_bytes:,}"
+            raise errors.ConfigurationError(
+                f"largest_message_bytes must be from 1 to {LARGEST_NATIVE_BYTES:,}, which is the limit of MSMQ, not "
+                f"{largest_message_bytes:,}"
             )
         self._default_machine = parse_machine(address)
         if com is None:
@@ -109,7 +89,7 @@ class MsmqTransport(Transport):
         self.com: Com = PyWin32() if com is None else com
         self.transactional = transactional
         self._rules = SendingRules(
-            ExpiryRules(
+            ports.ExpiryRules(
                 transactional,
                 disable_native_time_to_be_received_in_transactions,
                 use_dead_letter_queue,
@@ -118,10 +98,10 @@ class MsmqTransport(Transport):
             use_journal_queue,
             largest_message_bytes,
         )
-        modes = {TransactionMode.NONE}
+        modes = {ports.TransactionMode.NONE}
         if transactional:
-            modes |= {TransactionMode.RECEIVE_ONLY, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE}
-        self._capabilities = TransportCapabilities(
+            modes |= {ports.TransactionMode.RECEIVE_ONLY, ports.TransactionMode.SENDS_ATOMIC_WITH_RECEIVE}
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(modes),
             largest_message_bytes=largest_message_bytes,
@@ -150,28 +130,33 @@ class MsmqTransport(Transport):
         for name in names:
             try:
                 address = self.receiving_address(name)
-            except QueueNotFound as error:
-                raise ConfigurationError(f"queue {name!r} cannot be created: {error}") from error
+            except errors.QueueNotFound as error:
+                raise errors.ConfigurationError(f"queue {name!r} cannot be created: {error}") from error
             await self._get_send_apartment().run(MsmqSession.create, address, self.transactional)
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
-    ) -> Sequence[PostdateError | None]:
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
+    ) -> Sequence[errors.PostdateError | None]:
         """Send each message in a transaction of its own.
 
         A queue on another machine is not checked: if it is missing, the message goes to the dead-letter queue of this
         machine.
         """
-        check_no_work(work, "of MSMQ")
+        ports.check_no_work(work, "of MSMQ")
         if not (messages := [self._encode_or_error(envelope, now) for envelope in envelopes]):
             return []
         return await self._get_send_apartment().run(MsmqSession.send, messages, self.transactional)
 
-    def _encode_or_error(self, envelope: Envelope, now: datetime) -> MessageProperties | PostdateError | None:
+    def _encode_or_error(self, envelope: Envelope, now: datetime) -> MessageProperties | errors.PostdateError | None:
         try:
             return self.encode(envelope, now, in_transaction=False)
-        except (QueueNotFound, MessageTooLarge, InvalidHeaders, TimeToBeReceivedInTransaction) as error:
+        except (
+            errors.QueueNotFound,
+            errors.MessageTooLarge,
+            errors.InvalidHeaders,
+            errors.TimeToBeReceivedInTransaction,
+        ) as error:
             return error
 
     def encode(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
@@ -192,7 +177,7 @@ class MsmqTransport(Transport):
         """Return the lengths of queues; peeks at every message, without its body."""
         lengths: dict[str, int] = {}
         for name in names:
-            with suppress(QueueNotFound):
+            with suppress(errors.QueueNotFound):
                 lengths[name] = await self._get_send_apartment().run(MsmqSession.count, self.receiving_address(name))
         return lengths
 
@@ -207,12 +192,12 @@ class MsmqTransport(Transport):
 
 
 class _ClaimedMessage(NamedTuple):
-    received: Received
+    received: ports.Received
     message: ReceivedMessage
     apartment: Apartment
 
 
-class MsmqReceiver(Receiver):
+class MsmqReceiver(ports.Receiver):
     """Receives from one queue.
 
     A separate thread waits for messages without receiving them, so a cancelled wait has no message. Each received
@@ -227,7 +212,7 @@ class MsmqReceiver(Receiver):
         self._claims: dict[object, _ClaimedMessage] = {}
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         address = self._transport.receiving_address(self._queue)
         self._transport.receivers.add(self)
         while not (received := await self._receive_batch(address, limit)) and wait:
@@ -248,8 +233,8 @@ class MsmqReceiver(Receiver):
             if pending_wait.done():
                 self._pending_wait = None
 
-    async def _receive_batch(self, address: QueueAddress, limit: int) -> list[Received]:
-        received: list[Received] = []
+    async def _receive_batch(self, address: QueueAddress, limit: int) -> list[ports.Received]:
+        received: list[ports.Received] = []
         transactional = self._transport.transactional
         try:
             while len(received) < limit:
@@ -257,21 +242,21 @@ class MsmqReceiver(Receiver):
                 if message is None:
                     break
                 received.append(message)
-        except PostdateError:
+        except errors.PostdateError:
             if not received:
                 raise
             # Return the received messages; the next call meets the error again.
         return received
 
     @override
-    async def receive_by_id(self, message_id: str) -> Received | None:
+    async def receive_by_id(self, message_id: str) -> ports.Received | None:
         """Receive a message by its id; peeks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
         transactional = self._transport.transactional
         self._transport.receivers.add(self)
         return await self._receive_one(lambda desk: desk.receive_by_id(address, self._queue, message_id, transactional))
 
-    async def _receive_one(self, receive: Callable[[MsmqSession], ReceivedMessage | None]) -> Received | None:
+    async def _receive_one(self, receive: Callable[[MsmqSession], ReceivedMessage | None]) -> ports.Received | None:
         apartment = self._choose_apartment()
         future = apartment.start(receive)
         asyncio_future = asyncio.wrap_future(future)
@@ -292,18 +277,18 @@ class MsmqReceiver(Receiver):
             self._apartments.append(apartment)
         return apartment
 
-    def _remember(self, message: ReceivedMessage, apartment: Apartment) -> Received:
+    def _remember(self, message: ReceivedMessage, apartment: Apartment) -> ports.Received:
         token = object()
         failures = self._transport.failures.get((self._queue, message.envelope.message_id), 0)
-        received = Received(message.envelope, failures, token)
+        received = ports.Received(message.envelope, failures, token)
         self._claims[token] = _ClaimedMessage(received, message, apartment)
         apartment.message_count += 1
         return received
 
-    def _claim_of(self, received: Received) -> _ClaimedMessage:
+    def _claim_of(self, received: ports.Received) -> _ClaimedMessage:
         claim = self._claims.get(received.token)
         if claim is None or claim.received is not received:
-            raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
+            raise errors.ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return claim
 
     def _forget_claim(self, claim: _ClaimedMessage) -> None:
@@ -311,19 +296,21 @@ class MsmqReceiver(Receiver):
             claim.apartment.message_count -= 1
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         """Remove the message and send the outgoing ones: in one transaction if the queues are transactional.
 
         Otherwise they are sent one after the other, and the message was removed when it was received.
         """
-        check_no_work(completion.work, "of MSMQ")
+        ports.check_no_work(completion.work, "of MSMQ")
         claim = self._claim_of(received)
         transport = self._transport
         messages = [transport.encode(each, now, in_transaction=transport.transactional) for each in completion.outgoing]
         outgoing_messages = [message for message in messages if message is not None]  # None: it has expired
         try:
             await claim.apartment.run(MsmqSession.commit, claim.message, outgoing_messages)
-        except PostdateError:
+        except errors.PostdateError:
             if claim.message.is_lost:
                 self._forget_claim(claim)
             raise
@@ -331,9 +318,9 @@ class MsmqReceiver(Receiver):
         transport.failures.pop((self._queue, received.envelope.message_id), None)
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         """Reject a message; a message whose claim was lost is in its queue already."""
-        with suppress(ClaimLost):
+        with suppress(errors.ClaimLost):
             claim = self._claim_of(received)
             if failed:  # before other receivers can get it
                 self._transport.failures[self._queue, received.envelope.message_id] = received.failures + 1
@@ -350,7 +337,7 @@ class MsmqReceiver(Receiver):
             for claim in list(self._claims.values()):
                 try:
                     await self._reject(claim)
-                except PostdateError as error:
+                except errors.PostdateError as error:
                     message_id, queue = claim.received.envelope.message_id, self._queue
                     log.error("message %s cannot be given back to %s: %s", message_id, queue, error)
                     await claim.apartment.run(MsmqSession.forget_objects, claim.message)

@@ -15,19 +15,11 @@ from typing import Any, Final, TypeVar
 import psycopg
 from typing_extensions import override
 
+from postdate.backends.postgres import names as postgres_names
 from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import is_conflict, translate, translate_errors
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.listening import HOLDS_AT_MOST, HeartbeatSettings, Listener
-from postdate.backends.postgres.names import (
-    DEFAULT_SCHEMA,
-    SchemaNames,
-    foundation,
-    mark_statement,
-    quote_name,
-    sql,
-    steps,
-)
 from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import check_unpooled, mark
 from postdate.backends.sql.migrations import Step, run_migrations
@@ -56,13 +48,13 @@ class OpenDatabase(forks.ForkAware):
         self,
         url: str,
         *,
-        schema: str = DEFAULT_SCHEMA,
+        schema: str = postgres_names.DEFAULT_SCHEMA,
         recording: Recording = Recording.ALL,
         answers_within: timedelta = ANSWERS_WITHIN,
         holds_at_most: timedelta = HOLDS_AT_MOST,
     ) -> None:
         super().__init__()
-        self.names, self.pool = SchemaNames(schema), PostgresPool(url)
+        self.names, self.pool = postgres_names.SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = HeartbeatSettings(mark(), holds_at_most)
         self.resource = resource_at(self.pool.address.identity, self.pool.address.shown)
@@ -170,7 +162,7 @@ class Access:
         if isinstance(database, str):
             database = OpenDatabase(
                 database,
-                schema=DEFAULT_SCHEMA if schema is None else schema,
+                schema=postgres_names.DEFAULT_SCHEMA if schema is None else schema,
                 recording=recording or Recording.ALL,
                 answers_within=ANSWERS_WITHIN if answers_within is None else answers_within,
                 holds_at_most=HOLDS_AT_MOST if holds_at_most is None else holds_at_most,
@@ -178,14 +170,14 @@ class Access:
         elif holds_at_most not in {None, database.holds_at_most}:
             raise ConfigurationError(
                 f"the database was opened with holds_at_most={database.holds_at_most}, which is for the whole process: "
-                f"say {holds_at_most} there, or leave it out here"
+                f"set holds_at_most={holds_at_most} there, or leave it out here"
             )
         self.shared, self.release, self.close_connection = (
             database,
             database.pool.release,
             database.pool.close_connection,
         )
-        self.names = database.names if schema is None else SchemaNames(schema)
+        self.names = database.names if schema is None else postgres_names.SchemaNames(schema)
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
         self.where = f"{database.pool.address.shown}, schema {self.names.schema}"
@@ -321,24 +313,26 @@ class Access:
 
     def setup_blocking(self, table: str | None = None) -> None:
         """Create missing tables of the schema, and of a store (``table``); several processes may do so at once."""
-        self.apply_migrations(steps(self.names.schema, table))
+        self.apply_migrations(postgres_names.steps(self.names.schema, table))
 
     def apply_migrations(self, required: Sequence[Step]) -> None:
         """Apply the missing migrations of ``required``; several processes may do so at once."""
         schema = self.names.schema
         with self.translate_errors(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
-            marks = connection.execute("SELECT to_regclass(%s)", (f"{quote_name(schema)}.migration",)).fetchone()
+            marks = connection.execute(
+                "SELECT to_regclass(%s)", (f"{postgres_names.quote_name(schema)}.migration",)
+            ).fetchone()
             if marks == (None,):  # only if they are missing, so that later starts need no right to create tables
-                connection.execute(sql(foundation(schema)))
+                connection.execute(postgres_names.sql(postgres_names.foundation(schema)))
             run_migrations(
                 required,
                 connection.execute(
-                    sql(f"SELECT subject, version FROM {self.names.name_of('migration')}"), ()
+                    postgres_names.sql(f"SELECT subject, version FROM {self.names.name_of('migration')}"), ()
                 ).fetchall(),
                 self.where,
-                execute=lambda text: connection.execute(sql(text)),
-                mark_statement=lambda step: mark_statement(schema, step),
+                execute=lambda text: connection.execute(postgres_names.sql(text)),
+                mark_statement=lambda step: postgres_names.mark_statement(schema, step),
             )
 
 

@@ -175,9 +175,8 @@ class _DeadlineGenerator(Generic[RV]):
 
 
 def _limit_silence(call: PQGen[RV], answers: Answers, *, patient: bool) -> PQGen[RV]:
-    return cast(
-        "PQGen[RV]", _DeadlineGenerator(call, answers, patient=patient)
-    )  # The driver needs no more of a generator.
+    # The driver needs no more of a generator.
+    return cast("PQGen[RV]", _DeadlineGenerator(call, answers, patient=patient))
 
 
 class BoundedConnection(psycopg.Connection[Any]):

@@ -29,17 +29,7 @@ from postdate.backends.sql.migrations import setup_command
 from postdate.backends.sql.retention import AgeCondition
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import NotSupported, PipelineError, PostdateError, StoreNotSetUp
-from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart
-from postdate.ports.scanning import (
-    ARCHIVED,
-    PRUNED_ID,
-    TIME_COLUMNS,
-    ArchivableStore,
-    PrunedCounts,
-    StoredRecord,
-    check_scan,
-    split_into_shares,
-)
+from postdate.ports import RecordKind, RecordStreamStore, Scan, ScanPart, scanning
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "headers": "c.headers",
@@ -69,7 +59,7 @@ def adopt_snapshot(snapshot: str, execute: Callable[[str], object]) -> None:
     except Exception as error:
         if getattr(error, "sqlstate", None) in _NO_SUCH_SNAPSHOT:
             raise PipelineError(
-                f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read"
+                f"the snapshot {snapshot!r} is not open any more; keep it open until all parts have been read"
             ) from error
         raise
 
@@ -79,8 +69,10 @@ def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, pl
 
     ``plain``: times are whole microseconds since 1970 UTC.
     """
-    check_scan(scan.row_kind, scan.columns)
-    columns = [f"{_column_sql(name, is_time=plain and name in TIME_COLUMNS)} AS {name}" for name in scan.columns]
+    scanning.check_scan(scan.row_kind, scan.columns)
+    columns = [
+        f"{_column_sql(name, is_time=plain and name in scanning.TIME_COLUMNS)} AS {name}" for name in scan.columns
+    ]
     conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
     conditions += _conditions(names, table, scan)
     return f"SELECT {', '.join(columns) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
@@ -143,15 +135,7 @@ def _text(text: str) -> str:
 
 def _array(texts: Sequence[str]) -> str:
     """Return an array of texts as SQL, without texts that no column can contain."""
-    return f"ARRAY[{', '.join(_text(text) for text in texts if _can_be_stored(text))}]::text[]"
-
-
-def _can_be_stored(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # it has a lone surrogate
-        return False
-    return "\0" not in text
+    return f"ARRAY[{', '.join(_text(text) for text in texts if scanning.can_store_text(text))}]::text[]"
 
 
 def _instant(instant: datetime) -> str:
@@ -228,7 +212,8 @@ class PostgresRecordStream(RecordStreamStore):
         standby, *parts = row
         if standby:
             raise NotSupported(
-                f"{self._database.where} is a standby, where it cannot be seen who writes; read from the primary"
+                f"{self._database.where} is a standby, which does not show the transactions that write; read from "
+                f"the primary"
             )
         if parts[-1] is None:
             raise StoreNotSetUp(f"{self._database.where} has no table {self._table!r}; {setup_command(self._table)}")
@@ -297,7 +282,7 @@ _ASYNCHRONOUS_COMMIT: Final = "SET LOCAL synchronous_commit = off"
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 _RECORD_COLUMNS: Final = "number, at, due, store_id, kind, message_id, destination, detail"
 _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "text", "text"]
-_MARK: Final = literal(ARCHIVED)
+_MARK: Final = literal(scanning.ARCHIVED)
 _PAGES_PER_RANGE: Final = 32
 """Of the indexes of the records."""
 
@@ -311,7 +296,7 @@ def _share_condition(part: ScanPart) -> str:
     return f"ctid >= '({part.first},0)'::tid AND ctid < '({part.end},0)'::tid"
 
 
-def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
+def _row(record: scanning.StoredRecord, store_id: int) -> tuple[Any, ...]:
     due = None if record.due is None else from_microseconds(record.due)
     return (
         record.number,
@@ -347,7 +332,7 @@ def _raise_sequence(database: Access, number: int) -> None:
         database.transaction_blocking(raise_sequence, patiently=True)
 
 
-class PostgresBulk(OnTable, ArchivableStore):
+class PostgresBulk(OnTable, scanning.ArchivableStore):
     @contextmanager
     @override
     def snapshot(self) -> Generator[str]:
@@ -365,13 +350,13 @@ class PostgresBulk(OnTable, ArchivableStore):
     @override
     def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
         """Return shares, which are ranges of pages on disk."""
-        check_scan(row_kind)
+        scanning.check_scan(row_kind)
         name = self.database.names.name_of(_TABLES.get(row_kind, self._sql.table)).replace("%%", "%")
         with self.database.lend_connection() as connection:
             ((pages,),) = connection.execute(
                 "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
             ).fetchall()
-        return split_into_shares(0, pages, parts)
+        return scanning.split_into_shares(0, pages, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -429,7 +414,7 @@ class PostgresBulk(OnTable, ArchivableStore):
                 r.store_id IS NULL AND NOT EXISTS (SELECT 1 FROM {record} AS s WHERE {scheduled_elsewhere})))
                 AND {condition.condition()} RETURNING r.kind""")
         remove_marker = sql(f"""
-            DELETE FROM {record} WHERE message_id = {literal(PRUNED_ID)} AND store_id = {store_id}
+            DELETE FROM {record} WHERE message_id = {literal(scanning.PRUNED_ID)} AND store_id = {store_id}
                 AND kind = {RecordKind.PRUNED:d} RETURNING due, detail""")
         insert_marker = sql(
             f"INSERT INTO {names.name_of('record')} ({_RECORD_COLUMNS}) VALUES (DEFAULT, %s, %s, %s, %s, %s, NULL, %s)"
@@ -439,10 +424,10 @@ class PostgresBulk(OnTable, ArchivableStore):
             connection.execute(_ASYNCHRONOUS_COMMIT)
             kinds = [kind for (kind,) in connection.execute(prune_old)]
             if kinds:
-                marker = PrunedCounts.of((utc(due), detail) for due, detail in connection.execute(remove_marker)).plus(
-                    before, kinds
-                )
-                values = (now, marker.before, store_id, int(RecordKind.PRUNED), PRUNED_ID, marker.detail)
+                marker = scanning.PrunedCounts.of(
+                    (utc(due), detail) for due, detail in connection.execute(remove_marker)
+                ).plus(before, kinds)
+                values = (now, marker.before, store_id, int(RecordKind.PRUNED), scanning.PRUNED_ID, marker.detail)
                 connection.execute(insert_marker, values)
             return len(kinds)
 
@@ -486,7 +471,7 @@ class PostgresBulk(OnTable, ArchivableStore):
         return self.database.transaction_blocking(change, patiently=True)
 
     @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
+    def restore(self, records: Sequence[scanning.StoredRecord]) -> int:
         database, store_id = self.database, self.database.run_blocking(self._store_id)
         scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
         record_table = database.names.name_of("record")

@@ -13,6 +13,7 @@ import msgspec
 import psycopg
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.inserting import OnTable, notice
 from postdate.backends.postgres.joining import NOTICE, join, join_blocking, run_steps
@@ -21,17 +22,6 @@ from postdate.backends.postgres.statements import PostgresSqlDialect
 from postdate.backends.sql.questions import page_values
 from postdate.errors import ConfigurationError, DuplicateMessage, StoreUnavailable
 from postdate.messages import DelayedMessage, Headers, copy_with_due
-from postdate.ports import (
-    Answer,
-    JoiningStore,
-    MessageFilter,
-    NativeTransaction,
-    PendingPage,
-    RecordKind,
-    ReplacingStore,
-    Steps,
-    answer_of,
-)
 from postdate.ports.changing import CreateMessage, KeyedIds
 
 T = TypeVar("T")
@@ -50,20 +40,20 @@ _SHORT_LOCK_TIMEOUT: Final = b"SET LOCAL lock_timeout = '5s'"
 """For a caller that replaces under the same key in a transaction that stays open. It is less than the silence limit."""
 
 
-class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
+class PostgresChanges(OnTable, ports.JoiningStore, ports.ReplacingStore, ABC):
     """The changes of one store. Their statements contain the store's number, which is read before the first change."""
 
     _database_identity: Sequence[str] | None = None
     """The identity of the store's database (:data:`_DATABASE_IDENTITY`); ``None`` before the first transaction."""
 
     @override
-    async def join(self, connection: NativeTransaction, steps: Steps[T]) -> T:
+    async def join(self, connection: ports.NativeTransaction, steps: ports.Steps[T]) -> T:
         if self._database_identity is None:
             await self.database.run(self._read_identity)
         return await join(connection, self._run_in_same_database(connection, steps))
 
     @override
-    def join_blocking(self, connection: NativeTransaction, steps: Steps[T]) -> T:
+    def join_blocking(self, connection: ports.NativeTransaction, steps: ports.Steps[T]) -> T:
         if self._database_identity is None:
             self.database.run_blocking(self._read_identity)
         return join_blocking(connection, self._run_in_same_database(connection, steps))
@@ -72,7 +62,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         self._store_id(connection)
         self._database_identity = connection.execute(_DATABASE_IDENTITY).fetchone()
 
-    def _run_in_same_database(self, connection: NativeTransaction, steps: Steps[T]) -> Steps[T]:
+    def _run_in_same_database(self, connection: ports.NativeTransaction, steps: ports.Steps[T]) -> ports.Steps[T]:
         """Run ``steps`` if the transaction is in the database of the store.
 
         Another one may have a store of that name, too.
@@ -86,14 +76,14 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             identity = list((rows or ((),))[0])
             if identity != list(self._database_identity or ()):
                 raise ConfigurationError(
-                    f"the transaction is in the database {identity[-1]!r}, which is not that of the store, "
+                    f"the transaction is in the database {identity[-1]!r}, which is not the database of the store, "
                     f"{self.database.where}: nothing was done; use a connection to the store's database"
                 )
             if is_lasting:
                 _IDENTITIES[connection] = self._database_identity
         return (yield from steps)
 
-    def _run_steps(self, connection: Connection, steps: Steps[T]) -> T:
+    def _run_steps(self, connection: Connection, steps: ports.Steps[T]) -> T:
         """Run ``steps`` on a connection of ours."""
         self._store_id(connection)
         return run_steps(lambda statement, values: connection.execute(statement, values).fetchall(), steps)
@@ -102,7 +92,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return {"store": self._sql.store_id, **more}
 
     @override
-    def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> Steps[None]:
+    def storing_steps(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Steps[None]:
         duplicate_ids = list[str]()
         for row in [self._row(each) for each in messages]:
             if not (yield self._sql.insert_one, self._values_of(row, now, NOTICE)):
@@ -111,26 +101,28 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
             raise DuplicateMessage.of(*duplicate_ids)
 
     @override
-    def cancelling_steps(self, message_id: str, now: datetime) -> Steps[Answer]:
+    def cancelling_steps(self, message_id: str, now: datetime) -> ports.Steps[ports.Answer]:
         if (yield from self._cancel_steps(message_id, now)):
-            return Answer.DONE
+            return ports.Answer.DONE
         return (yield from self._answer_steps(message_id))[0]
 
-    def _cancel_steps(self, message_id: str, now: datetime) -> Steps[bool]:
+    def _cancel_steps(self, message_id: str, now: datetime) -> ports.Steps[bool]:
         return bool((yield self._sql.cancel, self._values(id=message_id, now=now)))
 
     @override
     def rescheduling_steps(
         self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None
-    ) -> Steps[Answer]:
+    ) -> ports.Steps[ports.Answer]:
         if (yield from self._reschedule_steps(message_id, due, now, wall_time)):
-            return Answer.DONE
+            return ports.Answer.DONE
         answer, message = yield from self._answer_steps(message_id)
         if message is not None:
             copy_with_due(message, due)  # raises if this is why it was not changed
         return answer
 
-    def _reschedule_steps(self, message_id: str, due: datetime, now: datetime, wall_time: str | None) -> Steps[bool]:
+    def _reschedule_steps(
+        self, message_id: str, due: datetime, now: datetime, wall_time: str | None
+    ) -> ports.Steps[bool]:
         store_id = self._sql.store_id
         assert store_id is not None
         notice_values = notice(store_id, due, now, NOTICE)
@@ -153,7 +145,7 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         return await self.database.transaction(replace)
 
     @override
-    def replacing_steps(self, key: str, create_message: CreateMessage, now: datetime) -> Steps[str]:
+    def replacing_steps(self, key: str, create_message: CreateMessage, now: datetime) -> ports.Steps[str]:
         """Replace under a key.
 
         Callers with the same key wait for each other, but not for other holders of the message.
@@ -183,20 +175,20 @@ class PostgresChanges(OnTable, JoiningStore, ReplacingStore, ABC):
         await self.database.transaction(store)
 
     @override
-    def getting_steps(self, message_id: str) -> Steps[DelayedMessage | None]:
+    def getting_steps(self, message_id: str) -> ports.Steps[DelayedMessage | None]:
         page = page_of_rows((yield self._sql.get, self._values(id=message_id)) or (), None)
         return page.messages[0] if page.messages else None
 
     @override
-    def reading_steps(self, message_filter: MessageFilter, limit: int) -> Steps[PendingPage]:
+    def reading_steps(self, message_filter: ports.MessageFilter, limit: int) -> ports.Steps[ports.PendingPage]:
         values = self._values(**page_values(message_filter, limit, _DIALECT))
         return page_of_rows((yield self._sql.list_pending, values) or (), limit)
 
-    def _answer_steps(self, message_id: str) -> Steps[tuple[Answer, DelayedMessage | None]]:
+    def _answer_steps(self, message_id: str) -> ports.Steps[tuple[ports.Answer, DelayedMessage | None]]:
         """Return why a message was not changed, and the message if it is still pending."""
         message = yield from self.getting_steps(message_id)
         if message is not None:
-            return Answer.BEING_DELIVERED, message
+            return ports.Answer.BEING_DELIVERED, message
         records = yield self._sql.history, self._values(id=message_id)
-        last = (RecordKind(records[-1][0]), records[-1][5] or "") if records else None
-        return answer_of(last), None
+        last = (ports.RecordKind(records[-1][0]), records[-1][5] or "") if records else None
+        return ports.answer_of(last), None

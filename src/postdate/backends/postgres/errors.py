@@ -8,21 +8,9 @@ from typing import Final
 
 import psycopg
 
+from postdate import errors
 from postdate.backends.postgres.sessions import POOLED
 from postdate.backends.sql.row_locks.parts import Meanings, error_of, meaning_of
-from postdate.errors import (
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReadOnly,
-    StoreTroubled,
-    StoreUnavailable,
-    StoreUnreachable,
-    TransportUnavailable,
-    TransportUnreachable,
-)
 
 _CONFLICTS = frozenset({"40001", "40P01", "22012"})
 """Serialization, deadlock, and the division by zero by which a move reports a row that was changed meanwhile."""
@@ -31,20 +19,20 @@ _MISSING = frozenset({"42P01", "3F000", "42703", "42704", "3D000"})
 _FORBIDDEN = frozenset({"42501", "28000", "28P01"})
 
 _MEANINGS: Final[Meanings] = {
-    StoreNotSetUp: _MISSING,
-    StoreNotWritable: _FORBIDDEN,
-    StoreReadOnly: frozenset({"25006"}),
-    StoreFull: frozenset({"53100", "53200"}),
+    errors.StoreNotSetUp: _MISSING,
+    errors.StoreNotWritable: _FORBIDDEN,
+    errors.StoreReadOnly: frozenset({"25006"}),
+    errors.StoreFull: frozenset({"53100", "53200"}),
     # Classes: connection; resources, as when no connection is free; intervention, as when the server stops or starts,
     # or ends a statement. The single codes: sessions and waits for locks that the server ended because of a timeout
     # setting.
-    StoreUnreachable: frozenset({"08", "53", "57", "25P03", "25P04", "55P03"}),
+    errors.StoreUnreachable: frozenset({"08", "53", "57", "25P03", "25P04", "55P03"}),
     # A conflict that is reported as a data error: see _CONFLICTS.
-    StoreTroubled: frozenset({"22012"}),
+    errors.StoreTroubled: frozenset({"22012"}),
     # Data and constraints, also of a trigger or a function that the application added: 09, 21, 22, 23, 27, 38, 39, 44,
     # P0. Limits of the server, such as the size of an index row: 54. The state of a transaction of the application,
     # such as one that has failed already: 25.
-    StoreError: frozenset({"09", "21", "22", "23", "25", "27", "38", "39", "44", "54", "P0"}),
+    errors.StoreError: frozenset({"09", "21", "22", "23", "25", "27", "38", "39", "44", "54", "P0"}),
 }
 """Our error for each SQLSTATE or its class; for every other class it is `StoreTroubled`.
 
@@ -61,27 +49,33 @@ def is_conflict(error: psycopg.Error) -> bool:
 AFTER_AN_UPGRADE = "after an upgrade run the statements of `postdate setup --print-sql` again, grants included"
 
 
-def translate(error: psycopg.Error, where: str) -> PostdateError:
+def translate(error: psycopg.Error, where: str) -> errors.PostdateError:
     text, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
-    meaning = _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or StoreTroubled
+    meaning = (
+        _meaning_of_driver(error) if not state else meaning_of((state, state[:2]), _MEANINGS) or errors.StoreTroubled
+    )
     if not state and "unsupported startup parameter" in text:  # the settings of each session; see sessions.py
         text = POOLED
     translated = error_of(meaning, text, where)
-    return StoreNotWritable(f"{translated}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else translated
+    return (
+        errors.StoreNotWritable(f"{translated}; {AFTER_AN_UPGRADE}")
+        if meaning is errors.StoreNotWritable
+        else translated
+    )
 
 
-def _meaning_of_driver(error: psycopg.Error) -> type[PostdateError]:
+def _meaning_of_driver(error: psycopg.Error) -> type[errors.PostdateError]:
     """Return the meaning of an error without a SQLSTATE: the driver raised it, not the server."""
     if isinstance(error, psycopg.OperationalError):
-        return StoreUnreachable
+        return errors.StoreUnreachable
     # A value that the driver cannot send, such as a text with a NUL. Any other error is a problem of the driver itself.
     is_about_values = isinstance(error, psycopg.DataError | psycopg.ProgrammingError | psycopg.NotSupportedError)
-    return StoreError if is_about_values else StoreTroubled
+    return errors.StoreError if is_about_values else errors.StoreTroubled
 
 
-def transport_error_of(error: StoreUnavailable) -> TransportUnavailable:
+def transport_error_of(error: errors.StoreUnavailable) -> errors.TransportUnavailable:
     """Return the transport's error for a failure of the database."""
-    kind = TransportUnreachable if error.outage else TransportUnavailable
+    kind = errors.TransportUnreachable if error.outage else errors.TransportUnavailable
     translated = kind(str(error))
     translated.__cause__ = error  # In a list of errors, too: the store's error may be about a single row.
     return translated
@@ -91,7 +85,7 @@ def transport_error_of(error: StoreUnavailable) -> TransportUnavailable:
 def translate_queue_errors() -> Generator[None]:
     try:
         yield
-    except StoreUnavailable as error:
+    except errors.StoreUnavailable as error:
         raise transport_error_of(error) from error
 
 

@@ -130,17 +130,13 @@ class _Driver:
 def _driver_of(connection: object) -> _Driver:
     kinds: tuple[type[object], ...] = type(connection).__mro__
     for each in kinds:
-        if (driver := _DRIVERS.get(_kind(each))) is not None:
+        if (driver := _DRIVERS.get((each.__module__.partition(".")[0], each.__name__))) is not None:
             return driver
     supported = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
     raise ConfigurationError(
-        f"{_name(type(connection))} is no connection with a transaction that messages can be part of; these are: "
+        f"{_name(type(connection))} is not a connection whose transaction messages can be part of; supported are: "
         f"{supported}"
     )
-
-
-def _kind(kind: type[object]) -> tuple[str, str]:
-    return kind.__module__.partition(".")[0], kind.__name__
 
 
 def _name(kind: type[object]) -> str:
@@ -149,8 +145,8 @@ def _name(kind: type[object]) -> str:
 
 def _no_transaction_error() -> ConfigurationError:
     return ConfigurationError(
-        "the connection is in no transaction: it commits every statement by itself, and the change would stay "
-        "whatever becomes of your own work; begin a transaction first, or go on without transaction="
+        "the connection is in no transaction: it commits every statement by itself, and the change would stay even "
+        "if your own work is rolled back; begin a transaction first, or leave out transaction="
     )
 
 

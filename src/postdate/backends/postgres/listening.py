@@ -51,7 +51,7 @@ _OBSERVATION_GAP_SECONDS: Final = 3.0
 """If a process checks others later than planned by this time, it was frozen itself, and starts the observation again.
 """
 
-_EXPIRED: Final = "what expires in the queues cannot be removed, and stays until received"
+_EXPIRED: Final = "expired messages cannot be removed from the queues, and stay until they are received"
 
 # Ends also the session that has the lock of the number, as the name of that session may have been changed.
 _TERMINATE_SESSIONS: Final = sql(f"""
@@ -144,7 +144,11 @@ class Listener:
         self._is_lost = False
         """Whether the thread waits for another connection after a failure. Guarded by ``_lock``."""
         self._ready = threading.Event()  # set when there is a number, or an attempt to connect has failed
-        self._holder: int | None = None  # written by the thread; guarded by `_lock`
+        self.number: int | None = None
+        """The number under which this process claims messages now; ``None`` without a connection.
+
+        Written by the thread, guarded by ``_lock``.
+        """
         self._failure: PostdateError | None = None  # of the last attempt to connect; guarded by `_lock`
         self._delivers = False  # set by `add_role` in any thread; guarded by `_lock`
         self._receives = set[str]()  # the queues of receivers; guarded by `_lock`
@@ -152,11 +156,6 @@ class Listener:
         self._live_holders_query = live_holders_query(names)
         self._logged = set[str]()  # failures that were logged already, so that each is logged once
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
-
-    @property
-    def number(self) -> int | None:
-        """The number under which this process claims messages now; ``None`` without a connection."""
-        return self._holder
 
     def start(self) -> None:
         self._thread.start()
@@ -215,9 +214,9 @@ class Listener:
         """
         is_ready = self._ready.wait(_START_WITHIN_SECONDS)
         with self._lock:
-            if not is_ready or self._holder is None:
+            if not is_ready or self.number is None:
                 raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
-            return self._holder
+            return self.number
 
     def add_role(self, *, delivers: bool = False, receives: str | None = None) -> None:
         with self._lock:
@@ -251,7 +250,7 @@ class Listener:
             except Exception as error:  # noqa: BLE001 - without this thread the process would lose all claims
                 failure = _translate(error)
                 with self._lock:
-                    self._failure, self._holder = failure, None
+                    self._failure, self.number = failure, None
                 self._ready.set()
                 calls.report_failure(failure, steady_seconds())
                 self._sleep(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
@@ -292,7 +291,7 @@ class Listener:
         connection.execute(sql(f"LISTEN {names.channel}"))
         with self._lock:
             self._is_role_written = False
-            self._holder, self._failure = row[0], None
+            self.number, self._failure = row[0], None
         self._ready.set()
 
     def _serve_connection(self, connection: BoundedConnection) -> None:
@@ -311,11 +310,11 @@ class Listener:
                 if connection.pgconn.status != psycopg.pq.ConnStatus.OK:
                     raise psycopg.OperationalError("the server closed the connection")
             if not self._is_role_written:
-                self._run_step(connection, "who this process is cannot be written down", self._write_role)
+                self._run_step(connection, "this process cannot be registered", self._write_role)
             if steady_seconds() - heartbeat_at >= self._life.interval_seconds:
                 heartbeat_at = steady_seconds()
-                self._run_step(connection, "this process cannot show that it lives", self._write_heartbeat)
-                self._run_step(connection, "who lives cannot be read", self._terminate_frozen)
+                self._run_step(connection, "the heartbeat of this process cannot be written", self._write_heartbeat)
+                self._run_step(connection, "the heartbeats of processes cannot be read", self._terminate_frozen)
             if steady_seconds() - checked_at >= interval_seconds:
                 checked_at = steady_seconds()
                 if self._abandoned:
@@ -325,19 +324,17 @@ class Listener:
                 )
             more_to_reap = self._run_step(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._handle_notifications(connection)
-        if self._is_stopping and self._abandoned.is_distrusted(
-            connection
-        ):  # the server may be silent here, too: do not wait
+        # The server may be silent here, too: do not wait.
+        if self._is_stopping and self._abandoned.is_distrusted(connection):
             self._abandoned.add(connection, silent=False)
             return
-        previous = self._holder
+        previous = self.number
         if self._is_renewing:  # callers of `wait_for_holder` wait for the next number
             self._ready.clear()
             with self._lock:
-                self._holder = None
-        self._release_holders(
-            connection, [previous]
-        )  # claims that could not be released: no other code releases them later
+                self.number = None
+        # Claims that could not be released: no other code releases them later.
+        self._release_holders(connection, [previous])
 
     def _run_step(self, connection: Connection, failure_text: str, step: Callable[[Connection], T]) -> T | None:
         """Run a periodic step. If it fails and the connection stays open, log that once; it is retried later."""
@@ -373,7 +370,7 @@ class Listener:
     def _write_role(self, connection: Connection) -> None:
         with self._lock:
             self._is_role_written = True
-            values = (self._delivers, sorted(self._receives), self._holder)
+            values = (self._delivers, sorted(self._receives), self.number)
         connection.execute(
             sql(f"UPDATE {self.names.name_of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), values
         )
@@ -381,7 +378,7 @@ class Listener:
     def _write_heartbeat(self, connection: Connection) -> None:
         connection.execute(
             sql(f"UPDATE {self.names.name_of('holder')} SET seen = clock_timestamp() WHERE holder = %s"),
-            (self._holder,),
+            (self.number,),
         )
 
     def _terminate_frozen(self, connection: Connection) -> None:
@@ -394,7 +391,7 @@ class Listener:
             f"FROM {self.names.name_of('holder')} "
             f"WHERE holds_at_most IS NOT NULL AND holder <> %s AND holder IN ({self._live_holders_query})"
         )
-        rows = connection.execute(find, (self._holder,)).fetchall()
+        rows = connection.execute(find, (self.number,)).fetchall()
         heartbeats = {holder: (promised, seconds) for holder, _, promised, seconds, _, _ in rows}
         silent = self._heartbeats.find_silent(
             heartbeats, steady_seconds(), self._life.interval_seconds + _OBSERVATION_GAP_SECONDS
@@ -413,7 +410,8 @@ class Listener:
                 )
             values = {"mark": None if mark in live_marks else mark, "class": self.names.lock_class, "holder": holder}
             failure_text = (
-                f"sessions of {process_text} cannot be ended; that needs its role, or one that is a member of it"
+                f"sessions of {process_text} cannot be ended; only their own role, or a member of that role, can "
+                f"end them"
             )
             self._run_step(
                 connection,

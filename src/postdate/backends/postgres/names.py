@@ -34,7 +34,8 @@ def check_name(name: str, what: str) -> str:
         raise ConfigurationError(f"{what} must not be blank or have NUL characters: {name!r}")
     if (size := len(name.encode())) > LONGEST_NAME_BYTES:
         raise ConfigurationError(
-            f"{what} {name!r} has {size} bytes; PostgreSQL takes {LONGEST_NAME_BYTES} and would cut off the rest: "
+            f"{what} {name!r} has {size} bytes; PostgreSQL allows at most {LONGEST_NAME_BYTES} and would cut off "
+            f"the rest: "
             f"choose a shorter one (table=... for a store)"
         )
     return name

@@ -14,24 +14,16 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
+from postdate import ports
+from postdate.backends.postgres import rows as postgres_rows
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_of_process, live_holders_query
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.queues import lengths_query
-from postdate.backends.postgres.rows import (
-    PENDING_COLUMNS,
-    QUEUED_COLUMNS,
-    Unreadable,
-    decode_rows,
-    envelope_of,
-    message_of,
-    utc,
-)
 from postdate.backends.sql.migrations import migrations
 from postdate.backends.sql.questions import header_text
 from postdate.clock import steady_seconds
 from postdate.errors import QueueNotFound
-from postdate.ports import DeliveredMessage, Observer, OldSnapshot, PendingState, Process, QueuedMessage, ServerFacts
 
 T = TypeVar("T")
 
@@ -70,7 +62,7 @@ _SLOTS: Final = """
     WHERE (database = current_database() OR database IS NULL) AND age(xmin) >= %(far_behind)s"""
 
 
-class PostgresQueueObserver(Observer):
+class PostgresQueueObserver(ports.Observer):
     """Answers questions about the queues of a schema, and the processes that use it. Unreadable rows are left out."""
 
     def __init__(self, database: Access) -> None:
@@ -78,7 +70,7 @@ class PostgresQueueObserver(Observer):
         names = database.names
         self._holder = names.name_of("holder")
         self._queued_query = f"""
-            SELECT m.number, q.name, {QUEUED_COLUMNS}, h.pid
+            SELECT m.number, q.name, {postgres_rows.QUEUED_COLUMNS}, h.pid
             FROM {names.name_of("queue_message")} AS m JOIN {names.name_of("queue")} AS q USING (queue_id)
             JOIN {names.name_of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
 
@@ -94,17 +86,17 @@ class PostgresQueueObserver(Observer):
 
     async def _read_page(
         self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
-    ) -> tuple[list[T], list[Unreadable]]:
-        def read_page(connection: Connection) -> tuple[list[T], list[Unreadable]]:
-            return decode_rows(connection.execute(sql(statement), values), 0, decode)
+    ) -> tuple[list[T], list[postgres_rows.Unreadable]]:
+        def read_page(connection: Connection) -> tuple[list[T], list[postgres_rows.Unreadable]]:
+            return postgres_rows.decode_rows(connection.execute(sql(statement), values), 0, decode)
 
         return await self._database.run(read_page, patiently=True)
 
     @override
-    async def processes(self) -> Sequence[Process]:
+    async def processes(self) -> Sequence[ports.Process]:
         return await self._database.run(self._read_processes)
 
-    def _read_processes(self, connection: Connection) -> list[Process]:
+    def _read_processes(self, connection: Connection) -> list[ports.Process]:
         lives = """EXISTS (
             SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -117,11 +109,11 @@ class PostgresQueueObserver(Observer):
             {"class": self._database.names.lock_class},
         ).fetchall()
         own_numbers = holders_of_process(self._database.names)
-        processes: dict[tuple[str, int, bool], Process] = {}
+        processes: dict[tuple[str, int, bool], ports.Process] = {}
         for holder, pid, machine, started_at, alive, delivers, receives in rows:
             if holder in own_numbers and pid == os.getpid():
                 continue
-            process = Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
+            process = ports.Process(pid, machine, started_at.astimezone(UTC), alive, delivers, tuple(receives))
             key = (machine, pid, alive)  # A process has one holder for its store and another one for its queues.
             processes[key] = processes[key].merge(process) if key in processes else process
         return list(processes.values())
@@ -131,8 +123,8 @@ class PostgresQueueObserver(Observer):
         return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
 
     @override
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
-        queue_id, messages = await self._queue_id(queue), list[QueuedMessage]()
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[ports.QueuedMessage]:
+        queue_id, messages = await self._queue_id(queue), list[ports.QueuedMessage]()
         statement = (
             f"{self._queued_query} WHERE m.queue_id = %(queue)s AND m.number > %(after)s "
             "ORDER BY m.queue_id, m.number LIMIT %(limit)s"
@@ -161,7 +153,7 @@ class PostgresQueueObserver(Observer):
         return int(rows[0][0])
 
     @override
-    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
+    async def find_in_queues(self, message_id: str) -> Sequence[ports.QueuedMessage]:
         condition = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
         values = {"id": message_id, "header": header_text(message_id)}
         return await self._read_all(f"{self._queued_query} {condition}", values, _decode_queued)
@@ -184,7 +176,7 @@ class PostgresObserver(PostgresQueueObserver):
     @property
     def _pending_state_query(self) -> str:
         return f"""
-            SELECT p.number, {PENDING_COLUMNS}, p.attempt_at, h.pid,
+            SELECT p.number, {postgres_rows.PENDING_COLUMNS}, p.attempt_at, h.pid,
                 (SELECT a.pid || ' ' || a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
                  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = p.xmax)
             FROM {self._pending_table} AS p JOIN {self._database.names.name_of("content")} AS c USING (number)
@@ -195,7 +187,7 @@ class PostgresObserver(PostgresQueueObserver):
         return f"store_id = (SELECT store_id FROM {self._database.names.name_of('store')} WHERE name = %(table)s)"
 
     @override
-    async def pending_state_of(self, message_id: str) -> PendingState | None:
+    async def pending_state_of(self, message_id: str) -> ports.PendingState | None:
         record = f"SELECT number FROM {self._database.names.name_of('record')} WHERE kind = 1 AND message_id = %(id)s"
         number = f"{record} AND {self._store_condition}"
         query = f"{self._pending_state_query} WHERE p.unreadable IS NULL AND p.number = ({number})"
@@ -203,7 +195,7 @@ class PostgresObserver(PostgresQueueObserver):
         return standings[0] if standings else None
 
     @override
-    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
+    async def retries_of(self, message_id: str) -> Sequence[ports.PendingState]:
         other_readable = "p.message_id <> %(id)s AND p.unreadable IS NULL"
         condition = f"WHERE strpos(c.headers, %(header)s) > 0 AND {other_readable} ORDER BY p.number"
         values = {"id": message_id, "header": header_text(message_id)}
@@ -219,10 +211,10 @@ class PostgresObserver(PostgresQueueObserver):
             ORDER BY at DESC, number DESC LIMIT %(limit)s"""
 
     @override
-    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
+    async def latest_deliveries(self, limit: int) -> Sequence[ports.DeliveredMessage]:
         record = self._database.names.qualified_name("record")
         rows = await self._rows(self._latest_query, {"record": record, "table": self._table(), "limit": limit})
-        return [DeliveredMessage(at.astimezone(UTC), utc(due)) for at, due in rows]
+        return [ports.DeliveredMessage(at.astimezone(UTC), postgres_rows.utc(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
@@ -231,7 +223,7 @@ class PostgresObserver(PostgresQueueObserver):
         counts_query = f"SELECT destination, count(*) FROM ({following}) AS f GROUP BY 1 ORDER BY 1"
         return dict(await self._rows(counts_query, {"messages": messages}))
 
-    def _read_processes(self, connection: Connection) -> list[Process]:
+    def _read_processes(self, connection: Connection) -> list[ports.Process]:
         """Add processes that claim messages by row locks alone: they have no number, but a session with their name."""
         processes = super()._read_processes(connection)
         for session, started_at in connection.execute(
@@ -243,19 +235,21 @@ class PostgresObserver(PostgresQueueObserver):
         ).fetchall():
             pid = _pid_of(session)
             if pid != os.getpid() and all(each.pid != pid or not each.alive for each in processes):
-                processes.append(Process(pid, "", started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
+                processes.append(
+                    ports.Process(pid, "", started_at.astimezone(UTC), alive=True, delivers=False, receives=())
+                )
         return processes
 
 
 # --- a server, its clock, and the sessions that keep it from cleaning up --------------------------------------------
 
 
-async def server_facts(database: Access, table: str | None) -> ServerFacts:
-    def read_facts(connection: Connection) -> ServerFacts:
+async def server_facts(database: Access, table: str | None) -> ports.ServerFacts:
+    def read_facts(connection: Connection) -> ports.ServerFacts:
         ((version, now, in_recovery, settings),) = connection.execute(_FACTS, (list(_SETTINGS),)).fetchall()
         current, newest = _schema_version(database, connection, table)
         settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
-        return ServerFacts("PostgreSQL", version, now.astimezone(UTC), current, newest, settings)
+        return ports.ServerFacts("PostgreSQL", version, now.astimezone(UTC), current, newest, settings)
 
     return await database.run(read_facts)
 
@@ -279,16 +273,16 @@ def _schema_version(database: Access, connection: Connection, table: str | None)
     return next(((current, newest) for current, newest in versions if current != newest), versions[0])
 
 
-async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
+async def old_snapshots(database: Access) -> Sequence[ports.OldSnapshot]:
     """Return old sessions, prepared transactions and replication slots.
 
     Other users' sessions are visible only to the role ``pg_read_all_stats``.
     """
 
-    def read_snapshots(connection: Connection) -> list[OldSnapshot]:
+    def read_snapshots(connection: Connection) -> list[ports.OldSnapshot]:
         values = {"old": _OLD, "far_behind": _FAR_BEHIND}
         snapshots = [
-            OldSnapshot(pid, application, user, age, state, mend)
+            ports.OldSnapshot(pid, application, user, age, state, mend)
             for statement in (_OLD_SESSIONS, _PREPARED, _SLOTS)
             for pid, application, user, state, age, mend in connection.execute(statement, values).fetchall()
         ]
@@ -326,14 +320,14 @@ def _pid_of(session: str) -> int:
     return int(session.partition(" ")[0]) if match is None else int(match[1])
 
 
-def _decode_pending_state(row: Sequence[Any]) -> PendingState:
+def _decode_pending_state(row: Sequence[Any]) -> ports.PendingState:
     _, *columns, attempt_at, leased_by, locked_by = row
     if locked_by is not None:
-        return PendingState(message_of(*columns), None, _pid_of(locked_by))
-    return PendingState(message_of(*columns), utc(attempt_at), leased_by)
+        return ports.PendingState(postgres_rows.message_of(*columns), None, _pid_of(locked_by))
+    return ports.PendingState(postgres_rows.message_of(*columns), postgres_rows.utc(attempt_at), leased_by)
 
 
-def _decode_queued(row: Sequence[Any]) -> QueuedMessage:
+def _decode_queued(row: Sequence[Any]) -> ports.QueuedMessage:
     number, queue, *columns, pid = row
-    envelope, failures, unanswered = envelope_of(queue, *columns)
-    return QueuedMessage(queue, envelope, failures + unanswered, pid, number)
+    envelope, failures, unanswered = postgres_rows.envelope_of(queue, *columns)
+    return ports.QueuedMessage(queue, envelope, failures + unanswered, pid, number)

@@ -119,9 +119,8 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
 
     @override
     def run_batch_blocking(self, work: Callable[[Any], T], *, is_one: bool = False) -> T:
-        return (
-            self._database.run_blocking(work) if is_one else self.run_transaction_blocking(work)
-        )  # One statement needs no transaction.
+        # One statement needs no transaction.
+        return self._database.run_blocking(work) if is_one else self.run_transaction_blocking(work)
 
     @override
     def run_transaction_blocking(self, work: Callable[[Any], T]) -> T:
@@ -160,12 +159,12 @@ class PostgresOutbox(SchemaPart, SqlOutbox[_LentConnection]):
         native = connection.connection
         async with self._translate_errors():
             if native.info.transaction_status is TransactionStatus.IDLE:
-                raise StoreError(f"{self.where}: a handler has ended the transaction that is not its own to end")
+                raise StoreError(f"{self.where}: a handler has ended the transaction, which only Postdate may end")
             if native.info.transaction_status is TransactionStatus.INERROR:
                 raise StoreError(
-                    f"{self.where}: a statement of a handler failed, and the handler went on, but its transaction "
-                    f"cannot be committed any more: put what may fail into a savepoint, `async with "
-                    f"connection.transaction()`, or let the error out"
+                    f"{self.where}: a statement of a handler failed, and the handler continued, but its transaction "
+                    f"cannot be committed any more: execute statements that may fail in a savepoint, `async with "
+                    f"connection.transaction()`, or do not catch the error"
                 )
             reset_handler_settings(native)
             self._database.set_answer_deadline(native)

@@ -296,9 +296,8 @@ class PostgresPool:
 
     def reset_after_fork(self) -> None:
         """Forget all connections in the child of a fork, because the parent uses them."""
-        forks.prevent_destruction(
-            [*self._idle, *self._idle_application_connections]
-        )  # A connection that is garbage-collected while open warns.
+        # A connection that is garbage-collected while open warns.
+        forks.prevent_destruction([*self._idle, *self._idle_application_connections])
         # The sessions of the child have their own mark.
         self.address, self.abandoned = address_of(self._url), AbandonedSessions()
         self._changed = threading.Condition()

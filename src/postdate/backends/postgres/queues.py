@@ -189,9 +189,8 @@ class Acknowledgements:
 
     def _settle_blocking(self, acknowledgements: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
         """Settle messages in one transaction; return `ClaimLost` for each whose claim was lost."""
-        if (
-            len({ending.holder for ending in acknowledgements}) > 1
-        ):  # the listener's connection was lost between the claims
+        # The listener's connection was lost between the claims.
+        if len({ending.holder for ending in acknowledgements}) > 1:
             raise _CannotShareTransaction
         numbers = self._database.run_blocking(lambda c: self._settle_rows(c, acknowledgements))
         return [

@@ -140,7 +140,7 @@ QUEUED_COLUMNS: Final = "m.message_id, m.due, m.expires_at, m.failures, m.unansw
 def check_present(headers: str | None) -> str:
     """Return headers; raise `InvalidHeaders` if their content was deleted by hand."""
     if headers is None:
-        raise InvalidHeaders("the headers and the body are gone")
+        raise InvalidHeaders("the headers and the body are missing")
     return headers
 
 

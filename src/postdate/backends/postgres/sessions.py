@@ -22,8 +22,8 @@ from postdate.errors import ConfigurationError
 _MARK_BYTES: Final = 8
 
 POOLED: Final = (
-    "a pooler such as pgbouncer answers there, and Postdate needs sessions of its own, with settings, numbers and "
-    "locks, which no pooler leaves to it in any mode: name host and port of PostgreSQL itself"
+    "a pooler such as pgbouncer answers there. Postdate needs sessions of its own, with settings, numbers and "
+    "locks, which a pooler does not provide in any mode: name host and port of PostgreSQL itself"
 )
 
 _DEFAULTS: Final = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import PostgresBulk
 from postdate.backends.postgres.changing import PostgresChanges
@@ -46,29 +47,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, copy_with_due
-from postdate.ports import (
-    NOTHING_MOVED,
-    OUTCOME_RECORDS,
-    ArrowBatch,
-    Claim,
-    MovedMessages,
-    MoveReport,
-    MovingStore,
-    OldSnapshot,
-    Outcome,
-    PendingPage,
-    Record,
-    Recording,
-    Scan,
-    ScanPart,
-    Scripted,
-    ServerFacts,
-    StoreCapabilities,
-    StoreReport,
-    TransactionMode,
-    Wake,
-    Work,
-)
 from postdate.ports.limits import StoredLimits
 from postdate.runtime.resource import Resource
 from postdate.runtime.threads import run_in_group, run_in_thread
@@ -81,7 +59,7 @@ _MANY: Final = 5_000
 """Storing more messages than this in one call may take longer than any other call, so its deadline is longer."""
 
 
-class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, UnreadableInSchema, Scripted):
+class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, ports.MovingStore, UnreadableInSchema, ports.Scripted):
     """Keeps delayed messages in a table of PostgreSQL. It needs direct connections: a pooler would lose wake-ups.
 
     Args:
@@ -109,7 +87,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         *,
         schema: str | None = None,
         table: str | None = None,
-        recording: Recording | None = None,
+        recording: ports.Recording | None = None,
         largest_message_bytes: int = 16 * 1024 * 1024,
         answers_within: timedelta | None = None,
         holds_at_most: timedelta | None = None,
@@ -122,11 +100,11 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         self._next_due = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False
-        self._capabilities = StoreCapabilities(
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
-            transaction_modes=frozenset(TransactionMode),
+            transaction_modes=frozenset(ports.TransactionMode),
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=self.database.holds_at_most,
@@ -139,7 +117,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return self.database.resource
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         if mode not in self._capabilities.transaction_modes:
             raise UnsupportedTransactionMode(f"PostgresStore does not support transaction mode {mode.value!r}")
         self._table = self._table or check_name(f"{endpoint}.timeouts", "table")
@@ -188,20 +166,20 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return [new_counts.pop(row[0], 0) > 0 for row in rows]
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         return await run_in_thread(self.store_many_blocking, messages, now)
 
-    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         if not (rows := [self._row(message) for message in messages]):
-            return StoreReport(0)
+            return ports.StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
             self._next_due.announce(min(message.due for message in messages))
         return report
 
     @override
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         rows = [self._row(message) for message in messages]
 
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
@@ -245,14 +223,14 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await run_in_thread(self._claim, now, limit)
 
     @override
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await run_in_thread(self._claim, now, limit, stored_limits)
 
-    def _claim(self, now: datetime, limit: int, stored: StoredLimits | None = None) -> list[Claim]:
+    def _claim(self, now: datetime, limit: int, stored: StoredLimits | None = None) -> list[ports.Claim]:
         while True:
             connection = self.database.acquire()
             try:
@@ -276,7 +254,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             if not unreadable:
                 return []  # otherwise poll again: the unreadable rows are marked now, and the other rows are unlocked
         tokens = self._claims.remember_batch(connection, [(number, message.due) for number, message in rows])
-        return [Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
+        return [ports.Claim(message, token) for (_, message), token in zip(rows, tokens, strict=True)]
 
     def _claim_rows(
         self, connection: Connection, now: datetime, limit: int, stored: StoredLimits | None = None
@@ -293,15 +271,17 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return rows, unreadable
 
     @override
-    def is_in_force(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: ports.Claim) -> bool:
         return self._claims.has_claim(claim)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         return await run_in_thread(self._finish, claims, outcome, now, detail)
 
-    def _finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str) -> int:
-        values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
+    def _finish(self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str) -> int:
+        values = {"now": now, "kind": int(ports.OUTCOME_RECORDS[outcome]), "detail": detail or None}
 
         def remove(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             claimed = {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
@@ -310,13 +290,15 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return self._claims.settle(claims, remove)
 
     @override
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
         def finish(connection: Connection) -> None:
             removed = 0
             tokens = self._claims.tokens_of(claims)
             self._claims.lease(tokens)  # the transaction of the queue must not wait for row locks of this process
             for holder, numbers in group_by_holder(tokens):
-                values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
+                values = {"now": now, "kind": int(ports.OUTCOME_RECORDS[outcome]), "detail": detail or None}
                 values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
                 removed += connection.execute(self._sql.finish, values).fetchall()[0][0]
             self._claims.remember_finished(tokens)
@@ -326,7 +308,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return finish
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         def retry(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {
                 "numbers": array(numbers),
@@ -350,7 +332,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return await run_in_thread(release)
 
     @override
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         def mark(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = reasons([Unreadable(number, reason) for number in numbers])
             values |= {"now": now, "holder": holder, "store": self._store_id(connection)}
@@ -359,7 +341,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return bool(await run_in_thread(self._claims.settle, [claim], mark))
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         """Release a whole batch by ending its transaction."""
 
         def release_rows(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
@@ -386,7 +368,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return self._next_due.finish_bounded_query(query, None if row is None else row[0], first_locked, None)
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         def start() -> Callable[[], None]:
             store_id = self.database.run_blocking(self._store_id)
             listener = self.database.listener()
@@ -413,8 +395,8 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
     # --- moving -------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        def move(connection: Connection) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> ports.MoveReport:
+        def move(connection: Connection) -> ports.MoveReport:
             query = self._next_due.start_query()
             locked, first_locked = self._claims.locked_numbers(), self._claims.first_locked()
             values = {
@@ -441,8 +423,10 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
             self._many_due = delivered + expired == limit
             next_attempt = self._next_due.finish_bounded_query(query, head, first_locked, now)
             has_unmoved = head is not None and head < now and not can_move
-            moved = None if not listing else NOTHING_MOVED if listed[0] is None else MovedMessages(*listed)
-            return MoveReport(delivered, expired, has_unmoved, next_attempt, delivered_to or {}, utc(first_due), moved)
+            moved = None if not listing else ports.NOTHING_MOVED if listed[0] is None else ports.MovedMessages(*listed)
+            return ports.MoveReport(
+                delivered, expired, has_unmoved, next_attempt, delivered_to or {}, utc(first_due), moved
+            )
 
         return await self.database.run(move)
 
@@ -491,18 +475,17 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return {"store": self._store_id(session)}
 
     @override
-    async def _page(self, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
-        is_whole_table = (
-            statement is self._sql.list_pending
-        )  # it may read the whole table, so it needs a longer deadline
+    async def _page(self, statement: bytes, values: Mapping[str, Any]) -> ports.PendingPage:
+        # It may read the whole table, so it needs a longer deadline.
+        is_whole_table = statement is self._sql.list_pending
         return await self.database.run(lambda c: self._read_page(c, statement, values), patiently=is_whole_table)
 
-    def _read_page(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> PendingPage:
+    def _read_page(self, connection: Connection, statement: bytes, values: Mapping[str, Any]) -> ports.PendingPage:
         rows = connection.execute(statement, {**values, **self._store_values(connection)}, binary=True).fetchall()
         return page_of_rows(rows, values.get("limit"))
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         def read_rows(connection: Connection) -> Sequence[tuple[Any, ...]]:
             connection.execute("SET LOCAL enable_bitmapscan = on")  # a BRIN index can only be used by a bitmap scan
             return self._query_rows(connection, self._sql.history, {"id": message_id})
@@ -514,7 +497,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return PostgresObserver(self.database, lambda: self._sql.table)
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         return await server_facts(self.database, self._table)
 
     @override
@@ -530,7 +513,7 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return await self.database.run(lambda c: reported_clocks(c, self.database.names))
 
     @override
-    async def old_snapshots(self) -> Sequence[OldSnapshot]:
+    async def old_snapshots(self) -> Sequence[ports.OldSnapshot]:
         return await old_snapshots(self.database)
 
     # --- columns ------------------------------------------------------------------------------------------------
@@ -541,13 +524,13 @@ class PostgresStore(PostgresBulk, PostgresChanges, SqlLimits, MovingStore, Unrea
         return True
 
     @override
-    def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
+    def scan_columns(self, scan: ports.Scan, part: ports.ScanPart) -> Iterable[ports.ArrowBatch]:
         return self._columns().read(self._sql.table, scan, part)
 
     @override
-    def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
+    def store_columns(self, batch: ports.ArrowBatch, now: datetime) -> ports.StoreReport:
         if not batch.num_rows:
-            return StoreReport(0)
+            return ports.StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)
         due = columns.earliest_due(batch)
         report = columns.store(batch, self._sql, now, notice(store_id, due, now))

@@ -24,8 +24,10 @@ from typing import Any, Final, TypeVar
 import anyio
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.errors import translate_queue_errors, transport_error_of
+from postdate.backends.postgres.low_water import LowWater
 from postdate.backends.postgres.names import array, queues_script, steps
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.queues import Acknowledgement, Acknowledgements, QueueStatements, raise_first
@@ -36,7 +38,6 @@ from postdate.backends.postgres.unreadable import (
     mark_unreadable,
     statements_of_queues,
 )
-from postdate.clock import steady_seconds
 from postdate.errors import (
     ClaimLost,
     MessageTooLarge,
@@ -50,24 +51,6 @@ from postdate.messages import (
     check_headers,
     encode_headers,
     too_large_error,
-)
-from postdate.ports import (
-    HANDLED,
-    SUSPECT_AFTER,
-    Completion,
-    Received,
-    Receiver,
-    Recording,
-    RecordKind,
-    Scripted,
-    ServerFacts,
-    Settlement,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    count_received_together,
-    run_works,
 )
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource
@@ -89,7 +72,7 @@ _Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
 
-class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware):
+class PostgresTransport(ports.Transport, UnreadableInSchema, ports.Scripted, forks.ForkAware):
     """Queues in a schema of PostgreSQL. They need direct connections: a pooler would lose wake-ups.
 
     Args:
@@ -116,7 +99,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         database: str | OpenDatabase,
         *,
         schema: str | None = None,
-        recording: Recording | None = None,
+        recording: ports.Recording | None = None,
         largest_message_bytes: int = 16 * 1024 * 1024,
         answers_within: timedelta | None = None,
         holds_at_most: timedelta | None = None,
@@ -131,9 +114,9 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         self._may_leave_claims = False
         self._queue_ids: dict[str, int] = {}
         self.claim_locks: defaultdict[str, threading.Lock] = defaultdict(forks.lock)
-        self._capabilities = TransportCapabilities(
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
-            transaction_modes=frozenset(TransactionMode),
+            transaction_modes=frozenset(ports.TransactionMode),
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
@@ -173,7 +156,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         rows = self.rows(envelopes, now)
         if not rows and not work:
@@ -183,11 +166,11 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
             return await run_in_group(self, self._send_together, rows, _SENT_AT_ONCE)
 
-    def _send_all(self, connection: Connection, rows: _Rows, work: Sequence[Work]) -> list[PostdateError | None]:
+    def _send_all(self, connection: Connection, rows: _Rows, work: Sequence[ports.Work]) -> list[PostdateError | None]:
         errors = self.insert(connection, rows)
         if work:
             raise_first(errors)
-            run_works(connection, work)
+            ports.run_works(connection, work)
         return errors
 
     def _send_together(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
@@ -271,7 +254,7 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         return PostgresQueueObserver(self.database)
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         with translate_queue_errors():
             return await server_facts(self.database, None)
 
@@ -298,12 +281,12 @@ class PostgresTransport(Transport, UnreadableInSchema, Scripted, forks.ForkAware
         await run_in_thread(partial(self.database.close_blocking, in_doubt=self._may_leave_claims))
 
 
-class PostgresReceiver(Receiver, forks.ForkAware):
+class PostgresReceiver(ports.Receiver, forks.ForkAware):
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
         self._transport, self._database, self._sql, self.queue = transport, transport.database, transport.sql, queue
         self._wake_up: WakeUp | None = None
         self._stop_listening: Callable[[], None] | None = None
-        self._claimed: dict[int, Received] = {}
+        self._claimed: dict[int, ports.Received] = {}
         """Received messages by the number of their row. A later claim of a row replaces the earlier one."""
         self._low_water = LowWater()
         self._acknowledgements = Acknowledgements(self._database, self._sql, queue, transport.insert)
@@ -316,7 +299,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._claimed, self._wake_up, self._stop_listening, self.in_doubt = {}, None, None, False
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         if self._wake_up is None:
             wake_up = WakeUp()
             self._stop_listening = await self._run_in_thread(lambda: self._listen(wake_up))
@@ -352,7 +335,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
     def claimed_numbers(self) -> list[int]:
         return list(self._claimed)
 
-    def _claim(self, limit: int) -> list[Received] | None:
+    def _claim(self, limit: int) -> list[ports.Received] | None:
         """Return claimed messages; ``None`` if all of them were expired or unreadable, so that more may follow."""
         holder = self._database.listener().wait_for_holder()
         with self._transport.claim_locks[self.queue]:
@@ -377,7 +360,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             self.in_doubt = True
             raise
 
-    def _claim_as(self, holder: int, limit: int) -> list[Received] | None:
+    def _claim_as(self, holder: int, limit: int) -> list[ports.Received] | None:
         rows, unreadable = self._claim_rows(holder, limit)
         unexpired = [row for row in rows if not row[0]]
         if len(unexpired) < len(rows):
@@ -387,7 +370,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         if (rows or unreadable) and not unexpired:
             return None
         received = [self._received(row, holder) for row in unexpired]
-        count = count_received_together(received)
+        count = ports.count_received_together(received)
         if count < len(received):
             self._reject_blocking(
                 [_QueueClaim(row[1], row[_NUMBER_INDEX], holder) for row in unexpired[count:]], failures=0
@@ -429,13 +412,13 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._database.run_blocking(discard)
 
     @override
-    async def receive_by_id(self, message_id: str) -> Received | None:
-        def receive() -> Received | None:
+    async def receive_by_id(self, message_id: str) -> ports.Received | None:
+        def receive() -> ports.Received | None:
             holder = self._database.listener().wait_for_holder()
             with self._transport.claim_locks[self.queue]:
                 return self._run_claim(holder, lambda: claim_as(holder))
 
-        def claim_as(holder: int) -> Received | None:
+        def claim_as(holder: int) -> ports.Received | None:
             def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
                 values = {"holder": holder, "queue": self._transport.queue_id(connection, self.queue), "id": message_id}
                 return decode_rows(
@@ -461,13 +444,15 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         has_ended, queue_id, number, *columns = row
         return (has_ended, queue_id, number, *envelope_of(self.queue, *columns))
 
-    def _received(self, row: Row, holder: int) -> Received:
+    def _received(self, row: Row, holder: int) -> ports.Received:
         _, queue_id, number, envelope, failures, unanswered = row
-        token, is_suspect = _QueueClaim(queue_id, number, holder), unanswered >= SUSPECT_AFTER
-        return Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
+        token, is_suspect = _QueueClaim(queue_id, number, holder), unanswered >= ports.SUSPECT_AFTER
+        return ports.Received(envelope, failures + unanswered, token, unanswered, is_suspect=is_suspect)
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         acknowledgement = self._acknowledgement(received, now, completion)
         if isinstance(acknowledgement, ClaimLost):
             raise acknowledgement
@@ -476,7 +461,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         self._forget(received)
 
     @override
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+    async def settle(self, settlements: Sequence[ports.Settlement]) -> Sequence[Exception | None]:
         outcomes = [self._acknowledgement(*ending) for ending in settlements]
         acknowledgements = [each for each in outcomes if isinstance(each, Acknowledgement)]
         errors = iter(await self._acknowledgements.settle_all(acknowledgements) if acknowledgements else ())
@@ -487,7 +472,7 @@ class PostgresReceiver(Receiver, forks.ForkAware):
         return [transport_error_of(error) if isinstance(error, StoreUnavailable) else error for error in results]
 
     def _acknowledgement(
-        self, received: Received, now: datetime, completion: Completion
+        self, received: ports.Received, now: datetime, completion: ports.Completion
     ) -> Acknowledgement | ClaimLost:
         token = self._token_of(received)
         if token is None:
@@ -499,28 +484,28 @@ class PostgresReceiver(Receiver, forks.ForkAware):
             id_, token.queue_id, token.number, token.holder, now, kind, detail, rows, completion.work
         )
 
-    def _kind_to_record(self, received: Received, completion: Completion) -> int | None:
+    def _kind_to_record(self, received: ports.Received, completion: ports.Completion) -> int | None:
         """Return the kind to record, or ``None``. For a message that was never delayed only a discard is recorded."""
-        if completion.record is RecordKind.DISCARDED:
+        if completion.record is ports.RecordKind.DISCARDED:
             return int(completion.record)
-        is_recorded = received.envelope.due is not None and self._transport.recording is Recording.ALL
+        is_recorded = received.envelope.due is not None and self._transport.recording is ports.Recording.ALL
         return int(completion.record) if is_recorded and completion.record is not None else None
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         if self._token_of(received) is not None:
             await self._reject([received], failures=int(failed))
 
-    def _token_of(self, received: Received) -> _QueueClaim | None:
+    def _token_of(self, received: ports.Received) -> _QueueClaim | None:
         token = received.token
         return token if isinstance(token, _QueueClaim) and self._claimed.get(token.number) is received else None
 
-    def _forget(self, received: Received) -> None:
+    def _forget(self, received: ports.Received) -> None:
         token = self._token_of(received)
         if token is not None:
             self._claimed.pop(token.number, None)
 
-    async def _reject(self, messages: Sequence[Received], failures: int) -> None:
+    async def _reject(self, messages: Sequence[ports.Received], failures: int) -> None:
         tokens = [hold for each in messages if (hold := self._token_of(each)) is not None]
         await self._run_in_thread(lambda: self._reject_blocking(tokens, failures))
         for each in messages:
@@ -557,48 +542,3 @@ class _QueueClaim:
 
     def __init__(self, queue_id: int, number: int, holder: int) -> None:
         self.queue_id, self.number, self.holder = queue_id, number, holder
-
-
-class LowWater:
-    """The number at which a search for free messages begins: no message with a lower number is free.
-
-    Without it each search would read all index entries of rows that were deleted since the oldest snapshot. If a
-    transaction with a lower number commits later, its notification lowers this number. Thread-safe.
-    """
-
-    _SWEEP_EVERY_SECONDS = 10.0
-
-    def __init__(self) -> None:
-        self._lock = forks.lock()
-        self._value = 0
-        self._swept_at = steady_seconds()
-        self._freed_during_query: int | None = None
-
-    def value(self) -> int:
-        """Return the number; once in ten seconds 0, to find messages that were missed."""
-        with self._lock:
-            self._freed_during_query = None
-            now = steady_seconds()
-            if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # rows that other processes locked may be free again
-                self._value, self._swept_at = 0, now
-            return self._value
-
-    def remember_claimed(self, numbers: Sequence[int]) -> None:
-        """Remember the claimed numbers, which were the lowest free ones.
-
-        If there are none, the next search begins at 0.
-        """
-        with self._lock:
-            lowest, freed = min(numbers, default=0), self._freed_during_query
-            # A message that became free during the search may not be in its result.
-            self._value = lowest if freed is None else min(lowest, freed)
-
-    def remember_free(self, number: int) -> None:
-        """Remember that a message is free."""
-        with self._lock:
-            self._value = min(self._value, number)
-            freed = self._freed_during_query
-            self._freed_during_query = number if freed is None else min(freed, number)
-
-    def forget(self) -> None:
-        self.remember_free(0)

@@ -57,18 +57,18 @@ def parse_address(destination: str) -> PublishAddress:
     for part in (address.exchange, address.routing_key):
         if (size := len(part.encode())) > SHORT_TEXT_LIMIT:
             raise QueueNotFound(
-                f"{destination!r} cannot exist: a name of {size} bytes in UTF-8; AMQP allows {SHORT_TEXT_LIMIT}"
+                f"{destination!r} cannot exist: the name has {size} bytes in UTF-8; AMQP allows {SHORT_TEXT_LIMIT}"
             )
     return address
 
 
 def _unescape(part: str, destination: str) -> str:
     if _BAD_ESCAPE.search(part):
-        raise QueueNotFound(f"{destination!r} is no address: '%' must be written %25 in {PREFIX}NAME/KEY")
+        raise QueueNotFound(f"{destination!r} is not an address: '%' must be written %25 in {PREFIX}NAME/KEY")
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError as error:
-        raise QueueNotFound(f"{destination!r} is no address: its escapes are not UTF-8: {error}") from error
+        raise QueueNotFound(f"{destination!r} is not an address: its escapes are not UTF-8: {error}") from error
 
 
 def exchange_address(exchange: str, routing_key: str = "", *, or_queue: bool = False) -> str:

@@ -14,7 +14,6 @@ from typing_extensions import override
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import Login
 from postdate.backends.rabbitmq.stream import READ_WITHIN_SECONDS, Stream
-from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.runtime import forks
 from postdate.runtime.resource import Resource
@@ -62,7 +61,7 @@ class AmqpConnection(Stream):
         self.frame_limit = LARGEST_FRAME
         self._channels: dict[int, Channel] = {}
         self._channel_limit = _MOST_CHANNELS
-        self._reader = FrameReader(LARGEST_FRAME)
+        self._reader = wire.FrameReader(LARGEST_FRAME)
         self.open_future: asyncio.Future[None] = self.loop.create_future()
 
     @classmethod
@@ -100,8 +99,12 @@ class AmqpConnection(Stream):
         return channel
 
     async def request(
-        self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
-    ) -> Arguments:
+        self,
+        method: wire.Method,
+        arguments: bytes,
+        answer_method: wire.Method,
+        within_seconds: float = ANSWERS_WITHIN_SECONDS,
+    ) -> wire.Arguments:
         """Call a method on a separate channel, because the server closes the channel when it refuses the method."""
         channel = await self.open_channel(Channel, within_seconds)
         try:
@@ -117,7 +120,7 @@ class AmqpConnection(Stream):
     async def close(self) -> None:
         """Close the connection; abort it when the server does not answer in time."""
         with anyio.CancelScope(shield=True):
-            self.write(method_frame(0, wire.CONNECTION_CLOSE, _CLOSE_ARGUMENTS))
+            self.write(wire.method_frame(0, wire.CONNECTION_CLOSE, _CLOSE_ARGUMENTS))
             with anyio.move_on_after(CLOSES_WITHIN_SECONDS):
                 await asyncio.shield(self._lost_future)
             await self.abort()
@@ -132,8 +135,8 @@ class AmqpConnection(Stream):
                     if (channel := self._channels.get(number)) is not None:
                         channel.handle_frame(kind, payload)
                 elif kind == wire.METHOD:
-                    self._handle_control_method(_method_of(payload), Arguments(payload))
-        except MalformedFrame as error:
+                    self._handle_control_method(_method_of(payload), wire.Arguments(payload))
+        except wire.MalformedFrame as error:
             self.abandon(error)
 
     @override
@@ -145,7 +148,7 @@ class AmqpConnection(Stream):
         for channel in list(self._channels.values()):
             channel.detach(error)
 
-    def _handle_control_method(self, method: Method, arguments: Arguments) -> None:
+    def _handle_control_method(self, method: wire.Method, arguments: wire.Arguments) -> None:
         if method == wire.CONNECTION_START:
             self._answer_start(arguments)
         elif method == wire.CONNECTION_TUNE:
@@ -155,7 +158,7 @@ class AmqpConnection(Stream):
                 self.open_future.set_result(None)
         elif method == wire.CONNECTION_CLOSE:
             reason = f"{arguments.unsigned(2)} {arguments.short_text()}"
-            self.write(method_frame(0, wire.CONNECTION_CLOSE_OK))
+            self.write(wire.method_frame(0, wire.CONNECTION_CLOSE_OK))
             self._set_end_error(TransportUnreachable(f"{self.login.description} closed the connection: {reason}"))
             self._transport.close()
         elif method == wire.CONNECTION_CLOSE_OK:
@@ -166,28 +169,32 @@ class AmqpConnection(Stream):
             for channel in list(self._channels.values()):
                 channel.on_block()
 
-    def _answer_start(self, arguments: Arguments) -> None:
+    def _answer_start(self, arguments: wire.Arguments) -> None:
         arguments.read(2)
         fields = wire.fields_of(arguments.long_bytes())
         self.server = {_decode_text(field.name): _decode_text(field.value) for field in fields if field.kind == b"S"}
         mechanisms = arguments.long_bytes().split()
         if b"PLAIN" not in mechanisms:
-            self.abandon(TransportUnreachable(f"{self.login.description} takes no password: {mechanisms}"))
+            self.abandon(
+                TransportUnreachable(
+                    f"{self.login.description} does not accept a login with a password, only {mechanisms}"
+                )
+            )
             return
         properties = wire.table(
             {"product": "Postdate", "version": version("postdate"), "platform": "Python", "capabilities": _CAPABILITIES}
         )
         secret = f"\0{self.login.user}\0{self.login.password}".encode()
         answer = properties + wire.short_text("PLAIN") + wire.long_bytes(secret) + wire.short_text("en_US")
-        self.write(method_frame(0, wire.CONNECTION_START_OK, answer))
+        self.write(wire.method_frame(0, wire.CONNECTION_START_OK, answer))
 
     def _answer_tune(self, channels: int, frame: int, heartbeat: int) -> None:
         self._channel_limit = min(channels or _MOST_CHANNELS, _MOST_CHANNELS)
         self.frame_limit = self._reader.largest = min(frame or LARGEST_FRAME, LARGEST_FRAME)
         seconds = min(heartbeat, self.login.heartbeat_seconds) if heartbeat else self.login.heartbeat_seconds
         tune_arguments = wire.uint16(self._channel_limit) + wire.uint32(self.frame_limit) + wire.uint16(seconds)
-        self.write(method_frame(0, wire.CONNECTION_TUNE_OK, tune_arguments))
-        self.write(method_frame(0, wire.CONNECTION_OPEN, wire.short_text(self.login.virtual_host) + b"\0\0"))
+        self.write(wire.method_frame(0, wire.CONNECTION_TUNE_OK, tune_arguments))
+        self.write(wire.method_frame(0, wire.CONNECTION_OPEN, wire.short_text(self.login.virtual_host) + b"\0\0"))
         if seconds:
             self._start_heartbeats(seconds / 2)
 
@@ -199,23 +206,27 @@ class Channel:
         self.link, self.number = link, number
         self.end_error: PostdateError | None = None
         self._lock = asyncio.Lock()
-        self._answer: asyncio.Future[Arguments] | None = None
-        self._answer_method: Method | None = None
-        self._method: Method = (0, 0)
+        self._answer: asyncio.Future[wire.Arguments] | None = None
+        self._answer_method: wire.Method | None = None
+        self._method: wire.Method = (0, 0)
         self._arguments = self._properties = b""
         self._body: list[bytes] = []
         self._missing_bytes = 0
 
     async def call(
-        self, method: Method, arguments: bytes, answer_method: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
-    ) -> Arguments:
+        self,
+        method: wire.Method,
+        arguments: bytes,
+        answer_method: wire.Method,
+        within_seconds: float = ANSWERS_WITHIN_SECONDS,
+    ) -> wire.Arguments:
         """Send a method and return its answer. A cancelled caller waits for the answer, so that answers match calls."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self.end_error is not None:
                     raise self.end_error
                 self._answer_method, self._answer = answer_method, self.link.loop.create_future()
-                self.link.write(method_frame(self.number, method, arguments))
+                self.link.write(wire.method_frame(self.number, method, arguments))
                 try:
                     return await asyncio.wait_for(asyncio.shield(self._answer), within_seconds)
                 except TimeoutError as error:
@@ -237,7 +248,7 @@ class Channel:
     def close(self, error: PostdateError) -> None:
         """Close the channel without waiting; its number stays in use until the server has agreed."""
         if self.end_error is None:
-            self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS))
+            self.link.write(wire.method_frame(self.number, wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS))
             self._set_end_error(error)
 
     async def close_and_wait(self) -> None:
@@ -268,18 +279,18 @@ class Channel:
             self._body.append(payload)
             self._handle_complete_content()
 
-    def _handle_method(self, method: Method, payload: bytes) -> None:
+    def _handle_method(self, method: wire.Method, payload: bytes) -> None:
         if method in {wire.BASIC_DELIVER, wire.BASIC_RETURN}:
             self._method, self._arguments = method, payload
         elif method == wire.CHANNEL_CLOSE:
-            arguments = Arguments(payload)
-            self.link.write(method_frame(self.number, wire.CHANNEL_CLOSE_OK))
+            arguments = wire.Arguments(payload)
+            self.link.write(wire.method_frame(self.number, wire.CHANNEL_CLOSE_OK))
             self.detach(ChannelClosed(arguments.unsigned(2), arguments.short_text()))
         elif method == wire.CHANNEL_CLOSE_OK and method != self._answer_method:
             self.link.forget_channel(self)
         elif method == self._answer_method:
             if self._answer is not None and not self._answer.done():
-                self._answer.set_result(Arguments(payload))
+                self._answer.set_result(wire.Arguments(payload))
         elif self.end_error is None:
             self.on_method(method, payload)
 
@@ -287,14 +298,14 @@ class Channel:
         if self._missing_bytes <= 0 and self.end_error is None:
             body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body = []
-            self.on_content(self._method, Arguments(self._arguments), self._properties, body)
+            self.on_content(self._method, wire.Arguments(self._arguments), self._properties, body)
 
     # --- for subclasses
 
-    def on_method(self, method: Method, payload: bytes) -> None:
+    def on_method(self, method: wire.Method, payload: bytes) -> None:
         """Handle a method that no call waits for."""
 
-    def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
+    def on_content(self, method: wire.Method, arguments: wire.Arguments, properties: bytes, body: bytes) -> None:
         """Handle a message."""
 
     def on_block(self) -> None:
@@ -311,10 +322,10 @@ def node_away_error(error: ChannelClosed, queue: str) -> DestinationUnavailable 
     """Return an error if a 404 means that the node of an existing queue is down; otherwise ``None``."""
     if error.reply_code != NOT_FOUND or "inaccessible" not in error.text:
         return None
-    return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
+    return DestinationUnavailable(f"the node of queue {queue!r} is unavailable: {error.reply_code} {error.text}")
 
 
-def _method_of(payload: bytes) -> Method:
+def _method_of(payload: bytes) -> wire.Method:
     return (payload[0] << 8 | payload[1], payload[2] << 8 | payload[3])
 
 

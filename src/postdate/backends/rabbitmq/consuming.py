@@ -14,7 +14,6 @@ from typing_extensions import override
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed, node_away_error
 from postdate.backends.rabbitmq.properties import DecodedMessage, seconds_to_live
-from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.runtime.bounded import Bounded
 
@@ -154,7 +153,7 @@ class ConsumingChannel(Channel):
         Keeps up to ``prefetch`` messages that are new here and not too old.
         """
         for name in self._consumers:
-            self.link.write(method_frame(self.number, wire.BASIC_CANCEL, wire.short_text(name) + _NOT_WAITING))
+            self.link.write(wire.method_frame(self.number, wire.BASIC_CANCEL, wire.short_text(name) + _NOT_WAITING))
         self._consumers.clear()
         self._attached_count, self._last_detached_tag = 0, self._last_tag
         deliveries, self._deliveries = self._deliveries, deque()
@@ -191,8 +190,10 @@ class ConsumingChannel(Channel):
             if tag not in acknowledged_tags:
                 break
             last_tag, count = tag, count + 1
-        frames = [ack_frame(self.number, last_tag, multiple=count > 1)] if count else []
-        frames += [ack_frame(self.number, tag, multiple=False) for tag in sorted(acknowledged_tags) if tag > last_tag]
+        frames = [wire.ack_frame(self.number, last_tag, multiple=count > 1)] if count else []
+        frames += [
+            wire.ack_frame(self.number, tag, multiple=False) for tag in sorted(acknowledged_tags) if tag > last_tag
+        ]
         for tag in acknowledged_tags:
             self._forget_tag(tag)
         acknowledged_tags.clear()
@@ -215,7 +216,7 @@ class ConsumingChannel(Channel):
 
     def requeue(self, tag: int) -> None:
         """Requeue a message; the broker may push it here again."""
-        self.link.write(requeue_frame(self.number, tag))
+        self.link.write(wire.requeue_frame(self.number, tag))
         self._forget_tag(tag)
 
     def _forget_tag(self, tag: int) -> None:
@@ -235,15 +236,15 @@ class ConsumingChannel(Channel):
     # --- what the server says
 
     @override
-    def on_method(self, method: Method, payload: bytes) -> None:
+    def on_method(self, method: wire.Method, payload: bytes) -> None:
         """Handle a cancelled consumer: the broker cancels it when the queue was deleted or has moved."""
         if method == wire.BASIC_CANCEL:
-            self._consumers.pop(Arguments(payload).short_text(), None)
+            self._consumers.pop(wire.Arguments(payload).short_text(), None)
             self._queue_is_deleted = True
             self._change_event.set()
 
     @override
-    def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
+    def on_content(self, method: wire.Method, arguments: wire.Arguments, properties: bytes, body: bytes) -> None:
         consumer = arguments.short_text()
         tag, redelivered = arguments.unsigned(8), arguments.unsigned(1) != 0
         route_bytes = arguments.content[arguments.position :]

@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from postdate.backends.rabbitmq import properties as rabbitmq_properties
 from postdate.backends.rabbitmq.address import exchange_address, queue_address
 from postdate.backends.rabbitmq.content import (
     ONLY_TO,
@@ -29,15 +30,6 @@ from postdate.backends.rabbitmq.content import (
     encode_original_properties,
     join_parts,
     parts_of,
-)
-from postdate.backends.rabbitmq.properties import (
-    BASE64,
-    COUNTS,
-    DELIVERY_COUNT,
-    DecodedMessage,
-    decode_message,
-    header_of,
-    readable_headers,
 )
 from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
 from postdate.clock import EARLIEST
@@ -81,7 +73,7 @@ def due_exchange(exchange: str) -> str:
 # --- messages as they arrive ------------------------------------------------------------------------------------------
 
 
-def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> DecodedMessage:
+def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> rabbitmq_properties.DecodedMessage:
     """Return a message of the intake queue of exchange ``intake``, with everything needed to send it on unchanged.
 
     It gets a new id at every arrival, because its publisher's id need not be unique. A message from the error queue
@@ -90,7 +82,9 @@ def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> Decode
     route = Arguments(delivery.route, 0)
     exchange, key = route.short_bytes(), route.short_bytes()
     if not exchange:
-        returned_message = decode_message(queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
+        returned_message = rabbitmq_properties.decode_message(
+            queue, delivery.properties, delivery.body, redelivered=delivery.redelivered
+        )
         with suppress(ValueError):
             if decode_original_properties(returned_message.envelope.headers) is not None:
                 return returned_message
@@ -101,13 +95,16 @@ def decode_intake_message(intake: str, queue: str, delivery: Delivery) -> Decode
             properties, counts = _split_counts(properties)
         if exchange == expired_queue(intake).encode():
             properties, exchange = _restore_expired(properties, intake_queue(intake))
-        headers = readable_headers(properties)
-    headers |= dict([header_of(EXCHANGE, exchange), header_of(ROUTING_KEY, key)]) | encode_original_properties(
-        properties
-    )
+        headers = rabbitmq_properties.readable_headers(properties)
+    headers |= dict(
+        [rabbitmq_properties.header_of(EXCHANGE, exchange), rabbitmq_properties.header_of(ROUTING_KEY, key)]
+    ) | encode_original_properties(properties)
     envelope = Envelope(queue, new_message_id(), headers, delivery.body)
-    return DecodedMessage(
-        envelope, max(counts.values(), default=None), has_id=False, counted_returns=counts.get(DELIVERY_COUNT, 0)
+    return rabbitmq_properties.DecodedMessage(
+        envelope,
+        max(counts.values(), default=None),
+        has_id=False,
+        counted_returns=counts.get(rabbitmq_properties.DELIVERY_COUNT, 0),
     )
 
 
@@ -115,7 +112,11 @@ def _split_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
     """Return the properties without a quorum queue's counters of returned messages, and the counters."""
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
-    counts = {each.name: each.value for each in fields if each.name in COUNTS and isinstance(each.value, int)}
+    counts = {
+        each.name: each.value
+        for each in fields
+        if each.name in rabbitmq_properties.COUNTS and isinstance(each.value, int)
+    }
     if not counts:
         return properties, counts
     remaining = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name not in counts)
@@ -234,13 +235,13 @@ def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -
         target_exchange = target_exchange or ""
     elif (key := envelope.headers.get(ROUTING_KEY)) is None:
         raise InvalidMessage(
-            f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + BASE64)} in base64); say where it "
-            f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
+            f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + rabbitmq_properties.BASE64)} in "
+            f"base64); name its destination with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
         )
     if target_exchange == exchange or (key == intake_queue(exchange) and not target_exchange):
         raise InvalidMessage(
-            f"it would come back to exchange {exchange!r} for ever: publish it to that exchange, with the routing key "
-            f"that it is to have, or say where it goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
+            f"it would return to exchange {exchange!r} again and again: publish it to that exchange with its final "
+            f"routing key, or name its destination with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
         )
     if target_exchange is None:
         address = exchange_address(due_exchange(exchange), key, or_queue=True)
@@ -248,7 +249,7 @@ def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -
         address = exchange_address(target_exchange, key) if target_exchange else queue_address(key)
     if len(address) > DESTINATION_LIMIT:
         raise InvalidMessage(
-            f"exchange and routing key make an address of {len(address)} characters, at most {DESTINATION_LIMIT} can "
-            f"be kept: {address[:60]!r}…; shorten them"
+            f"exchange and routing key make an address of {len(address)} characters, at most {DESTINATION_LIMIT} "
+            f"are allowed: {address[:60]!r}…; shorten them"
         )
     return address

@@ -22,7 +22,6 @@ from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import Login, PublishAddress, parse_address
 from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.topology import declare_exchange_passively, queue_length
-from postdate.backends.rabbitmq.wire import FRAME, HEADER_FRAME, method_frame
 from postdate.errors import PostdateError, QueueNotFound, TransportError, TransportUnreachable
 from postdate.ports import ServerFacts
 
@@ -56,9 +55,11 @@ async def _probe_block_reason(link: AmqpConnection) -> str | None:
     """
     probe = await link.open_channel(_Probe)
     publish_arguments, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
-    size = HEADER_FRAME.size - FRAME.size + len(no_properties)
-    header = HEADER_FRAME.pack(wire.HEADER, probe.number, size, wire.BASIC_PUBLISH[0], 0, 0)
-    link.write(method_frame(probe.number, wire.BASIC_PUBLISH, publish_arguments) + header + no_properties + wire.END)
+    size = wire.HEADER_FRAME.size - wire.FRAME.size + len(no_properties)
+    header = wire.HEADER_FRAME.pack(wire.HEADER, probe.number, size, wire.BASIC_PUBLISH[0], 0, 0)
+    link.write(
+        wire.method_frame(probe.number, wire.BASIC_PUBLISH, publish_arguments) + header + no_properties + wire.END
+    )
     try:
         await probe.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK)
     except ChannelClosed:  # The broker refuses the probe.
@@ -119,7 +120,7 @@ async def _queue_length(link: AmqpConnection, queue: str) -> int:
 def _refusal(target: str, error: ChannelClosed) -> PostdateError:
     if error.reply_code == NOT_FOUND:
         return QueueNotFound(f"there is no {target}")
-    return TransportError(f"{target} cannot be looked at: {error.reply_code} {error.text}")
+    return TransportError(f"{target} cannot be inspected: {error.reply_code} {error.text}")
 
 
 # --- limits at which a queue drops messages, from arguments and policies; AMQP reports neither (ADR 0028) -------------
@@ -176,7 +177,7 @@ def _open_management(login: Login, topic: str) -> Generator[Callable[[str], Any]
     port, description = login.management_port, f"the management interface at {login.host}:{login.management_port}"
     if not port:
         raise TransportError(
-            f"{login.description} needs rabbitmq_management to tell: add ?management=15672 to the address"
+            f"{login.description} needs rabbitmq_management to answer this: add ?management=15672 to the address"
         )
     kind = HTTPConnection if login.tls is None else partial(HTTPSConnection, context=login.tls)
     secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
@@ -196,7 +197,7 @@ def _open_management(login: Login, topic: str) -> Generator[Callable[[str], Any]
         try:
             yield get
         except (OSError, HTTPException, ValueError, TypeError) as error:
-            raise TransportUnreachable(f"{description} does not tell {topic}: {error}") from error
+            raise TransportUnreachable(f"{description} does not report {topic}: {error}") from error
 
 
 def _management_refusal(answer: HTTPResponse, description: str, user: str) -> TransportError:
@@ -204,8 +205,11 @@ def _management_refusal(answer: HTTPResponse, description: str, user: str) -> Tr
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return TransportError(f"{text}: user {user!r} needs the tag 'management'")
     if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # for example while the server starts
-        return TransportUnreachable(f"{text}: ask again in a while; the log of the broker says more")
-    return TransportError(f"{text}: it is none; add ?management=PORT to the address, the port of rabbitmq_management")
+        return TransportUnreachable(f"{text}: try again later; the log of the broker has the details")
+    return TransportError(
+        f"{text}: this is not the management interface; add ?management=PORT to the address, the "
+        f"port of rabbitmq_management"
+    )
 
 
 def delivery_limit(limits: Sequence[int], version: str) -> int | None:

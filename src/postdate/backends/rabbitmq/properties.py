@@ -36,6 +36,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.content import (
     BITS,
     NUMBER_BYTES,
@@ -44,16 +45,7 @@ from postdate.backends.rabbitmq.content import (
     unchanged_properties,
     values_of,
 )
-from postdate.backends.rabbitmq.wire import (
-    SHORT_TEXT_LIMIT,
-    Field,
-    MalformedFrame,
-    fields_of,
-    long_bytes,
-    short_bytes,
-    short_text,
-)
-from postdate.clock import from_microseconds
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidMessage
 from postdate.messages import MESSAGE_ID_LIMIT, Envelope, Headers, check_headers, check_text, new_message_id
 
@@ -95,12 +87,10 @@ _UINT32_AT: Final = Struct(">I").unpack_from
 _SHORT: Final = 1_024  # texts of headers below this length have their encoded length ready
 _LENGTHS: Final = [_UINT32(number) for number in range(_SHORT)]
 _INT64: Final = Struct(">q").pack
-_DUE_FIELD: Final = short_bytes(_DUE) + b"l"
-_EXPIRES_AT_FIELD: Final = short_bytes(_EXPIRES_AT) + b"l"
-_TO_BE_RECEIVED_FIELD: Final = short_bytes(_TO_BE_RECEIVED) + b"l"
+_DUE_FIELD: Final = wire.short_bytes(_DUE) + b"l"
+_EXPIRES_AT_FIELD: Final = wire.short_bytes(_EXPIRES_AT) + b"l"
+_TO_BE_RECEIVED_FIELD: Final = wire.short_bytes(_TO_BE_RECEIVED) + b"l"
 _TIMES: Final = frozenset({_DUE, _EXPIRES_AT, _TO_BE_RECEIVED})
-
-_EPOCH: Final = from_microseconds(0)
 
 _MOST_NAMES = 10_000  # limits the memory, as other programs may choose names of headers
 _names: dict[str, bytes] = {}
@@ -127,29 +117,20 @@ def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
             else:
                 return _special_properties(envelope, now, user)
         message_id = envelope.message_id.encode()
-        if len(message_id) > SHORT_TEXT_LIMIT:
+        if len(message_id) > wire.SHORT_TEXT_LIMIT:
             return _special_properties(envelope, now, user)
     except (AttributeError, UnicodeEncodeError):
         check_headers(envelope.headers)  # raises the precise error
         raise
     if envelope.due is not None:
-        parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
+        parts += (_DUE_FIELD, _INT64(to_microseconds(envelope.due)))
     present, expiration = _PLAIN, b""
     if envelope.expires_at is not None or envelope.time_to_be_received is not None:
         parts += _expiry_fields(envelope)
         if (time_to_live := _time_to_live(envelope, now)) is not None:
-            present, expiration = _EXPIRING, short_bytes(time_to_live)
+            present, expiration = _EXPIRING, wire.short_bytes(time_to_live)
     fields = b"".join(parts)
     return b"".join((present, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id))
-
-
-def _microseconds(instant: datetime) -> int:
-    """Return an instant in microseconds, as :func:`postdate.clock.to_microseconds` does.
-
-    That function has a division, which costs as much as a header.
-    """
-    since = instant - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _encoded_name(name: str) -> bytes:
@@ -157,9 +138,13 @@ def _encoded_name(name: str) -> bytes:
     if name in _names:
         return _names[name]
     check_headers({name: ""})
-    if name.startswith((PREFIX, _OWN_PREFIX)) or name in _READ_BY_THE_BROKER or len(name.encode()) > SHORT_TEXT_LIMIT:
+    if (
+        name.startswith((PREFIX, _OWN_PREFIX))
+        or name in _READ_BY_THE_BROKER
+        or len(name.encode()) > wire.SHORT_TEXT_LIMIT
+    ):
         return _NO_FIELD
-    encoded = short_text(name) + b"S"
+    encoded = wire.short_text(name) + b"S"
     if len(_names) < _MOST_NAMES:
         _names[name] = encoded
     return encoded
@@ -169,7 +154,7 @@ def _expiry_fields(envelope: Envelope) -> list[bytes]:
     """Return the table's fields for expiry and time to be received, to the microsecond."""
     fields: list[bytes] = []
     if envelope.expires_at is not None:
-        fields.append(_EXPIRES_AT_FIELD + _INT64(_microseconds(envelope.expires_at)))
+        fields.append(_EXPIRES_AT_FIELD + _INT64(to_microseconds(envelope.expires_at)))
     span = envelope.time_to_be_received
     if span is not None and span <= _LONGEST_TIME_TO_LIVE:
         fields.append(_TO_BE_RECEIVED_FIELD + _INT64(max(span, _NOTHING) // _MICROSECOND))
@@ -196,17 +181,17 @@ def _special_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     is_bare = envelope.headers.get(BARE) is not None
     own_fields: list[bytes] = []
     message_id = envelope.message_id.encode()
-    if "message_id" in values or len(message_id) > SHORT_TEXT_LIMIT:
-        own_fields.append(short_bytes(_ID) + b"S" + long_bytes(message_id))
-    values.setdefault("message_id", short_bytes(_truncate_text(message_id, SHORT_TEXT_LIMIT)))
+    if "message_id" in values or len(message_id) > wire.SHORT_TEXT_LIMIT:
+        own_fields.append(wire.short_bytes(_ID) + b"S" + wire.long_bytes(message_id))
+    values.setdefault("message_id", wire.short_bytes(_truncate_text(message_id, wire.SHORT_TEXT_LIMIT)))
     if envelope.due is not None:
-        own_fields.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
+        own_fields.append(_DUE_FIELD + _INT64(to_microseconds(envelope.due)))
     expiry_fields = _expiry_fields(envelope)
     own_fields += expiry_fields
     if (time_to_live := _time_to_live(envelope, now)) is not None:
         expiration = values.get("expiration")  # It is encoded already.
         earliest = time_to_live if expiration is None else min(expiration[1:], time_to_live, key=int)
-        values["expiration"] = short_bytes(earliest)
+        values["expiration"] = wire.short_bytes(earliest)
     has_table = values.get("table", b"") is not None
     merged = _merge_fields(table_headers, values.pop("table", None))
     overflow.update(table_headers)
@@ -215,10 +200,10 @@ def _special_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
     if not has_table and (merged or own_fields or overflow):
         overflow[TABLE] = _NONE
     if overflow:
-        own_fields.append(short_bytes(_HEADERS) + b"S" + long_bytes(msgspec.json.encode(overflow)))
+        own_fields.append(wire.short_bytes(_HEADERS) + b"S" + wire.long_bytes(msgspec.json.encode(overflow)))
     fields = b"".join([*merged, *([] if is_bare else own_fields)])
     if fields or has_table:
-        values["headers"] = long_bytes(fields)
+        values["headers"] = wire.long_bytes(fields)
     values.setdefault("delivery_mode", bytes((_PERSISTENT,)))
     return join_parts({name: value for name, value in values.items() if value is not None})
 
@@ -261,7 +246,7 @@ def _encode_property(
     if name == "table":
         content = base64.b64decode(text, validate=True)
         try:
-            fields_of(content)
+            wire.fields_of(content)
         except Exception as error:
             raise ValueError("not a table") from error
         return {name: content}
@@ -282,7 +267,7 @@ def _encode_property(
         raise ValueError(text)
     if name == "expiration" and not (text.isascii() and text.isdigit() and int(text) <= _LONGEST_MILLISECONDS):
         raise ValueError(text)
-    return {name: short_bytes(content)}
+    return {name: wire.short_bytes(content)}
 
 
 def _encode_number(text: str, count: int, forbidden_number: int) -> bytes:
@@ -301,16 +286,16 @@ def _merge_fields(table_headers: dict[str, str], content: bytes | None) -> list[
     Headers that became fields are removed from ``table_headers``; headers that cannot be fields remain in it.
     """
     fields: list[bytes] = []
-    for field, name, text in _fields_as_text(fields_of(content or b"")):
+    for field, name, text in _fields_as_text(wire.fields_of(content or b"")):
         if name is None or table_headers.get(name) == text:
-            fields.append(short_bytes(field.name) + field.raw)
+            fields.append(wire.short_bytes(field.name) + field.raw)
             table_headers.pop(name or "", None)
         elif name in table_headers and _encoded_name(name):
-            fields.append(short_bytes(field.name) + b"S" + long_bytes(table_headers.pop(name).encode()))
+            fields.append(wire.short_bytes(field.name) + b"S" + wire.long_bytes(table_headers.pop(name).encode()))
     for name in list(table_headers):
         encoded = _encoded_name(name)
         if encoded:
-            fields.append(encoded + long_bytes(table_headers.pop(name).encode()))
+            fields.append(encoded + wire.long_bytes(table_headers.pop(name).encode()))
     return fields
 
 
@@ -336,7 +321,7 @@ def decode_message(queue: str, properties: bytes, body: bytes, *, redelivered: b
         return message
     try:
         return _decode_special(queue, properties, body, redelivered=redelivered)
-    except MalformedFrame:
+    except wire.MalformedFrame:
         return unreadable_message(queue, properties, body)
 
 
@@ -392,7 +377,7 @@ def _decode_plain(  # noqa: PLR0911 - each return is one way of being special
 def _decode_special(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> DecodedMessage:
     values = values_of(properties)
     table: bytes | None = values.pop("headers", None)
-    own, foreign, counts = _split_fields(fields_of(table or b""), redelivered=redelivered)
+    own, foreign, counts = _split_fields(wire.fields_of(table or b""), redelivered=redelivered)
     headers = _foreign_headers(foreign)
     if table is None:
         headers[TABLE] = _NONE
@@ -401,7 +386,7 @@ def _decode_special(queue: str, properties: bytes, body: bytes, *, redelivered: 
         values.pop("expiration", None)
     text = _id_of(own.get(_ID, values.get("message_id")))
     has_id = text is not None
-    if has_id and (_ID not in own or values.get("message_id") == _truncate_text(own[_ID], SHORT_TEXT_LIMIT)):
+    if has_id and (_ID not in own or values.get("message_id") == _truncate_text(own[_ID], wire.SHORT_TEXT_LIMIT)):
         del values["message_id"]
     else:
         values.setdefault("message_id", None)
@@ -414,11 +399,13 @@ def _decode_special(queue: str, properties: bytes, body: bytes, *, redelivered: 
     return DecodedMessage(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
 
 
-def _split_fields(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
+def _split_fields(
+    fields: list[wire.Field], *, redelivered: bool
+) -> tuple[dict[bytes, Any], list[wire.Field], dict[bytes, int]]:
     """Split a table's fields: ours, those of other programs, and a quorum queue's counters."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
     own: dict[bytes, Any] = {}
-    foreign: list[Field] = []
+    foreign: list[wire.Field] = []
     counts: dict[bytes, int] = {}
     for field in fields:
         if kinds.get(field.name) == field.kind and field.name not in own and _is_valid(field):
@@ -430,7 +417,7 @@ def _split_fields(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes
     return own, foreign, counts
 
 
-def _is_valid(field: Field) -> bool:
+def _is_valid(field: wire.Field) -> bool:
     """Return whether a field with a name of ours has content that we write."""
     try:
         match field.name:
@@ -475,7 +462,7 @@ def header_of(name: str, content: bytes) -> tuple[str, str]:
 
 def seconds_to_live(properties: bytes) -> float:
     """Return how long the broker keeps a message after its arrival in a queue."""
-    with suppress(MalformedFrame, KeyError, ValueError):
+    with suppress(wire.MalformedFrame, KeyError, ValueError):
         return int(values_of(properties)["expiration"]) / 1_000
     return float("inf")
 
@@ -483,13 +470,13 @@ def seconds_to_live(properties: bytes) -> float:
 def readable_headers(properties: bytes) -> dict[str, str]:
     """Return the properties and the table of a message as headers for people to read, as far as they are text."""
     values = values_of(properties)
-    headers = _foreign_headers(fields_of(values.pop("headers", b"")))
+    headers = _foreign_headers(wire.fields_of(values.pop("headers", b"")))
     headers.pop(TABLE, None)
     headers.update(_property_header(name, value) for name, value in values.items())
     return headers
 
 
-def _foreign_headers(fields: list[Field]) -> dict[str, str]:
+def _foreign_headers(fields: list[wire.Field]) -> dict[str, str]:
     """Return the fields of other programs as headers, with the encoded table unless the texts are complete."""
     headers: dict[str, str] = {}
     is_text_only = True
@@ -498,12 +485,12 @@ def _foreign_headers(fields: list[Field]) -> dict[str, str]:
             headers[name] = text
         is_text_only = is_text_only and name is not None and field.kind == b"S" and field.value == text.encode()
     if not is_text_only:
-        content = b"".join(short_bytes(field.name) + field.raw for field in fields)
+        content = b"".join(wire.short_bytes(field.name) + field.raw for field in fields)
         headers[TABLE] = base64.b64encode(content).decode()
     return headers
 
 
-def _fields_as_text(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
+def _fields_as_text(fields: Iterable[wire.Field]) -> Iterable[tuple[wire.Field, str | None, str]]:
     """Yield each field with name and value as text; ``None`` for a name that cannot be a header's name."""
     names: set[str] = set()
     for field in fields:

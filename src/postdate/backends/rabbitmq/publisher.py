@@ -10,34 +10,17 @@ from datetime import datetime, timedelta
 
 import anyio
 
+from postdate import errors
+from postdate.backends.rabbitmq import connection as rabbitmq_connection
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
-from postdate.backends.rabbitmq.connection import (
-    ANSWERS_WITHIN_SECONDS,
-    CONTENT_TOO_LARGE,
-    NOT_FOUND,
-    PRECONDITION_FAILED,
-    AmqpConnection,
-    ChannelClosed,
-    PersistentConnection,
-    node_away_error,
-)
 from postdate.backends.rabbitmq.content import redirect
 from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, SendBatch
 from postdate.backends.rabbitmq.topology import declare_exchange_passively
-from postdate.errors import (
-    DestinationUnavailable,
-    MessageTooLarge,
-    PostdateError,
-    QueueNotFound,
-    TransportError,
-    TransportUnavailable,
-    TransportUnreachable,
-)
 from postdate.messages import Envelope
 
 _ACCESS_REFUSED = 403
-_ABOUT_CONTENT = frozenset({PRECONDITION_FAILED, 501, 502, 503})
+_ABOUT_CONTENT = frozenset({rabbitmq_connection.PRECONDITION_FAILED, 501, 502, 503})
 """Reply codes about the message: an invalid property, or a frame, syntax or command that cannot be read.
 
 Each other reply is an outage of the destination: no permission, locked by another connection, out of resources, not
@@ -50,12 +33,14 @@ _MOST_PARTS_IN_FLIGHT = 8  # each part has a channel of its own
 class Publisher:
     """Publishes for a transport, and renews channels and connections."""
 
-    def __init__(self, connection: PersistentConnection, window: int, confirms_within: timedelta) -> None:
+    def __init__(
+        self, connection: rabbitmq_connection.PersistentConnection, window: int, confirms_within: timedelta
+    ) -> None:
         self.connection = connection
         self._window, self._confirm_seconds = window, confirms_within.total_seconds()
         self._channel: PublishingChannel | None = None
         self._exchanges: set[str] = set()
-        self._exchanges_link: AmqpConnection | None = None
+        self._exchanges_link: rabbitmq_connection.AmqpConnection | None = None
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
         """Send each message or return its error, all within the time for confirms.
@@ -77,7 +62,9 @@ class Publisher:
                     raise
                 # Return the confirms so far: without them all messages would be sent again.
         return [
-            None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
+            None
+            if isinstance(answer, errors.QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX)
+            else answer
             for envelope, answer in zip(envelopes, batch.answers, strict=True)
         ]  # an event without subscribers is published
 
@@ -97,7 +84,7 @@ class Publisher:
         envelopes_by_index: list[tuple[int, Envelope]] = []
         for index in indexes:
             envelope = batch.envelopes[index]
-            with suppress(QueueNotFound):  # a malformed address has its error already
+            with suppress(errors.QueueNotFound):  # a malformed address has its error already
                 key = parse_address(envelope.destination).routing_key
                 envelopes_by_index.append((index, redirect(envelope, exchange_address("", key))))
         queue_batch = SendBatch([envelope for _, envelope in envelopes_by_index], batch.now, batch.limit)
@@ -106,14 +93,16 @@ class Publisher:
         finally:
             for (index, _), answer in zip(envelopes_by_index, queue_batch.answers, strict=True):
                 first_error = batch.answers[index]
-                combined_error = QueueNotFound(f"{first_error}; and {answer}")
-                batch.answers[index] = combined_error if isinstance(answer, QueueNotFound) else answer
+                combined_error = errors.QueueNotFound(f"{first_error}; and {answer}")
+                batch.answers[index] = combined_error if isinstance(answer, errors.QueueNotFound) else answer
 
     async def _publish_and_isolate(self, batch: SendBatch) -> None:
         if not batch.envelopes:
             return
         await self._publish(batch)
-        suspects = [index for index, answer in enumerate(batch.answers) if isinstance(answer, ChannelClosed)]
+        suspects = [
+            index for index, answer in enumerate(batch.answers) if isinstance(answer, rabbitmq_connection.ChannelClosed)
+        ]
         if suspects:
             self._exchanges.clear()
             await self._isolate_refused(batch, suspects)
@@ -127,17 +116,17 @@ class Publisher:
             await self._answer_missing_exchanges(link, batch)
             channel = await (self._new_channel(link) if is_separate else self._get_channel(link))
             await channel.publish(batch)
-        except PostdateError as error:
+        except errors.PostdateError as error:
             batch.abandon(error)
         finally:
             if batch.is_open:
                 batch.abandon(self._timeout_error(batch))
             if is_separate and channel is not None:
-                channel.close(TransportUnreachable("this channel has done its work"))
+                channel.close(errors.TransportUnreachable("this channel has done its work"))
 
     async def _isolate_refused(self, batch: SendBatch, suspects: Sequence[int]) -> None:
         """Find the messages because of which the broker closes a channel, by halving; send the others."""
-        error_by_destination: dict[str, PostdateError] = {}
+        error_by_destination: dict[str, errors.PostdateError] = {}
         parts = deque([suspects])
 
         async def send_parts() -> None:
@@ -147,21 +136,25 @@ class Publisher:
                     batch.answers[index] = error_by_destination.get(
                         batch.envelopes[index].destination, batch.answers[index]
                     )
-                if remaining := [index for index in part if isinstance(batch.answers[index], ChannelClosed)]:
+                if remaining := [
+                    index for index in part if isinstance(batch.answers[index], rabbitmq_connection.ChannelClosed)
+                ]:
                     await self._send_part(batch, remaining)
                 suspect_indexes = [
-                    index for index in remaining if isinstance(answer := batch.answers[index], ChannelClosed)
+                    index
+                    for index in remaining
+                    if isinstance(answer := batch.answers[index], rabbitmq_connection.ChannelClosed)
                 ]
                 if len(remaining) > 1 and suspect_indexes:
                     half = (len(suspect_indexes) + 1) // 2
                     parts.extend(each for each in (suspect_indexes[:half], suspect_indexes[half:]) if each)
                 elif suspect_indexes:
                     answer = batch.answers[suspect_indexes[0]]
-                    assert isinstance(answer, ChannelClosed)
+                    assert isinstance(answer, rabbitmq_connection.ChannelClosed)
                     destination = batch.envelopes[suspect_indexes[0]].destination
                     error = batch.answers[suspect_indexes[0]] = _refusal(answer, destination)
                     # caused by the address, so it holds for other messages to it
-                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:
+                    if answer.reply_code in {rabbitmq_connection.NOT_FOUND, _ACCESS_REFUSED}:
                         error_by_destination[destination] = error
 
         while parts:  # one round; halves that are added meanwhile are sent in the next one
@@ -178,32 +171,32 @@ class Publisher:
             for index, answer in zip(indexes, part.answers, strict=True):
                 batch.answers[index] = answer
 
-    async def _get_channel(self, link: AmqpConnection) -> PublishingChannel:
+    async def _get_channel(self, link: rabbitmq_connection.AmqpConnection) -> PublishingChannel:
         """Return the shared channel; a new one when it was closed."""
         if not self._has_channel_of(link):
             channel = await self._new_channel(link)
             if self._has_channel_of(link):  # Another task has opened it meanwhile.
-                channel.close(TransportUnreachable("this channel is not needed"))
+                channel.close(errors.TransportUnreachable("this channel is not needed"))
             else:
                 self._channel = channel
         assert self._channel is not None
         return self._channel
 
-    def _has_channel_of(self, link: AmqpConnection) -> bool:
+    def _has_channel_of(self, link: rabbitmq_connection.AmqpConnection) -> bool:
         return self._channel is not None and self._channel.link is link and self._channel.end_error is None
 
-    async def _new_channel(self, link: AmqpConnection) -> PublishingChannel:
+    async def _new_channel(self, link: rabbitmq_connection.AmqpConnection) -> PublishingChannel:
         channel = await link.open_channel(
             lambda link, number: PublishingChannel(link, number, self._window), _remaining_seconds()
         )
         try:
             await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, _remaining_seconds())
         except BaseException:
-            channel.close(TransportUnreachable("this channel was not waited for"))
+            channel.close(errors.TransportUnreachable("this channel was not waited for"))
             raise
         return channel
 
-    def _timeout_error(self, batch: SendBatch) -> TransportUnavailable:
+    def _timeout_error(self, batch: SendBatch) -> errors.TransportUnavailable:
         """Return why there are no confirms: the server is blocked, or silent, or one queue does not confirm.
 
         A silent server's connection is abandoned. Otherwise the server would read the written messages when it
@@ -212,17 +205,19 @@ class Publisher:
         timeout_text = f"{self.connection.login.description} did not confirm within {self._confirm_seconds:g} s"
         link = None if self._channel is None else self._channel.link
         if link is None or link.end_error is not None:
-            return TransportUnreachable(timeout_text)
+            return errors.TransportUnreachable(timeout_text)
         if link.blocked is not None:
-            return TransportUnreachable(f"{timeout_text}; it has blocked publishers: {link.blocked}")
+            return errors.TransportUnreachable(f"{timeout_text}; it has blocked publishers: {link.blocked}")
         if link.last_read_at > batch.started_at and not link.is_silent:
-            return DestinationUnavailable(f"{timeout_text}, though it speaks; a queue may have no leader, or no room")
-        silence_error = TransportUnreachable(f"{timeout_text}, and says nothing")
+            return errors.DestinationUnavailable(
+                f"{timeout_text}, although it sends heartbeats or answers; a queue may have no leader, or be full"
+            )
+        silence_error = errors.TransportUnreachable(f"{timeout_text}, and sends nothing")
         if link.is_silent:
             link.abandon(silence_error)
         return silence_error
 
-    async def _answer_missing_exchanges(self, link: AmqpConnection, batch: SendBatch) -> None:
+    async def _answer_missing_exchanges(self, link: rabbitmq_connection.AmqpConnection, batch: SendBatch) -> None:
         """Answer messages to missing exchanges: publishing one would close the channel for all."""
         if self._exchanges_link is not link:
             self._exchanges_link, self._exchanges = link, set()
@@ -230,15 +225,17 @@ class Publisher:
             if destination.startswith(PREFIXES) and (error := await self._exchange_error(link, destination)):
                 batch.set_error(destination, error)
 
-    async def _exchange_error(self, link: AmqpConnection, destination: str) -> PostdateError | None:
+    async def _exchange_error(
+        self, link: rabbitmq_connection.AmqpConnection, destination: str
+    ) -> errors.PostdateError | None:
         try:
             exchange = parse_address(destination).exchange
             if exchange and exchange not in self._exchanges:
                 await declare_exchange_passively(link, exchange, _remaining_seconds())
                 self._exchanges.add(exchange)
-        except QueueNotFound as error:
+        except errors.QueueNotFound as error:
             return error
-        except ChannelClosed as error:
+        except rabbitmq_connection.ChannelClosed as error:
             return _refusal(error, destination)
         return None
 
@@ -248,22 +245,24 @@ def _unrouted_indexes(batch: SendBatch) -> list[int]:
     return [
         index
         for index, answer in enumerate(batch.answers)
-        if isinstance(answer, QueueNotFound) and batch.envelopes[index].destination.startswith(OR_QUEUE_PREFIX)
+        if isinstance(answer, errors.QueueNotFound) and batch.envelopes[index].destination.startswith(OR_QUEUE_PREFIX)
     ]
 
 
 def _remaining_seconds() -> float:
     """Return the limit for a call that cannot be interrupted: no longer than the send that it is part of."""
-    return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
+    return min(
+        rabbitmq_connection.ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time())
+    )
 
 
-def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
+def _refusal(error: rabbitmq_connection.ChannelClosed, destination: str) -> errors.PostdateError:
     """Return the error for the only message on a channel that the broker closed."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
-    if (away_error := node_away_error(error, destination)) is not None:
+    if (away_error := rabbitmq_connection.node_away_error(error, destination)) is not None:
         return away_error
-    if error.reply_code == NOT_FOUND:
-        return QueueNotFound(text)
-    if error.reply_code == CONTENT_TOO_LARGE or "message size" in error.text:
-        return MessageTooLarge(text)
-    return (TransportError if error.reply_code in _ABOUT_CONTENT else DestinationUnavailable)(text)
+    if error.reply_code == rabbitmq_connection.NOT_FOUND:
+        return errors.QueueNotFound(text)
+    if error.reply_code == rabbitmq_connection.CONTENT_TOO_LARGE or "message size" in error.text:
+        return errors.MessageTooLarge(text)
+    return (errors.TransportError if error.reply_code in _ABOUT_CONTENT else errors.DestinationUnavailable)(text)

@@ -16,7 +16,6 @@ from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import PublishAddress, parse_address
 from postdate.backends.rabbitmq.connection import AmqpConnection, Channel
 from postdate.backends.rabbitmq.properties import properties_of
-from postdate.backends.rabbitmq.wire import FRAME, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,
@@ -49,7 +48,7 @@ def largest_headers(frame_limit: int) -> int:
 
     In JSON each header is at least as long as in a table of AMQP or as a property.
     """
-    return frame_limit - FRAME_OVERHEAD - HEADER_FRAME.size - _BESIDE_HEADERS
+    return frame_limit - wire.FRAME_OVERHEAD - wire.HEADER_FRAME.size - _BESIDE_HEADERS
 
 
 class SendBatch:
@@ -237,7 +236,7 @@ class PublishingChannel(Channel):
         """Write messages up to an index, or up to a megabyte; one loop without calls, because it is hot."""
         envelopes, answers, position, limit = batch.envelopes, batch.answers, batch.position, batch.limit
         number, user, methods, now = self.number, self.link.login.user, self._methods, batch.now
-        frame_limit = self.link.frame_limit - FRAME_OVERHEAD
+        frame_limit = self.link.frame_limit - wire.FRAME_OVERHEAD
         flight = Flight(self._next_tag, batch)
         content: list[bytes] = []
         size = 0
@@ -259,10 +258,10 @@ class PublishingChannel(Channel):
                 if error is not None:
                     answers[index] = error
                     continue
-            content += (method, HEADER_FRAME.pack(2, number, header_length, 60, 0, length), properties)
+            content += (method, wire.HEADER_FRAME.pack(2, number, header_length, 60, 0, length), properties)
             if length <= frame_limit:
                 if length:
-                    content += (b"\xce", FRAME.pack(3, number, length), body)
+                    content += (b"\xce", wire.FRAME.pack(3, number, length), body)
             else:
                 content += self._split_body(body, frame_limit)
             content.append(b"\xce")
@@ -299,7 +298,7 @@ class PublishingChannel(Channel):
         parts: list[bytes] = []
         for start in range(0, len(body), limit):
             part = body[start : start + limit]
-            parts += (wire.END, FRAME.pack(wire.BODY, self.number, len(part)), part)
+            parts += (wire.END, wire.FRAME.pack(wire.BODY, self.number, len(part)), part)
         return parts
 
     def _method_frame(self, destination: str) -> bytes:
@@ -315,13 +314,13 @@ class PublishingChannel(Channel):
     # --- what the server says
 
     @override
-    def on_method(self, method: Method, payload: bytes) -> None:
+    def on_method(self, method: wire.Method, payload: bytes) -> None:
         if method not in {wire.BASIC_ACK, wire.BASIC_NACK}:
             return
         # The arguments are after class and method.
         tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
         if method == wire.BASIC_NACK:
-            error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
+            error = DestinationUnavailable("the queue accepts no message now (nack): it is full, or has no leader")
             for flight in self._flights:
                 for each in flight.unconfirmed_tags():
                     if each == tag or (multiple and each < tag):
@@ -346,7 +345,7 @@ class PublishingChannel(Channel):
             self._flights.remove(flight)
 
     @override
-    def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
+    def on_content(self, method: wire.Method, arguments: wire.Arguments, properties: bytes, body: bytes) -> None:
         """Handle a returned message: no queue took it. Its confirm follows."""
         if method != wire.BASIC_RETURN:
             return
@@ -361,15 +360,15 @@ class PublishingChannel(Channel):
             )
             if awaited_match is not None and abandoned is not None:
                 abandoned[0].set_error(abandoned[1], error)
-                error = TransportUnreachable(f"perhaps not this message, but one like it came back: {error}")
+                error = TransportUnreachable(f"RabbitMQ returned this message or an identical one: {error}")
             match = awaited_match or abandoned
             if match is not None:
                 match[0].set_error(match[1], error)
                 return
         if any(flight.is_abandoned for flight in self._flights):  # The message may be of a forgotten flight.
             return
-        log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
-        self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))
+        log.error("RabbitMQ returned a message that is not in flight: %d %s: %s", code, text, error)
+        self.close(TransportUnreachable("RabbitMQ returned a message that is not in flight"))
 
     def _find(self, method: bytes, properties: bytes | None, *, abandoned: bool) -> tuple[Flight, int] | None:
         for flight in self._flights:
@@ -398,8 +397,8 @@ class PublishingChannel(Channel):
 def _unrouted_error(address: PublishAddress) -> QueueNotFound:
     if address.exchange:
         return QueueNotFound(
-            f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "
-            f"bind a queue to it"
+            f"exchange {address.exchange!r} has no queue for the routing key {address.routing_key!r}; bind a queue "
+            f"to it"
         )
     return QueueNotFound.of(address.routing_key)
 

@@ -192,7 +192,7 @@ class Stream(asyncio.BufferedProtocol, forks.ForkAware):
         if self._beats is not None:
             self._beats.stop()
         with suppress(RuntimeError):  # The loop is closed.
-            error = TransportUnreachable(f"{self.login.description} is spoken to from another event loop now")
+            error = TransportUnreachable(f"{self.login.description} is used from another event loop now")
             self.loop.call_soon_threadsafe(self.abandon, error)
 
     def _set_end_error(self, error: PostdateError) -> None:

@@ -57,8 +57,8 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
         if error.reply_code not in {PRECONDITION_FAILED, _COMMAND_INVALID}:
             raise
         raise ConfigurationError(
-            f"exchange {exchange!r} cannot be declared as a durable {kind} exchange: {error.text}; delete it if it is "
-            f"the one of the plugin, or choose another name with intake.exchange"
+            f"exchange {exchange!r} cannot be declared as a durable {kind} exchange: {error.text}; delete it if the "
+            f"plugin declared it, or choose another name with intake.exchange"
         ) from error
 
 

@@ -30,19 +30,12 @@ from typing import Final, NamedTuple
 import anyio
 from typing_extensions import override
 
+from postdate import ports
+from postdate.backends.rabbitmq import observation
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address, parse_url
 from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery, FailureCounts
 from postdate.backends.rabbitmq.delays import create_delayed_message, decode_intake_message, expired_queue, intake_queue
-from postdate.backends.rabbitmq.observation import (
-    DELIVERY_LIMIT,
-    TIME_TO_LIVE,
-    delivery_limit,
-    lengths_of,
-    read_bindings,
-    read_limits,
-    server_facts,
-)
 from postdate.backends.rabbitmq.properties import DecodedMessage, decode_message, unreadable_message
 from postdate.backends.rabbitmq.publisher import Publisher
 from postdate.backends.rabbitmq.publishing import largest_headers, send_error_of
@@ -56,22 +49,6 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Envelope
-from postdate.ports import (
-    HANDLED,
-    Completion,
-    DelayExchange,
-    ForeignIntake,
-    IntakeQueue,
-    PublishingTransport,
-    Received,
-    Receiver,
-    ServerFacts,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    check_no_work,
-)
 from postdate.ports.backends import DatabaseObject
 from postdate.ports.transports import foreign_bindings_text
 from postdate.runtime.resource import resource_of
@@ -89,7 +66,7 @@ _REFRESH_LIMITS_SECONDS = 1.0
 """The pause after an answer about a queue. The management interface does not know a new queue for some seconds."""
 
 
-class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
+class RabbitMqTransport(ports.Transport, ports.PublishingTransport, ports.ForeignIntake):
     """Queues of a RabbitMQ server.
 
     Args:
@@ -135,9 +112,9 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         self.prefetch = prefetch
         self._queue_type = queue_type
         self._description = login.description
-        self._capabilities = TransportCapabilities(
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
-            transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
+            transaction_modes=frozenset({ports.TransactionMode.NONE, ports.TransactionMode.RECEIVE_ONLY}),
             largest_message_bytes=largest_message_bytes,
             largest_headers_bytes=largest_headers(LARGEST_FRAME),
             expires_messages=True,
@@ -148,7 +125,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @property
     @override
-    def capabilities(self) -> TransportCapabilities:
+    def capabilities(self) -> ports.TransportCapabilities:
         """The capabilities. ``largest_headers_bytes`` may fall at the first send, if the server has smaller frames."""
         largest = largest_headers(self.publisher.connection.frame_limit)
         if largest != self._capabilities.largest_headers_bytes:
@@ -170,9 +147,9 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
-        check_no_work(work, "of RabbitMQ")
+        ports.check_no_work(work, "of RabbitMQ")
         return await self.publisher.send(envelopes, now, self._capabilities.largest_message_bytes)
 
     @override
@@ -201,15 +178,15 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 raise TransportError(f"{queue!r} cannot be subscribed to {event!r}: {error}") from error
 
     @override
-    async def create_intake(self, exchange: DelayExchange) -> None:
+    async def create_intake(self, exchange: ports.DelayExchange) -> None:
         """Create the exchange for delayed messages and its queues; the exchange may exist already."""
         link = await self.receiving_connection.get_link()
         try:
             await declare_intake(link, exchange, self._queue_type)
         except ChannelClosed as error:
             raise TransportError(
-                f"exchange {exchange.name!r} and what belongs to it cannot be created: {error}; allow it, or do "
-                f"without: intake.exchange = ''"
+                f"exchange {exchange.name!r} and what belongs to it cannot be created: {error}; grant the right, or "
+                f"use no exchange: intake.exchange = ''"
             ) from error
         try:
             bindings = await self.foreign_bindings(exchange)
@@ -225,32 +202,32 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 raise ConfigurationError(foreign_bindings_text(exchange.name, bindings))
 
     @override
-    async def foreign_bindings(self, exchange: DelayExchange) -> Sequence[str]:
+    async def foreign_bindings(self, exchange: ports.DelayExchange) -> Sequence[str]:
         """Return bindings of the exchange to other queues, read from the broker's management interface."""
-        bindings = await run_in_thread(read_bindings, self.receiving_connection.login, exchange.name)
+        bindings = await run_in_thread(observation.read_bindings, self.receiving_connection.login, exchange.name)
         intake_binding = ("queue", intake_queue(exchange.name))
         return [str(each) for each in bindings if (each.destination_type, each.destination) != intake_binding]
 
     @override
-    def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
+    def intake_queues(self, exchange: ports.DelayExchange) -> Sequence[ports.IntakeQueue]:
         queue, expired = intake_queue(exchange.name), expired_queue(exchange.name)
         receivers = {
             queue: _IntakeReceiver(self, exchange, queue),
             expired: RabbitMqReceiver(self, expired, partial(decode_intake_message, exchange.name, expired)),
         }
         read = partial(create_delayed_message, exchange.name)
-        return [IntakeQueue(name, receiver, read) for name, receiver in receivers.items()]
+        return [ports.IntakeQueue(name, receiver, read) for name, receiver in receivers.items()]
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the lengths without received messages; the length of an existing exchange is 0."""
-        return await lengths_of(await self.receiving_connection.get_link(), names)
+        return await observation.lengths_of(await self.receiving_connection.get_link(), names)
 
     @override
     async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None]:
         """Return the limits of queues, read from the broker's management interface."""
         link = await self.receiving_connection.get_link()
-        limits = await run_in_thread(read_limits, link.login, link.server.get("version", ""), names)
+        limits = await run_in_thread(observation.read_limits, link.login, link.server.get("version", ""), names)
         self.limits.update(limits)
         return limits
 
@@ -268,9 +245,9 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         """Return facts about the server. It publishes an empty message that is routed to no queue."""
-        return await server_facts(self.receiving_connection.login, _CONNECTS_WITHIN_SECONDS)
+        return await observation.server_facts(self.receiving_connection.login, _CONNECTS_WITHIN_SECONDS)
 
     @override
     async def close(self) -> None:
@@ -279,13 +256,13 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
 
 class _Claim(NamedTuple):
-    received: Received
+    received: ports.Received
     channel: ConsumingChannel
     delivery: Delivery
     message: DecodedMessage
 
 
-class RabbitMqReceiver(Receiver):
+class RabbitMqReceiver(ports.Receiver):
     """The receiver of one queue; ``read`` decodes a delivery.
 
     Received messages belong to a channel. When the channel ends, with its connection or because the broker waited too
@@ -303,7 +280,7 @@ class RabbitMqReceiver(Receiver):
         self._claims: dict[object, _Claim] = {}
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         """Receive messages. After a lost connection it raises once, and connects at the next call.
 
         With ``wait=False`` it returns none, as the broker has not pushed any yet.
@@ -334,9 +311,9 @@ class RabbitMqReceiver(Receiver):
         return self._channel
 
     def _time_to_live(self) -> float:
-        return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
+        return (self._transport.limits.get(self._queue) or {}).get(observation.TIME_TO_LIVE, math.inf) / 1_000
 
-    def _remember(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
+    def _remember(self, channel: ConsumingChannel, delivery: Delivery) -> ports.Received:
         claim = self._create_claim(channel, delivery)
         self._claims[claim.received.token] = claim
         return claim.received
@@ -354,20 +331,26 @@ class RabbitMqReceiver(Receiver):
         is_dropped_if_returned = False
         if message.counted_returns:
             limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
-            limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
+            limit = (
+                observation.delivery_limit((), version) if limits is None else limits.get(observation.DELIVERY_LIMIT)
+            )
             # One return before the limit, as a return may also be caused by a lost connection.
             is_dropped_if_returned = limit is not None and message.counted_returns >= limit - 1
-        received = Received(message.envelope, failures, (channel, delivery.tag), unanswered, is_dropped_if_returned)
+        received = ports.Received(
+            message.envelope, failures, (channel, delivery.tag), unanswered, is_dropped_if_returned
+        )
         return _Claim(received, channel, delivery, message)
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         """Wait for the confirms of the outgoing messages, then acknowledge the message.
 
         After an interruption in between, the message is received again and its messages are sent again. If one of them
         cannot be sent, earlier ones may have been sent.
         """
-        check_no_work(completion.work, "of RabbitMQ")
+        ports.check_no_work(completion.work, "of RabbitMQ")
         claim = self._claim_of(received)
         if completion.outgoing:
             await self._send(completion.outgoing, now)
@@ -385,14 +368,14 @@ class RabbitMqReceiver(Receiver):
         if error is not None:
             raise error
 
-    def _claim_of(self, received: Received) -> _Claim:
+    def _claim_of(self, received: ports.Received) -> _Claim:
         claim = self._claims.get(received.token)
         if claim is None or claim.received is not received or claim.channel.end_error is not None:
             raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return claim
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         """Reject a message. If its claim is lost there is nothing to do, as the message is free already."""
         with suppress(ClaimLost):
             claim = self._claim_of(received)
@@ -440,7 +423,7 @@ class _IntakeReceiver(RabbitMqReceiver):
     as the messages of all other programs come through the same exchange. So it logs each new binding once.
     """
 
-    def __init__(self, transport: RabbitMqTransport, exchange: DelayExchange, queue: str) -> None:
+    def __init__(self, transport: RabbitMqTransport, exchange: ports.DelayExchange, queue: str) -> None:
         super().__init__(transport, queue, partial(decode_intake_message, exchange.name, queue))
         self._exchange = exchange
         self._next_binding_check = 0.0
@@ -448,7 +431,7 @@ class _IntakeReceiver(RabbitMqReceiver):
         self._reported_bindings = set[str]()
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         if anyio.current_time() >= self._next_binding_check:
             self._next_binding_check = anyio.current_time() + _CHECK_BINDINGS_SECONDS
             with suppress(TransportError):  # a warning was logged at the start already

@@ -53,12 +53,12 @@ def _read_text(raw: bytes | None, what: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise InvalidMessage(f"{what} is no UTF-8 text: {error}") from error
+        raise InvalidMessage(f"{what} is not UTF-8 text: {error}") from error
 
 
 def _read_content(headers: bytes | None, body: bytes | None) -> tuple[dict[str, str], bytes]:
     if not headers or body is None:
-        raise InvalidMessage("its content is gone: there are no headers, or there is no body")
+        raise InvalidMessage("its content is missing: there are no headers, or there is no body")
     return decode_headers(headers), body
 
 

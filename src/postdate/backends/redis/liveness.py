@@ -146,7 +146,7 @@ class Subscriptions(forks.ForkAware):
                 last_read_at = clock()
                 self._on_message(message)
             elif clock() - last_read_at > self._connections.answers_within.total_seconds():
-                raise ConnectionError(f"nothing was heard for {clock() - last_read_at:.0f} s")
+                raise ConnectionError(f"nothing was received for {clock() - last_read_at:.0f} s")
             else:
                 await connection.send_command("PING")
 
@@ -325,7 +325,7 @@ class RedisLiveness(forks.ForkAware):
             with runner:
                 runner.run(connections.close())
 
-        chores = [Chore("cannot show that this process lives", send_heartbeat)]
+        chores = [Chore("cannot write the heartbeat of this process", send_heartbeat)]
         beats = Housekeeping(
             resource_at(connections.login.identity, connections.login.description),
             _BEATS_EVERY_SECONDS,
@@ -418,7 +418,7 @@ class Claimer(forks.ForkAware):
                     return token, answer
                 self._liveness.void_holder(holder)
             raise self._server.error_types.unreachable(
-                f"{self._server.login.description} forgot this process twice in a row"
+                f"{self._server.login.description} lost the registration of this process twice in a row"
             )
 
     def has_created(self, token: str) -> bool:
@@ -463,7 +463,7 @@ class Claimer(forks.ForkAware):
 # --- one database, which a store and queues share ---------------------------------------------------------------------
 
 
-_TIMES: Final = "give it to the database object, not to what is made from it"
+_TIMES: Final = "pass it to the database object, not to the store or transport that is made from it"
 
 
 class OpenRedis:

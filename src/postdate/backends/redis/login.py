@@ -61,10 +61,10 @@ def parse_address(address: str) -> RedisLogin:
         raise ConfigurationError(f"an address of Redis is written {_FORM}")
     database = parts.path.strip("/")
     if database and not (database.isascii() and database.isdigit()):
-        raise ConfigurationError(f"{database!r} is no number of a Redis database; write {_FORM}")
+        raise ConfigurationError(f"{database!r} is not the number of a Redis database; write {_FORM}")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(options.keys() - {"prefix", "ca"}):
-        raise ConfigurationError(f"an address of Redis takes prefix and ca, not {', '.join(unknown)}")
+        raise ConfigurationError(f"an address of Redis has the options prefix and ca, not {', '.join(unknown)}")
     tls = parts.scheme == "rediss"
     if "ca" in options and not tls:
         raise ConfigurationError("ca is for rediss:// addresses, whose connections are encrypted")

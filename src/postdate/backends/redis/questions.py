@@ -17,32 +17,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.redis.layout import (
-    format_instant,
-    instant_of,
-    pairs,
-    read_envelope,
-    read_instant,
-    read_message,
-    read_record,
-)
+from postdate import ports
+from postdate.backends.redis import layout as redis_layout
 from postdate.backends.redis.liveness import RedisLiveness
 from postdate.backends.redis.server import RedisServer, server_now
 from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import DelayedMessage, Headers
-from postdate.ports import (
-    AdministrableStore,
-    DeliveredMessage,
-    MessageFilter,
-    Observer,
-    PendingPage,
-    PendingState,
-    Process,
-    QueuedMessage,
-    Record,
-    RecordKind,
-    StoreStatistics,
-)
 from postdate.ports.administration import invalid_cursor_error
 
 _PAGE: Final = 500  # messages read by one script, as other clients wait for a script
@@ -66,7 +46,7 @@ class ListedMessage:
     is_claimed: bool
 
 
-class Questions(AdministrableStore):
+class Questions(ports.AdministrableStore):
     _server: RedisServer
 
     @property
@@ -75,31 +55,31 @@ class Questions(AdministrableStore):
         """Prefix of the store's keys."""
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         pending, due, free, failing, unreadable, first = await self._server.run(
-            "statistics", self.key_prefix, format_instant(now)
+            "statistics", self.key_prefix, redis_layout.format_instant(now)
         )
         claimed = pending - free
-        return StoreStatistics(
+        return ports.StoreStatistics(
             pending=pending,
             overdue=max(due - claimed, 0),
             claimed=claimed,
             failing=failing,
-            next_due=instant_of(first) if first else None,
+            next_due=redis_layout.instant_of(first) if first else None,
             unreadable=unreadable,
         )
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
-        return await self._server.run("due_counts", self.key_prefix, *map(format_instant, edges))
+        return await self._server.run("due_counts", self.key_prefix, *map(redis_layout.format_instant, edges))
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[ports.RecordKind, int]:
         reply: list[bytes] = await self._server.execute_command("HGETALL", f"{self.key_prefix}:counts")
-        return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
+        return {ports.RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
 
     @override
-    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: ports.MessageFilter, limit: int) -> ports.PendingPage:
         messages: list[DelayedMessage] = []
         async with aclosing(self.list_rows(message_filter, min(limit, _PAGE))) as rows:
             async for row in rows:
@@ -107,20 +87,22 @@ class Questions(AdministrableStore):
                     messages.append(row.message)
                 if len(messages) >= limit:
                     break
-        return PendingPage.of(messages, limit)
+        return ports.PendingPage.of(messages, limit)
 
-    async def list_rows(self, message_filter: MessageFilter, first_page: int = _PAGE) -> AsyncGenerator[ListedMessage]:
+    async def list_rows(
+        self, message_filter: ports.MessageFilter, first_page: int = _PAGE
+    ) -> AsyncGenerator[ListedMessage]:
         """Yield readable messages by due time, page by page.
 
         They are all messages that match ``message_filter``, and maybe others.
         """
         lower_bound: bytes | str = (
-            "-" if message_filter.due_from is None else f"[{format_instant(message_filter.due_from)}"
+            "-" if message_filter.due_from is None else f"[{redis_layout.format_instant(message_filter.due_from)}"
         )
         if message_filter.after is not None:
             cursor_bound = _bound_after(message_filter.after)
             lower_bound = max(b"(" + cursor_bound, lower_bound.encode(), key=lambda bound: bound[1:])
-        upper_bound = "+" if message_filter.due_to is None else f"({format_instant(message_filter.due_to)}"
+        upper_bound = "+" if message_filter.due_to is None else f"({redis_layout.format_instant(message_filter.due_to)}"
         page_size = first_page
         while True:
             call = (self.key_prefix, lower_bound, upper_bound, page_size, message_filter.destination or "")
@@ -145,15 +127,15 @@ class Questions(AdministrableStore):
         return None if row is None else row.message
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         lines: list[bytes] = await self._server.execute_command("LRANGE", f"{self.key_prefix}:r:{message_id}", 0, -1)
-        return [read_record(message_id, line) for line in lines]
+        return [redis_layout.read_record(message_id, line) for line in lines]
 
     # --- how far the clocks of the processes under a prefix deviate from the server's (ADR 0048) ------------------
 
     async def report_clock(self, ahead: timedelta) -> None:
         name = f"{platform.node()}:{os.getpid()}"
-        now = format_instant(await server_now(self._server))
+        now = redis_layout.format_instant(await server_now(self._server))
         line = f"{now} {ahead // _MICROSECOND}"
         await self._server.run("little", "HSET", f"{self._server.login.tag}:clocks", name, line)
 
@@ -161,9 +143,9 @@ class Questions(AdministrableStore):
         """Return how far each process's clock is ahead; delete the fields of dead processes."""
         key, now = f"{self._server.login.tag}:clocks", await server_now(self._server)
         clock_offsets: dict[str, timedelta] = {}
-        for name, line in pairs(await self._server.execute_command("HGETALL", key)).items():
+        for name, line in redis_layout.pairs(await self._server.execute_command("HGETALL", key)).items():
             reported_at, _, ahead = line.partition(b" ")
-            if read_instant(reported_at, "the time of a report") < now - _LIVES_FOR:
+            if redis_layout.read_instant(reported_at, "the time of a report") < now - _LIVES_FOR:
                 await self._server.execute_command("HDEL", key, name)
             else:
                 clock_offsets[name.decode()] = int(ahead) * _MICROSECOND
@@ -181,7 +163,7 @@ def _read_row(message_id: bytes, fields: Sequence[Any]) -> ListedMessage | None:
     if (member := fields[6]) is None:
         return None
     try:
-        return ListedMessage(read_message(message_id, fields), member, fields[7] is not None)
+        return ListedMessage(redis_layout.read_message(message_id, fields), member, fields[7] is not None)
     except MessageError as error:
         log.debug("message %r cannot be read, and is marked when it is due: %s", message_id, error)
         return None
@@ -190,7 +172,7 @@ def _read_row(message_id: bytes, fields: Sequence[Any]) -> ListedMessage | None:
 # --- an operator's view; changes nothing ------------------------------------------------------------------------------
 
 
-class _HolderObserver(Observer):
+class _HolderObserver(ports.Observer):
     """Lists the processes that have claims under a prefix."""
 
     def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
@@ -199,21 +181,23 @@ class _HolderObserver(Observer):
     async def _read_descriptions(self) -> Mapping[str, Mapping[str, Any]]:
         """Return each holder's description of itself, by its name."""
         reply = await self._server.execute_command("HGETALL", f"{self._server.login.tag}:about")
-        return {holder.decode(): json.loads(description) for holder, description in pairs(reply).items()}
+        return {holder.decode(): json.loads(description) for holder, description in redis_layout.pairs(reply).items()}
 
     @override
-    async def processes(self) -> Sequence[Process]:
-        by_process, tag = dict[tuple[str, int], Process](), self._server.login.tag
+    async def processes(self) -> Sequence[ports.Process]:
+        by_process, tag = dict[tuple[str, int], ports.Process](), self._server.login.tag
         for holder, description in (await self._read_descriptions()).items():
             key = host, pid = description["machine"], description["pid"]
             if holder == self._liveness.current_holder or key == (platform.node(), os.getpid()):
                 continue
-            started = read_instant(str(description["started"]).encode(), "the start of a process")
+            started = redis_layout.read_instant(str(description["started"]).encode(), "the start of a process")
             subscriber_counts: list[Any] = await self._server.execute_command(
                 "PUBSUB", "NUMSUB", f"{tag}:alive:{holder}"
             )
             receives = tuple(sorted(description.get("receives", ())))
-            process = Process(pid, host, started, subscriber_counts[1] > 0, bool(description.get("delivers")), receives)
+            process = ports.Process(
+                pid, host, started, subscriber_counts[1] > 0, bool(description.get("delivers")), receives
+            )
             by_process[key] = process.merge(by_process[key]) if key in by_process else process
         return list(by_process.values())
 
@@ -224,38 +208,42 @@ class RedisStoreObserver(_HolderObserver):
         self._store = store
 
     @override
-    async def pending_state_of(self, message_id: str) -> PendingState | None:
+    async def pending_state_of(self, message_id: str) -> ports.PendingState | None:
         row = await self._store.find_row(message_id)
         return None if row is None else await self._read_pending_state(row)
 
-    async def _read_pending_state(self, row: ListedMessage) -> PendingState:
+    async def _read_pending_state(self, row: ListedMessage) -> ports.PendingState:
         if not row.is_claimed:
-            return PendingState(row.message, instant_of(row.member))
+            return ports.PendingState(row.message, redis_layout.instant_of(row.member))
         token: bytes | None = await self._server.execute_command(
             "HGET", f"{self._store.key_prefix}:m:{row.message.message_id}", "t"
         )
         holder = (await self._read_descriptions()).get((token or b"").partition(b":")[0].decode(), {})
-        return PendingState(row.message, None, holder.get("pid"))
+        return ports.PendingState(row.message, None, holder.get("pid"))
 
     @override
-    async def retries_of(self, message_id: str) -> Sequence[PendingState]:
-        standings: list[PendingState] = []
-        async for row in self._store.list_rows(MessageFilter()):
+    async def retries_of(self, message_id: str) -> Sequence[ports.PendingState]:
+        standings: list[ports.PendingState] = []
+        async for row in self._store.list_rows(ports.MessageFilter()):
             message = row.message
             if message.message_id != message_id and message.headers.get(Headers.MESSAGE_ID) == message_id:
                 standings.append(await self._read_pending_state(row))
         return standings
 
     @override
-    async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
+    async def latest_deliveries(self, limit: int) -> Sequence[ports.DeliveredMessage]:
         """Return the last delivery only: the server keeps no other, and not its due time."""
         delivered_at: bytes | None = await self._server.execute_command("GET", f"{self._store.key_prefix}:last")
-        return [] if delivered_at is None else [DeliveredMessage(instant_of(delivered_at), None)][:limit]
+        return (
+            []
+            if delivered_at is None
+            else [ports.DeliveredMessage(redis_layout.instant_of(delivered_at), None)][:limit]
+        )
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
         counts = Counter[str]()
-        async for row in self._store.list_rows(MessageFilter()):
+        async for row in self._store.list_rows(ports.MessageFilter()):
             if counts.total() == messages:
                 break
             counts[row.message.destination] += 1
@@ -276,10 +264,10 @@ class RedisQueueObserver(_HolderObserver):
                 lengths[queue] += 1
         return lengths
 
-    async def _received_messages(self) -> list[tuple[str, int, QueuedMessage | None]]:
+    async def _received_messages(self) -> list[tuple[str, int, ports.QueuedMessage | None]]:
         """Return queue, number and message of each received message; ``None`` for a message that cannot be read."""
         about = await self._read_descriptions()
-        received_messages: list[tuple[str, int, QueuedMessage | None]] = []
+        received_messages: list[tuple[str, int, ports.QueuedMessage | None]] = []
         for holder, number, queue, *fields in await self._server.run("held"):
             name = queue.decode()
             pid = about.get(holder.decode(), {}).get("pid")
@@ -287,7 +275,7 @@ class RedisQueueObserver(_HolderObserver):
         return received_messages
 
     @override
-    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
+    async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[ports.QueuedMessage]:
         await self._check_exists(queue)
         messages = {
             number: each
@@ -315,7 +303,7 @@ class RedisQueueObserver(_HolderObserver):
         if queue not in await self._queue_names():
             raise QueueNotFound.of(queue)
 
-    async def _ready_messages(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, QueuedMessage]]:
+    async def _ready_messages(self, queue: str, after: int = 0) -> AsyncGenerator[tuple[int, ports.QueuedMessage]]:
         last_number = after
         while True:
             rows = await self._server.run("look", queue, last_number, _PAGE)
@@ -327,7 +315,7 @@ class RedisQueueObserver(_HolderObserver):
                 return
 
     @override
-    async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
+    async def find_in_queues(self, message_id: str) -> Sequence[ports.QueuedMessage]:
         messages = [
             each for _, _, each in await self._received_messages() if each is not None and _has_id(each, message_id)
         ]
@@ -336,15 +324,15 @@ class RedisQueueObserver(_HolderObserver):
         return messages
 
 
-def _has_id(queued: QueuedMessage, message_id: str) -> bool:
+def _has_id(queued: ports.QueuedMessage, message_id: str) -> bool:
     envelope = queued.envelope
     return message_id in {envelope.message_id, envelope.headers.get(Headers.MESSAGE_ID)}
 
 
-def _read_queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> QueuedMessage | None:
+def _read_queued(queue: str, fields: Sequence[Any], pid: int | None, number: int) -> ports.QueuedMessage | None:
     """Return a queued message; ``None`` when it cannot be read. It is marked when it is received."""
     try:
-        envelope, failures, unanswered = read_envelope(queue, fields)
+        envelope, failures, unanswered = redis_layout.read_envelope(queue, fields)
     except MessageError:
         return None
-    return QueuedMessage(queue, envelope, failures + unanswered, pid, number)
+    return ports.QueuedMessage(queue, envelope, failures + unanswered, pid, number)

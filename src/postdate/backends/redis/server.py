@@ -20,23 +20,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError
 from typing_extensions import override
 
+from postdate import errors
 from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.login import RedisLogin
 from postdate.clock import from_microseconds
-from postdate.errors import (
-    ClaimLost,
-    ConfigurationError,
-    DuplicateMessage,
-    MessageTooLarge,
-    PostdateError,
-    QueueNotFound,
-    StoreFull,
-    StoreTroubled,
-    StoreUnreachable,
-    TransportUnreachable,
-    UnsupportedTransactionMode,
-    first_line,
-)
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim, ServerFacts
 from postdate.runtime import forks
@@ -95,13 +82,13 @@ class RedisErrorTypes:
     disk is full. ``other`` means every other answer, which may be about one key.
     """
 
-    unreachable: type[PostdateError]
-    full: type[PostdateError]
-    other: type[PostdateError]
+    unreachable: type[errors.PostdateError]
+    full: type[errors.PostdateError]
+    other: type[errors.PostdateError]
 
 
-STORE: Final = RedisErrorTypes(StoreUnreachable, StoreFull, StoreTroubled)
-QUEUES: Final = RedisErrorTypes(TransportUnreachable, TransportUnreachable, TransportUnreachable)
+STORE: Final = RedisErrorTypes(errors.StoreUnreachable, errors.StoreFull, errors.StoreTroubled)
+QUEUES: Final = RedisErrorTypes(errors.TransportUnreachable, errors.TransportUnreachable, errors.TransportUnreachable)
 
 _OTHER_NODE_ERRORS: Final = (exceptions.MovedError, exceptions.AskError)
 _OUTAGE_ERRORS: Final = (
@@ -122,37 +109,43 @@ _SERVER_ERROR: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{
 """The beginning of errors about the server. Any other error may be about one key that somebody else has changed."""
 
 
-def translate(error: Exception, error_types: RedisErrorTypes, server_description: str) -> PostdateError:
+def translate(error: Exception, error_types: RedisErrorTypes, server_description: str) -> errors.PostdateError:
     """Return the error for a :class:`redis.exceptions.RedisError` or an :class:`OSError`."""
-    answer = first_line(error)
+    answer = errors.first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        kind, text = error_types.unreachable, f"refuses us: {answer}; check user and password of the address"
+        kind, text = error_types.unreachable, f"refuses this client: {answer}; check user and password of the address"
     elif isinstance(error, exceptions.NoPermissionError):
-        kind, text = error_types.unreachable, f"refuses us: {answer}; our user needs all commands on keys of the prefix"
+        kind, text = (
+            error_types.unreachable,
+            (f"refuses this client: {answer}; its user needs all commands on keys of the prefix"),
+        )
     elif isinstance(error, _OTHER_NODE_ERRORS):
         kind, text = (
             error_types.unreachable,
             f"is a node of a cluster, and the keys of this prefix are on another: {answer}",
         )
     elif _TOO_LARGE.match(answer):
-        kind, text = MessageTooLarge, f"takes no value of this size (proto-max-bulk-len): {answer}"
+        kind, text = errors.MessageTooLarge, f"accepts no value of this size (proto-max-bulk-len): {answer}"
     elif isinstance(error, exceptions.OutOfMemoryError):
-        kind, text = error_types.full, f"has no memory left (maxmemory) and takes nothing until there is room: {answer}"
+        kind, text = (
+            error_types.full,
+            (f"has no memory left (maxmemory) and stores nothing until memory is free: {answer}"),
+        )
     elif answer.startswith("MISCONF"):
-        kind, text = error_types.full, f"cannot write to its disk and takes nothing until it can: {answer}"
+        kind, text = error_types.full, f"cannot write to its disk and stores nothing until it can: {answer}"
     elif isinstance(error, exceptions.ReadOnlyError):
         kind, text = (
             error_types.unreachable,
             "is a read-only replica, maybe after a fail-over; name the master's address",
         )
     elif answer.startswith("BUSY "):
-        kind, text = error_types.unreachable, f"is busy with a script of somebody else: {answer}"
+        kind, text = error_types.unreachable, f"is busy with a script of another client: {answer}"
     elif isinstance(error, (*_OUTAGE_ERRORS, OSError)):
         kind, text = error_types.unreachable, f"cannot be reached: {answer}"
     elif _SERVER_ERROR.match(answer):
-        kind, text = error_types.unreachable, f"does not work for us now: {answer}"
+        kind, text = error_types.unreachable, f"does not work now: {answer}"
     else:
-        kind, text = error_types.other, f"does not do what was asked: {answer}"
+        kind, text = error_types.other, f"refuses the command: {answer}"
     return kind(f"{server_description} {text}")
 
 
@@ -358,11 +351,13 @@ async def check_eviction(server: RedisServer) -> None:
     version = info.get("redis_version", "")
     numbers = tuple(int(number) for number in re.findall("[0-9]+", version)[:2])
     if numbers and numbers < _OLDEST:
-        raise ConfigurationError(f"{server.login.description} is version {version}; Redis 7.0 or newer is needed")
+        raise errors.ConfigurationError(
+            f"{server.login.description} is version {version}; Redis 7.0 or newer is needed"
+        )
     policy = info.get("maxmemory_policy", "noeviction")
     if policy.startswith("allkeys") and info.get("maxmemory", "0") != "0":
-        raise ConfigurationError(
-            f"{server.login.description} throws keys away when its memory is full (maxmemory-policy {policy}): "
+        raise errors.ConfigurationError(
+            f"{server.login.description} removes keys when its memory is full (maxmemory-policy {policy}): "
             f"messages "
             f"would be lost; set maxmemory-policy noeviction"
         )
@@ -410,20 +405,20 @@ class RedisTransaction:
                     each()
                 return values[0]
             case b"queue":
-                raise QueueNotFound.of(values[0].decode())
+                raise errors.QueueNotFound.of(values[0].decode())
             case b"known":
-                raise DuplicateMessage.of(values[0].decode(errors="replace"))
+                raise errors.DuplicateMessage.of(values[0].decode(errors="replace"))
             case b"claim":
-                raise ClaimLost.of(values[0].decode(errors="replace"))
+                raise errors.ClaimLost.of(values[0].decode(errors="replace"))
             case _:
-                raise ClaimLost("the message is no longer held here")
+                raise errors.ClaimLost("the message is not claimed by this process any more")
 
     async def _run_script(self, server: RedisServer) -> Sequence[Any]:
         if self.ended_messages and not self._added_messages:
             return await server.run("settle", *self._parts)
         try:
             answer = await server.run("transact", *self._parts)
-        except PostdateError as error:
+        except errors.PostdateError as error:
             added_bytes = max(0, _bytes_of(self._added_messages) - _bytes_of(self.ended_messages))
             is_full = isinstance(error.__cause__, OutOfMemoryError)
             if not (self.ended_messages and is_full and server.overdrawn_bytes + added_bytes <= _MOST_OVERDRAWN_BYTES):
@@ -445,7 +440,9 @@ def _bytes_of(messages: Sequence[DelayedMessage | Envelope]) -> int:
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:
     """Return the transaction; raise `UnsupportedTransactionMode` unless it belongs to this database."""
     if not isinstance(transaction, RedisTransaction) or transaction.database != database:
-        raise UnsupportedTransactionMode("a store in Redis shares transactions with queues of its own database only")
+        raise errors.UnsupportedTransactionMode(
+            "a store in Redis shares transactions with queues of its own database only"
+        )
     return transaction
 
 

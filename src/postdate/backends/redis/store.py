@@ -13,44 +13,17 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate import ports
+from postdate.backends.redis import server as redis_server
 from postdate.backends.redis.layout import Part, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import format_instant as instant
 from postdate.backends.redis.liveness import Claimer, OpenRedis
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.questions import Questions, RedisStoreObserver
-from postdate.backends.redis.server import (
-    STORE,
-    RedisServer,
-    RedisTransaction,
-    check_eviction,
-    finish_parts,
-    server_facts,
-    server_now,
-    transaction_of,
-)
 from postdate.backends.redis.unreadable import UnreadableHashes
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage, copy_with_due, encode_for_store, encode_headers
-from postdate.ports import (
-    NOTHING_MOVED,
-    OUTCOME_RECORDS,
-    Claim,
-    MovedMessages,
-    MoveReport,
-    MovingStore,
-    NativeTransaction,
-    Observer,
-    Outcome,
-    Recording,
-    RecordKind,
-    ServerFacts,
-    StoreCapabilities,
-    StoreReport,
-    TransactionMode,
-    Wake,
-    Work,
-)
 from postdate.runtime.next_due import NextDue
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
@@ -59,7 +32,7 @@ _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 log = logging.getLogger("postdate.redis")
 
 
-class RedisStore(UnreadableHashes, Questions, MovingStore):
+class RedisStore(UnreadableHashes, Questions, ports.MovingStore):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
@@ -79,25 +52,25 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         address: str | RedisLogin | OpenRedis,
         *,
         table: str | None = None,
-        recording: Recording = Recording.ALL,
+        recording: ports.Recording = ports.Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
         self._database = OpenRedis.of(address, holds_at_most, answers_within)
-        self._server = RedisServer(self._database.connections, STORE)
+        self._server = redis_server.RedisServer(self._database.connections, redis_server.STORE)
         self._table, self._recording = table, recording
-        self._capabilities = StoreCapabilities(
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
-            transaction_modes=frozenset(TransactionMode),
+            transaction_modes=frozenset(ports.TransactionMode),
             database=self._server.login.identity,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=self._database.liveness.holds_at_most,
             has_clock=True,
         )
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, ports.Claim] = {}
         self._loss_listeners: list[Callable[[Collection[str]], None]] = []
         self._next_due, self._liveness = NextDue[int](), self._database.liveness
         self._liveness.process_facts["delivers"] = True
@@ -110,7 +83,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return f"RedisStore({self._server!r}, table={self._table!r})"
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         if self._table is None:
             self._table = f"{endpoint}.timeouts"
 
@@ -122,7 +95,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             ConfigurationError: the server is older than 7.0, or evicts keys when its memory is full, which loses
                 messages.
         """
-        await check_eviction(self._server)
+        await redis_server.check_eviction(self._server)
         await self._migrate_unreadable()
 
     @override
@@ -152,19 +125,19 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             raise DuplicateMessage.of(message.message_id)
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        return await self._store_messages(messages, now, may_replace_failed=False) if messages else StoreReport(0)
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
+        return await self._store_messages(messages, now, may_replace_failed=False) if messages else ports.StoreReport(0)
 
     async def _store_messages(
         self, messages: Sequence[DelayedMessage], now: datetime, *, may_replace_failed: bool
-    ) -> StoreReport:
+    ) -> ports.StoreReport:
         parts = self._parts(messages)
         head = (self.key_prefix, instant(now), int(may_replace_failed), len(messages))
         duplicate_indexes: list[int] = await self._server.run("store", *head, *parts)
         duplicate_index_set = set(duplicate_indexes)
         if new_messages := [message for index, message in enumerate(messages) if index not in duplicate_index_set]:
             self._next_due.announce(to_microseconds(min(message.due for message in new_messages)))
-        return StoreReport(len(new_messages), tuple(messages[index].message_id for index in duplicate_indexes))
+        return ports.StoreReport(len(new_messages), tuple(messages[index].message_id for index in duplicate_indexes))
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
@@ -174,34 +147,36 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     # --- in a transaction with the queues -------------------------------------------------------------------------
 
     @override
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         parts = self._parts(messages)
         head: tuple[Part, ...] = ("store", self.key_prefix, instant(now), len(messages))
 
-        def work(transaction: NativeTransaction) -> None:
+        def work(transaction: ports.NativeTransaction) -> None:
             self._transaction(transaction).add(*head, *parts, messages=messages)
 
         return work
 
     @override
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        head: tuple[Part, ...] = ("finish", self.key_prefix, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
+        head: tuple[Part, ...] = ("finish", self.key_prefix, int(ports.OUTCOME_RECORDS[outcome]), instant(now), detail)
 
-        def work(transaction: NativeTransaction) -> None:
+        def work(transaction: ports.NativeTransaction) -> None:
             native = self._transaction(transaction)
-            native.add(*head, *finish_parts(claims))
+            native.add(*head, *redis_server.finish_parts(claims))
             native.ended_messages += [claim.message for claim in claims]
             native.commit_callbacks.append(lambda: self._forget_claims(claims))
 
         return work
 
-    def _transaction(self, transaction: NativeTransaction) -> RedisTransaction:
-        return transaction_of(transaction, self._server.login.identity)
+    def _transaction(self, transaction: ports.NativeTransaction) -> redis_server.RedisTransaction:
+        return redis_server.transaction_of(transaction, self._server.login.identity)
 
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         while limit > 0:
             token, rows = await self._claimer.claim("claim", self.key_prefix, instant(now), limit, _MOST_BYTES_AT_ONCE)
             try:
@@ -214,11 +189,11 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
                 return claims
         return []
 
-    async def _read_claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
+    async def _read_claim(self, row: Sequence[Any], token: str, now: datetime) -> ports.Claim | None:
         """Return the claim of a row; ``None`` when the row cannot be read and was marked."""
         message_id, *fields = row
         try:
-            return Claim(read_message(message_id, fields), token)
+            return ports.Claim(read_message(message_id, fields), token)
         except MessageError as error:
             await self._mark_row(message_id, token, error, now)
             return None
@@ -231,14 +206,18 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         log.error(text, message_id, self, error)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        head = (self.key_prefix, int(OUTCOME_RECORDS[outcome]), instant(now), detail)
-        completed_count: int = await self._server.run("finish", *head, *finish_parts(self._own_claims(claims)))
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
+        head = (self.key_prefix, int(ports.OUTCOME_RECORDS[outcome]), instant(now), detail)
+        completed_count: int = await self._server.run(
+            "finish", *head, *redis_server.finish_parts(self._own_claims(claims))
+        )
         self._forget_claims(claims)
         return completed_count
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         if not self._own_claims([claim]):
             return False
         is_moved = await self._retry(claim.message.message_id, str(claim.token), instant(attempt_at), now, reason)
@@ -247,14 +226,14 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
         holder = self._liveness.current_holder
-        recorded = int(self._recording is Recording.ALL)
+        recorded = int(self._recording is ports.Recording.ALL)
         call = (self.key_prefix, message_id, token, holder, attempt, instant(now), reason, recorded)
         if is_moved := bool(await self._server.run("retry", *call)):
             self._next_due.forget()
         return is_moved
 
     @override
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         message_id, is_marked = claim.message.message_id, 0
         for each in self._own_claims([claim]):
             call = (f"s{self.key_prefix}", instant(now), f"{self.key_prefix}:m:{message_id}", message_id)
@@ -263,10 +242,10 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return bool(is_marked)
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         attempt = "" if attempt_at is None else instant(attempt_at)
         released_count: int = await self._server.run(
-            "release", self.key_prefix, attempt, *finish_parts(self._own_claims(claims))
+            "release", self.key_prefix, attempt, *redis_server.finish_parts(self._own_claims(claims))
         )
         self._forget_claims(claims)
         if released_count:
@@ -276,18 +255,18 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
                 self._next_due.announce(to_microseconds(attempt_at))
         return released_count
 
-    def _own_claims(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+    def _own_claims(self, claims: Sequence[ports.Claim]) -> Sequence[ports.Claim]:
         """Return the claims that this process made under its current holder."""
         holder_prefix = f"{self._liveness.current_holder}:"
         return [claim for claim in claims if str(claim.token).startswith(holder_prefix)]
 
-    def _forget_claims(self, claims: Sequence[Claim]) -> None:
+    def _forget_claims(self, claims: Sequence[ports.Claim]) -> None:
         """Forget completed or released claims, but not a newer claim of the same message."""
         for claim in claims:
             if self._claims.get(claim.message.message_id) is claim:
                 del self._claims[claim.message.message_id]
 
-    def _claims_by_id(self, message_id: str) -> Sequence[Claim]:
+    def _claims_by_id(self, message_id: str) -> Sequence[ports.Claim]:
         """Return a message's claim, as a list of one or none."""
         claim = self._claims.get(message_id)
         return [] if claim is None else [claim]
@@ -304,7 +283,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return lambda: self._loss_listeners.remove(on_lost)
 
     @override
-    def is_in_force(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: ports.Claim) -> bool:
         """Return whether the claim is certainly in force; the next heartbeat releases a claim that is not.
 
         The caller drops such a claim, and perhaps no other process has it. The server would keep it while this process
@@ -316,7 +295,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
             return True
         if self._liveness.is_in_force:  # otherwise the next heartbeat releases all claims
             self._forget_claims([claim])
-            self._liveness.postponed_calls.append(("release", self.key_prefix, "", *finish_parts([claim])))
+            self._liveness.postponed_calls.append(("release", self.key_prefix, "", *redis_server.finish_parts([claim])))
         return False
 
     @override
@@ -334,7 +313,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         return None if again_at is None else from_microseconds(again_at)
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         if self._unsubscribe is None:
             subscription = self._database.subscriptions.listen(f"{self.key_prefix}:wake", self._on_notification)
             self._unsubscribe = await self._server.translate_errors(subscription)
@@ -349,7 +328,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     # --- moves --------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> ports.MoveReport:
         query_number = self._next_due.start_query()
         call = (self.key_prefix, instant(now), limit, int(listing))
         delivered, expired, has_unmoved, first, to, first_due, rows = await self._server.run("move", *call)
@@ -359,7 +338,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
         )
         counts = {queue.decode(errors="replace"): count for queue, count in to}
         earliest = _due_of(first_due, now) if first_due else None
-        return MoveReport(delivered, expired, bool(has_unmoved), next_attempt, counts, earliest, moved_messages)
+        return ports.MoveReport(delivered, expired, bool(has_unmoved), next_attempt, counts, earliest, moved_messages)
 
     @override
     async def yield_to_writers(self) -> None:
@@ -370,7 +349,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         claims, holder = self._claims_by_id(message_id), self._liveness.current_holder
-        call = (self.key_prefix, int(RecordKind.DELIVERED), instant(now), message_id, holder)
+        call = (self.key_prefix, int(ports.RecordKind.DELIVERED), instant(now), message_id, holder)
         is_removed = bool(await self._server.run("remove", *call))
         self._forget_claims(claims)
         return is_removed
@@ -392,7 +371,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         no_holder = "-"
-        call = (self.key_prefix, int(RecordKind.CANCELLED), instant(now), message_id, no_holder)
+        call = (self.key_prefix, int(ports.RecordKind.CANCELLED), instant(now), message_id, no_holder)
         return bool(await self._server.run("remove", *call))
 
     @override
@@ -408,7 +387,7 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
                 return True
 
     @override
-    def observer(self) -> Observer:
+    def observer(self) -> ports.Observer:
         return RedisStoreObserver(self._server, self, self._liveness)
 
     @property
@@ -420,11 +399,11 @@ class RedisStore(UnreadableHashes, Questions, MovingStore):
 
     @override
     async def server_now(self) -> datetime:
-        return await server_now(self._server)
+        return await redis_server.server_now(self._server)
 
     @override
-    async def server_facts(self) -> ServerFacts:
-        return await server_facts(self._server)
+    async def server_facts(self) -> ports.ServerFacts:
+        return await redis_server.server_facts(self._server)
 
 
 def _due_of(member: bytes, default: datetime) -> datetime:
@@ -438,10 +417,10 @@ def _due_of(member: bytes, default: datetime) -> datetime:
         return default
 
 
-def _read_moved(rows: Sequence[Any], now: datetime) -> MovedMessages:
+def _read_moved(rows: Sequence[Any], now: datetime) -> ports.MovedMessages:
     if not rows:
-        return NOTHING_MOVED
-    return MovedMessages(
+        return ports.NOTHING_MOVED
+    return ports.MovedMessages(
         [row[0].decode(errors="replace") for row in rows],
         [_due_of(row[1], now) for row in rows],
         [row[2].decode(errors="replace") for row in rows],

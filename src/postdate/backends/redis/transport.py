@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import anyio
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.redis.layout import envelope_parts, format_instant, read_envelope
 from postdate.backends.redis.liveness import Claimer, OpenRedis
 from postdate.backends.redis.login import RedisLogin
@@ -30,28 +31,12 @@ from postdate.backends.redis.server import (
 from postdate.backends.redis.unreadable import UnreadableHashes
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
 from postdate.messages import Envelope, check_headers, encode_headers, too_large_error
-from postdate.ports import (
-    HANDLED,
-    SUSPECT_AFTER,
-    Completion,
-    Observer,
-    Received,
-    Receiver,
-    Recording,
-    RecordKind,
-    ServerFacts,
-    TransactionMode,
-    Transport,
-    TransportCapabilities,
-    Work,
-    run_works,
-)
 from postdate.runtime.threads import WakeUp
 
 log = logging.getLogger("postdate.redis")
 
 
-class RedisTransport(UnreadableHashes, Transport):
+class RedisTransport(UnreadableHashes, ports.Transport):
     """Queues in a database of a Redis server.
 
     Args:
@@ -69,7 +54,7 @@ class RedisTransport(UnreadableHashes, Transport):
         self,
         address: str | RedisLogin | OpenRedis,
         *,
-        recording: Recording = Recording.ALL,
+        recording: ports.Recording = ports.Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
@@ -77,9 +62,9 @@ class RedisTransport(UnreadableHashes, Transport):
         self._database = OpenRedis.of(address, holds_at_most, answers_within)
         self._server = RedisServer(self._database.connections, QUEUES)
         self.recording = recording
-        self._capabilities = TransportCapabilities(
+        self._capabilities = ports.TransportCapabilities(
             durable=True,
-            transaction_modes=frozenset(TransactionMode),
+            transaction_modes=frozenset(ports.TransactionMode),
             database=self._server.login.identity,
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
@@ -119,7 +104,7 @@ class RedisTransport(UnreadableHashes, Transport):
 
     @override
     async def send(
-        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         errors: list[PostdateError | None] = [self.send_error_of(envelope) for envelope in envelopes]
         first_error = next((answer for answer in errors if answer is not None), None)
@@ -140,10 +125,10 @@ class RedisTransport(UnreadableHashes, Transport):
         check_headers(envelope.headers)
         return too_large_error(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
-    def transaction(self, work: Sequence[Work]) -> RedisTransaction:
+    def transaction(self, work: Sequence[ports.Work]) -> RedisTransaction:
         """Return a transaction that contains ``work``. If a work raises, nothing was changed."""
         transaction = RedisTransaction(self._capabilities.database)
-        run_works(transaction, work)
+        ports.run_works(transaction, work)
         return transaction
 
     def add_send(
@@ -159,7 +144,7 @@ class RedisTransport(UnreadableHashes, Transport):
         return "q"
 
     @override
-    def receiver(self, queue: str) -> Receiver:
+    def receiver(self, queue: str) -> ports.Receiver:
         return RedisReceiver(self, self._server, self._database, queue)
 
     def add_receiver(self, receiver: RedisReceiver) -> None:
@@ -189,11 +174,11 @@ class RedisTransport(UnreadableHashes, Transport):
         return {name: length for name, length in zip(names, lengths, strict=True) if length >= 0}
 
     @override
-    def observer(self) -> Observer:
+    def observer(self) -> ports.Observer:
         return RedisQueueObserver(self._server, self._liveness)
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         return await server_facts(self._server)
 
 
@@ -213,7 +198,7 @@ class _ReceiveToken(NamedTuple):
     token: str
 
 
-class RedisReceiver(Receiver):
+class RedisReceiver(ports.Receiver):
     """Keeps the claims on received messages until they are committed, rolled back, or the process is dead.
 
     Only the server knows whether a message is claimed, by the claim's token. This object remembers nothing: a message
@@ -228,7 +213,7 @@ class RedisReceiver(Receiver):
         self._unsubscribe: Callable[[], None] | None = None
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         wake_up = await self._listen()
         while True:
             wake_up.reset()
@@ -249,20 +234,20 @@ class RedisReceiver(Receiver):
         return self._wake_up
 
     @override
-    async def receive_by_id(self, message_id: str) -> Received | None:
+    async def receive_by_id(self, message_id: str) -> ports.Received | None:
         messages = await self._receive_messages(1, message_id)
         return messages[0] if messages else None
 
-    async def _receive_messages(self, limit: int, message_id: str) -> Sequence[Received]:
+    async def _receive_messages(self, limit: int, message_id: str) -> Sequence[ports.Received]:
         """Claim messages; mark unreadable ones, and claim others instead."""
         while True:
             token, rows = await self._claimer.claim(
-                "receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id, SUSPECT_AFTER
+                "receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id, ports.SUSPECT_AFTER
             )
             if rows == 1:
                 await self._transport.recreate_queues(self.queue)
                 continue
-            messages: list[Received] = []
+            messages: list[ports.Received] = []
             unreadable_rows: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:
                 try:
@@ -270,10 +255,10 @@ class RedisReceiver(Receiver):
                 except MessageError as error:
                     unreadable_rows.append((number, error))
                     continue
-                is_suspect = unanswered >= SUSPECT_AFTER
+                is_suspect = unanswered >= ports.SUSPECT_AFTER
                 receive_token = _ReceiveToken(number, token)
                 messages.append(
-                    Received(envelope, failures + unanswered, receive_token, unanswered, is_suspect=is_suspect)
+                    ports.Received(envelope, failures + unanswered, receive_token, unanswered, is_suspect=is_suspect)
                 )
             try:
                 for number, error in unreadable_rows:
@@ -292,14 +277,16 @@ class RedisReceiver(Receiver):
         log.error(text, self.queue, error)
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         """Acknowledge the message in one script, together with everything in ``completion``."""
         (number, token), transport = self._token_of(received), self._transport
         for each in completion.outgoing:
             if (send_error := transport.send_error_of(each)) is not None:
                 raise send_error
         transaction = transport.transaction(completion.work)
-        is_recorded = completion.record is not RecordKind.HANDLED or transport.recording is Recording.ALL
+        is_recorded = completion.record is not ports.RecordKind.HANDLED or transport.recording is ports.Recording.ALL
         kind = "" if completion.record is None or not is_recorded else int(completion.record)
         transaction.ended_messages.append(received.envelope)
         transaction.add("hold", number, token, kind, completion.detail, format_instant(now))
@@ -308,18 +295,18 @@ class RedisReceiver(Receiver):
         await transaction.commit(self._server)
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         number, token = self._token_of(received)
         if not await self._server.run("roll_back", number, token, int(failed)):
             raise self._claim_lost_error(received)
 
-    def _token_of(self, received: Received) -> _ReceiveToken:
+    def _token_of(self, received: ports.Received) -> _ReceiveToken:
         token = received.token
         if not isinstance(token, _ReceiveToken) or not self._claimer.has_created(token.token):
             raise self._claim_lost_error(received)
         return token
 
-    def _claim_lost_error(self, received: Received) -> ClaimLost:
+    def _claim_lost_error(self, received: ports.Received) -> ClaimLost:
         return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     def wake(self) -> None:

@@ -138,7 +138,7 @@ _LAST_WITH_ALL_MIGRATIONS: Final = "505b2f32"
 def too_old_advice(oldest: int) -> str:
     """Return advice about tables that are older than ``oldest``, the oldest version that can be migrated."""
     return (
-        f"this Postdate takes over version {oldest} and later: run `postdate setup` of its commit "
+        f"this Postdate upgrades version {oldest} and later: run `postdate setup` of its commit "
         f"{_LAST_WITH_ALL_MIGRATIONS} there first, then that of this one. Nothing was changed."
     )
 

@@ -191,7 +191,9 @@ class SqlOutbox(OutboxStore, forks.ForkAware, ABC, Generic[C]):
     def _write_new(self, session: Any, jobs: Sequence[_RecordWork]) -> None:
         if not all(self.execute_step(session, OutboxStep.INSERT, [row for row, _ in jobs])):
             message_ids = ", ".join(str(row["message_id"]) for row, _ in jobs[:3])
-            raise SagaConflict(f"{message_ids}, or one of those with it, was handled by somebody else meanwhile")
+            raise SagaConflict(
+                f"{message_ids}, or another message of the same batch, was handled by another process meanwhile"
+            )
         run_works(session, chain.from_iterable(work for _, work in jobs))
 
     @override
@@ -353,7 +355,9 @@ class _SqlOutboxTransaction(OutboxTransaction, Generic[C]):
     def _check_not_over(self) -> None:
         """Refuse late calls, for example from a task for which the handler has not waited."""
         if self._is_over:
-            raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
+            raise StoreError(
+                f"{self._outbox.where}: the transaction has ended, because the handling of its message has ended"
+            )
 
     @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:

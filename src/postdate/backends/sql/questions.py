@@ -12,18 +12,10 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.sql.dialect import Sessions, SqlDialect, Values
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.messages import DelayedMessage, Headers
-from postdate.ports import (
-    AdministrableStore,
-    MessageFilter,
-    PendingPage,
-    Record,
-    RecordKind,
-    StoreStatistics,
-    counts_between,
-)
 from postdate.ports.administration import cursor_text, parse_cursor
 from postdate.ports.scanning import PRUNED_ID, PrunedCounts, pruned_details
 
@@ -33,7 +25,7 @@ def header_text(message_id: str) -> str:
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
-def page_values(message_filter: MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
+def page_values(message_filter: ports.MessageFilter, limit: int, dialect: SqlDialect) -> dict[str, Any]:
     """Return the values of a statement that reads a page of the list of pending messages. Raise `InvalidMessage`.
 
     The page has the rows whose due time and number, compared as a pair, are above ``due_from`` and ``behind``. So a
@@ -63,7 +55,7 @@ _BEFORE_ALL_NUMBERS: Final = -1
 
 def page_of(
     messages: Iterable[tuple[int, DelayedMessage]], places: Sequence[tuple[int, int]], limit: int | None
-) -> PendingPage:
+) -> ports.PendingPage:
     """Return the page of the readable ``messages``, by number, and of the ``places`` of all rows, in order.
 
     ``places``: due time in microseconds since 1970 UTC, and number. ``limit``: the most rows; ``None``: there are no
@@ -71,10 +63,10 @@ def page_of(
     """
     due_of = {number: due for due, number in places}
     page_messages = [message.set_cursor(cursor_text(due_of[number], number)) for number, message in messages]
-    return PendingPage(page_messages, cursor_text(*places[-1]) if places and len(places) == limit else None)
+    return ports.PendingPage(page_messages, cursor_text(*places[-1]) if places and len(places) == limit else None)
 
 
-class SqlQuestions(AdministrableStore, ABC):
+class SqlQuestions(ports.AdministrableStore, ABC):
     """The answers of a store, from statements that have the same name in each database."""
 
     _dialect: SqlDialect
@@ -91,7 +83,7 @@ class SqlQuestions(AdministrableStore, ABC):
     """
 
     @abstractmethod
-    async def _page(self, statement: Any, values: Values) -> PendingPage:
+    async def _page(self, statement: Any, values: Values) -> ports.PendingPage:
         """Return the readable messages that a statement finds, in order; the store marks unreadable ones.
 
         The next page begins after the last row that the statement finds, readable or not; see :func:`page_of`.
@@ -108,12 +100,12 @@ class SqlQuestions(AdministrableStore, ABC):
         return self._query_rows(session, self._sql.statistics, {"at": at})[0]
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
+    async def statistics(self, now: datetime) -> ports.StoreStatistics:
         at = self._dialect.time(now)
         *counts, first, unreadable = await self._sessions.query(
             lambda session: self._query_statistics(session, at), patiently=True
         )
-        return StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), unreadable=unreadable)
+        return ports.StoreStatistics(*map(int, counts), next_due=self._dialect.instant(first), unreadable=unreadable)
 
     @override
     async def due_counts(self, edges: Sequence[datetime]) -> Sequence[int]:
@@ -124,7 +116,7 @@ class SqlQuestions(AdministrableStore, ABC):
         if self._sql.moved_dues:
             rows = self._query_rows(session, self._sql.moved_dues, {"first": times[0], "end": times[-1]})
             moved_counts = [(self._dialect.instant(at) or edges[0], int(count)) for at, count in rows]
-        counts = counts_between(edges, moved_counts)
+        counts = ports.counts_between(edges, moved_counts)
         for position, (first, end) in enumerate(itertools.pairwise(times)):
             ((count,),) = self._query_rows(session, self._sql.due_count, {"first": first, "end": end})
             counts[position] = max(counts[position] + int(count), 0)
@@ -136,16 +128,16 @@ class SqlQuestions(AdministrableStore, ABC):
         return self._dialect.instant(rows[0][0]) if rows else None
 
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
+    async def record_counts(self) -> Mapping[ports.RecordKind, int]:
         counts = self._sql.record_counts
         rows = await self._sessions.query(lambda session: self._query_rows(session, counts, {}), patiently=True)
-        totals = Counter({RecordKind(kind): count for kind, count in rows})
-        if totals.pop(RecordKind.PRUNED, 0):
+        totals = Counter({ports.RecordKind(kind): count for kind, count in rows})
+        if totals.pop(ports.RecordKind.PRUNED, 0):
             totals.update(PrunedCounts.of(pruned_details(await self.history(PRUNED_ID))).counts)
         return totals
 
     @override
-    async def read_pending(self, message_filter: MessageFilter, limit: int) -> PendingPage:
+    async def read_pending(self, message_filter: ports.MessageFilter, limit: int) -> ports.PendingPage:
         return await self._page(self._sql.list_pending, page_values(message_filter, limit, self._dialect))
 
     @override
@@ -154,13 +146,13 @@ class SqlQuestions(AdministrableStore, ABC):
         return page.messages[0] if page.messages else None
 
     @override
-    async def history(self, message_id: str) -> Sequence[Record]:
+    async def history(self, message_id: str) -> Sequence[ports.Record]:
         values, statement = {"id": message_id}, self._sql.history
         return self._records(await self._sessions.query(lambda session: self._query_rows(session, statement, values)))
 
-    def _records(self, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
+    def _records(self, rows: Iterable[tuple[Any, ...]]) -> list[ports.Record]:
         instant = self._dialect.instant
         return [
-            Record(RecordKind(kind), id_, instant(at) or EARLIEST, instant(due), destination, detail or "")
+            ports.Record(ports.RecordKind(kind), id_, instant(at) or EARLIEST, instant(due), destination, detail or "")
             for kind, id_, at, due, destination, detail in rows
         ]

@@ -14,19 +14,8 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sql import timeouts_layout
 from postdate.backends.sql.dialect import Sessions, SqlDialect
-from postdate.backends.sql.timeouts_layout import (
-    COLUMNS,
-    decode,
-    decode_due,
-    encode,
-    normal_id,
-    normal_saga,
-    normalize_timeout,
-    read_time,
-    sort_by_due,
-    table_name,
-)
 from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
@@ -70,7 +59,10 @@ def standard_statements(table: str, headers: str, first: str) -> TimeoutStatemen
         headers: the column of the headers, as text.
         first: the statement for the earliest time after an instant.
     """
-    columns, values = ", ".join(f'"{name}"' for name in COLUMNS), ", ".join(f"%({name})s" for name in COLUMNS)
+    columns, values = (
+        ", ".join(f'"{name}"' for name in timeouts_layout.COLUMNS),
+        ", ".join(f"%({name})s" for name in timeouts_layout.COLUMNS),
+    )
     return TimeoutStatements(
         insert=f'INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT ("Id") DO NOTHING',
         peek=f'SELECT {CONTENT}, {headers} FROM {table} WHERE "Id" = %(id)s',
@@ -141,7 +133,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
         self._table = None if table_prefix is None else self._table_of("")
 
     def _table_of(self, endpoint: str) -> Table:
-        return self._build_table(table_name(endpoint, prefix=self._prefix))
+        return self._build_table(timeouts_layout.table_name(endpoint, prefix=self._prefix))
 
     @property
     def _checked_table(self) -> Table:
@@ -153,7 +145,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
         return self._table
 
     def _decode_row(self, row: tuple[Any, ...] | None) -> Timeout | None:
-        return None if row is None else decode(*row, owner=self._endpoint)
+        return None if row is None else timeouts_layout.decode(*row, owner=self._endpoint)
 
     @override
     async def initialize(self, endpoint: str) -> None:
@@ -161,24 +153,24 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
     @override
     async def add(self, timeout: Timeout) -> bool:
-        table, row = self._checked_table, encode(normalize_timeout(timeout))
+        table, row = self._checked_table, timeouts_layout.encode(timeouts_layout.normalize_timeout(timeout))
         return await self._sessions.run(lambda session: table.insert(session, row))
 
     @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        table, normal = self._checked_table, normal_id(timeout_id)
+        table, normal = self._checked_table, timeouts_layout.normal_id(timeout_id)
         if normal is None:
             return None
         return self._decode_row(await self._sessions.query(lambda session: table.peek(session, normal)))
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
-        table, normal = self._checked_table, normal_id(timeout_id)
+        table, normal = self._checked_table, timeouts_layout.normal_id(timeout_id)
         return normal is not None and await self._sessions.run(lambda session: table.delete(session, normal)) > 0
 
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        table, saga = self._checked_table, normal_saga(saga_id)
+        table, saga = self._checked_table, timeouts_layout.normal_saga(saga_id)
         return 0 if saga is None else await self._sessions.run(lambda session: table.delete_saga(session, saga))
 
     @override
@@ -196,7 +188,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
     @override
     def adding_work(self, timeout: Timeout) -> Work:
-        table, row = self._checked_table, encode(normalize_timeout(timeout))
+        table, row = self._checked_table, timeouts_layout.encode(timeouts_layout.normalize_timeout(timeout))
 
         def add(transaction: Any) -> None:
             table.insert(transaction, row)
@@ -205,7 +197,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
     @override
     def removing_work(self, timeout_id: str) -> Work:
-        table, normal = self._checked_table, normal_id(timeout_id)
+        table, normal = self._checked_table, timeouts_layout.normal_id(timeout_id)
 
         def remove(transaction: Any) -> None:
             if normal is None or not table.delete(transaction, normal):
@@ -215,7 +207,7 @@ class SharedSqlTimeouts(SqlTimeouts[Table]):
 
     @override
     def removing_by_saga_work(self, saga_id: str) -> Work:
-        table, saga = self._checked_table, normal_saga(saga_id)
+        table, saga = self._checked_table, timeouts_layout.normal_saga(saga_id)
 
         def remove(transaction: Any) -> None:
             if saga is not None:
@@ -234,7 +226,7 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
         rows = due(start, now, size + 1)
         timeouts = _decode_readable(rows[:size])
         if len(rows) <= size:
-            return DueChunk(sort_by_due(timeouts), _next_query(now, first(now), None))
+            return DueChunk(timeouts_layout.sort_by_due(timeouts), _next_query(now, first(now), None))
         if timeouts:
             break
         size *= 2  # there are so many unreadable rows that the limit hides the rows after them
@@ -242,14 +234,14 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
     earlier = [each for each in timeouts if each.due < last]
     # More rows may be due at the time of the last one than the limit allows, and the next chunk starts after that time.
     due_with_last = _decode_readable(due(earlier[-1].due if earlier else start, last, None))
-    return DueChunk(sort_by_due([*earlier, *due_with_last]), _next_query(now, first(last), now))
+    return DueChunk(timeouts_layout.sort_by_due([*earlier, *due_with_last]), _next_query(now, first(last), now))
 
 
 def _decode_readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
     timeouts: list[DueTimeout] = []
     for row in rows:
         try:
-            timeouts.append(decode_due(*row))
+            timeouts.append(timeouts_layout.decode_due(*row))
         except MessageError as error:
             _log_once(str(error))
     return timeouts
@@ -269,7 +261,7 @@ def _next_query(now: datetime, next_time: object, if_unreadable: datetime | None
         if_unreadable: returned if it cannot be read: ``now`` after a full chunk, after which more may be due.
     """
     try:
-        return None if next_time is None else max(read_time(next_time), now)
+        return None if next_time is None else max(timeouts_layout.read_time(next_time), now)
     except MessageError as error:  # due timeouts must not wait until somebody repairs the row
         _log_once(str(error))
         return if_unreadable

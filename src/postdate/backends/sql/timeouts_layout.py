@@ -107,7 +107,7 @@ def read_time(value: object) -> datetime:
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     match = _TEXT_TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise InvalidTimestamp(f"{value!r} is no time of the form 'yyyy-MM-dd HH:mm:ss.ffffff'")
+        raise InvalidTimestamp(f"{value!r} is not a time of the form 'yyyy-MM-dd HH:mm:ss.ffffff'")
     *whole, fraction = match.groups()
     digits = (fraction or "").ljust(6, "0")
     try:
@@ -130,7 +130,7 @@ def normalize_timeout(timeout: Timeout) -> Timeout:
     if (timeout_id := normal_id(timeout.timeout_id)) is None:
         raise InvalidMessage(f"the id of a timeout must be a UUID, not {timeout.timeout_id!r}")
     if timeout.saga_id is not None and normal_id(timeout.saga_id) is None:
-        raise InvalidMessage(f"timeout {timeout_id} names saga {timeout.saga_id!r}, which is no UUID")
+        raise InvalidMessage(f"timeout {timeout_id} names saga {timeout.saga_id!r}, which is not a UUID")
     check_text(timeout.destination, f"the destination of timeout {timeout_id}", DESTINATION_LIMIT)
     check_headers(timeout.headers)
     due = aware_utc(timeout.due, f"the due time of timeout {timeout_id}")
@@ -186,7 +186,7 @@ def decode_due(timeout_id: object, time: object) -> DueTimeout:
 def row_id(value: object) -> str:
     """Return a row's normal id; raise `InvalidMessage` when it is no UUID."""
     if (normal := normal_id(value)) is None:
-        raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
+        raise InvalidMessage(f"a timeout is stored under {value!r}, which is not a UUID")
     return normal
 
 

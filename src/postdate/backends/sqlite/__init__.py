@@ -32,7 +32,10 @@ class StoreInFile:
 
     synchronous: Annotated[
         Literal["full", "normal"],
-        Meta(description="of a file: full: a commit survives loss of power; normal: any end of the process"),
+        Meta(
+            description="of a file: full: a commit survives a power loss; normal: a commit survives only the end "
+            "of the process"
+        ),
     ] = "full"
     recording: HowMuchIsRecorded = Recording.ALL
     largest_message_bytes: LargestMessageBytes = None

@@ -19,20 +19,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sqlite.connection import (
-    Identity,
-    check_intact,
-    check_schema,
-    connect,
-    create_schema,
-    identity_of,
-    lock_for_opening,
-    lock_patience,
-    opened_identity,
-    remove_log_note,
-    replaced_error,
-    translate_errors,
-)
+from postdate.backends.sqlite import connection as sqlite_connection
 from postdate.backends.sqlite.registration import Registration
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreError, StoreNotSetUp, StoreUnavailable, StoreUnreachable
@@ -59,7 +46,7 @@ class FileAccess(forks.ForkAware):
         self._create = create
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._identity: Identity | None = None
+        self._identity: sqlite_connection.Identity | None = None
         """The file that was opened; ``None`` before the first use."""
         self.is_known_replaced = False
         """Whether another file, or none, was seen at the path. This is never reset in this process."""
@@ -82,13 +69,13 @@ class FileAccess(forks.ForkAware):
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` with the writing connection, one thread at a time. It is repeated if it let a fork go first."""
         while True:
-            with suppress(_ForkAhead), self._lock_for_writing(), translate_errors(self._path):
+            with suppress(_ForkAhead), self._lock_for_writing(), sqlite_connection.translate_errors(self._path):
                 return work(self._writing_connection())
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` with the reading connection, in a transaction and so on one consistent snapshot."""
         self._wait_for_fork()
-        with self.read_lock, translate_errors(self._path):
+        with self.read_lock, sqlite_connection.translate_errors(self._path):
             connection = self._reading_connection()
             connection.execute("BEGIN")
             try:
@@ -100,11 +87,11 @@ class FileAccess(forks.ForkAware):
         """Return a connection in a read transaction, which the caller closes."""
         self._wait_for_fork()
         with self.read_lock:  # no fork while the connection is being opened
-            connection = connect(self._path, read_only=True)
+            connection = sqlite_connection.connect(self._path, read_only=True)
             with closing_on_error(connection):
                 self.check_in_place()
-                check_schema(connection, self._path)
-                with translate_errors(self._path):
+                sqlite_connection.check_schema(connection, self._path)
+                with sqlite_connection.translate_errors(self._path):
                     connection.execute("BEGIN")
         return connection
 
@@ -136,7 +123,7 @@ class FileAccess(forks.ForkAware):
     @property
     def _patience_seconds(self) -> float:
         """Seconds that a writer waits for the lock; few while closing, as a frozen process may hold the lock."""
-        return _CLOSING_PATIENCE_SECONDS if self.is_closing else lock_patience()
+        return _CLOSING_PATIENCE_SECONDS if self.is_closing else sqlite_connection.lock_patience()
 
     def patience(self) -> float:
         """Return the seconds that a writer waits. Called while it waits, outside of a transaction.
@@ -164,24 +151,32 @@ class FileAccess(forks.ForkAware):
         No committed data is lost: it is in the former file or in its log, and no other file is opened with that log.
         """
         if self.is_replaced():
-            raise replaced_error(self._path)
+            raise sqlite_connection.replaced_error(self._path)
 
     def is_replaced(self) -> bool:
         """Return whether another file, or none, is at the path; then report this process's claims as lost."""
-        if not self.is_known_replaced and self._identity is not None and identity_of(self._path) != self._identity:
+        if (
+            not self.is_known_replaced
+            and self._identity is not None
+            and sqlite_connection.identity_of(self._path) != self._identity
+        ):
             self.is_known_replaced = True
             self._registration.report_lost_claims(self._registration.claimant)
         return self.is_known_replaced
 
     def _open_writer(self) -> None:
-        with lock_for_opening(self._path):
-            identity_before = identity_of(self._path)
-            connection = connect(self._path, synchronous=self._synchronous)
+        if not self._create and not self._path.exists():  # SQLite would create it, empty.
+            raise StoreNotSetUp(f"there is no file {self._path}; create it with `postdate setup`, or name another")
+        with sqlite_connection.lock_for_opening(self._path):
+            identity_before = sqlite_connection.identity_of(self._path)
+            connection = sqlite_connection.connect(self._path, synchronous=self._synchronous)
             with closing_on_error(connection):
                 try:
-                    check_intact(connection, self._path)
-                    (create_schema if self._create else check_schema)(connection, self._path)
-                    identity = opened_identity(self._path, identity_before)
+                    sqlite_connection.check_intact(connection, self._path)
+                    (sqlite_connection.create_schema if self._create else sqlite_connection.check_schema)(
+                        connection, self._path
+                    )
+                    identity = sqlite_connection.opened_identity(self._path, identity_before)
                     self._registration.resume(connection, self.patience)
                 except OSError as error:
                     raise StoreUnavailable(f"{self._registration.folder}: {error}") from error
@@ -196,22 +191,22 @@ class FileAccess(forks.ForkAware):
         self._check_usable()
         self.check_in_place()
         if self._reader is None:
-            identity_before = identity_of(self._path)
+            identity_before = sqlite_connection.identity_of(self._path)
             self._reader = self._open_reader()
             # If the file was replaced during the opening, `identity_before` differs, and the next use notices it.
-            self._identity = self._identity or opened_identity(self._path, identity_before)
+            self._identity = self._identity or sqlite_connection.opened_identity(self._path, identity_before)
         return self._reader
 
     def _open_reader(self) -> sqlite3.Connection:
         """Open the file for reading. It does not register the process or write, so it works on a full disk."""
         try:
-            connection = connect(self._path, read_only=True)
+            connection = sqlite_connection.connect(self._path, read_only=True)
         except PostdateError:
             self.setup()  # the file or its log is missing; only a writer may create them
-            return connect(self._path, read_only=True)
+            return sqlite_connection.connect(self._path, read_only=True)
         with closing_on_error(connection):
             try:
-                check_schema(connection, self._path)
+                sqlite_connection.check_schema(connection, self._path)
             except StoreNotSetUp:
                 self.setup()
         return connection
@@ -228,7 +223,7 @@ class FileAccess(forks.ForkAware):
                     self._writer.execute("PRAGMA wal_checkpoint(truncate)")
             self._writer.close()
             self._writer = None
-            remove_log_note(self._path)
+            sqlite_connection.remove_log_note(self._path)
 
     # --- forks --------------------------------------------------------------------------------------------------
 

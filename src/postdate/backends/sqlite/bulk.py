@@ -18,17 +18,7 @@ from postdate.backends.sqlite.connection import translate
 from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.rows import Transaction, display_text, is_undecodable, record
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import StoreNotSetUp
-from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart
-from postdate.ports.scanning import (
-    ARCHIVED,
-    PRUNED_ID,
-    ArchivableStore,
-    PrunedCounts,
-    StoredRecord,
-    check_scan,
-    split_into_shares,
-)
+from postdate.ports import Recording, RecordKind, RecordStreamStore, Scan, ScanFilter, ScanPart, scanning
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -40,7 +30,7 @@ def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterab
     Raises:
         StoreError: a text of a pending message is no UTF-8. After a claim or a list has marked the row, it is left out.
     """
-    check_scan(scan.row_kind, scan.columns)
+    scanning.check_scan(scan.row_kind, scan.columns)
     source = _SCAN_RELATIONS[scan.row_kind]
     columns = ", ".join(_ELSEWHERE.get(column, f"t.{column}") for column in scan.columns) or "1"
     conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.row_filter)}
@@ -170,9 +160,7 @@ class SqliteRecordStream(RecordStreamStore):
         return read_scan(self._file, Scan("records", tuple(columns)), ScanPart(first, end), page)
 
     def _check_exists(self) -> None:
-        if not self._file.path.exists():
-            raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
-        self._file.access.setup()  # a file that no process has open has no log, and only a writer may create one
+        self._file.access.setup()  # A file that no process has open has no log, and only a writer may create one.
 
     @override
     def close(self) -> None:
@@ -181,7 +169,10 @@ class SqliteRecordStream(RecordStreamStore):
             self._file.close()
 
 
-_MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
+_MARK: Final = (
+    f"UPDATE record SET detail = '{scanning.ARCHIVED}' WHERE seq = ? AND kind = 1 "
+    f"AND detail IS NOT '{scanning.ARCHIVED}'"
+)
 # The last record stays: new records are numbered after it, and without it numbers in an archive would be used again.
 _PRUNE: Final = "DELETE FROM record WHERE seq = ? AND seq < (SELECT max(seq) FROM record)"
 _IS_KEYED: Final = f"r.message_id GLOB '*~{'[0-9]' * 8}'"
@@ -192,18 +183,18 @@ _IS_OLD: Final = f"""
 _IS_ANY_OLD: Final = f"SELECT EXISTS (SELECT 1 FROM record AS r WHERE {_IS_OLD})"
 _PRUNE_OLD: Final = f"DELETE FROM record AS r WHERE {_IS_OLD} RETURNING kind"
 _MARKERS: Final = "SELECT seq, due, detail FROM record WHERE message_id = ? AND kind BETWEEN 8 AND 11 AND kind = 11"
-_UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{ARCHIVED}'"
+_UNMARK: Final = f"UPDATE record SET detail = ? WHERE kind = 1 AND message_id = ? AND detail = '{scanning.ARCHIVED}'"
 # The columns are in the order of StoredRecord.
 _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
-class BulkOnFile(OnFile, ArchivableStore):
+class BulkOnFile(OnFile, scanning.ArchivableStore):
     @override
     def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
-        check_scan(row_kind)
+        scanning.check_scan(row_kind)
         bounds = f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) + 1 FROM {_SCAN_RELATIONS[row_kind].table}"
         first, end = self.file.read_blocking(lambda c: c.execute(bounds).fetchone())
-        return split_into_shares(first, end, parts)
+        return scanning.split_into_shares(first, end, parts)
 
     @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
@@ -241,11 +232,11 @@ class BulkOnFile(OnFile, ArchivableStore):
         def prune(tx: Transaction) -> int:
             kinds = [kind for (kind,) in tx.execute(_PRUNE_OLD, values)]
             if kinds:
-                markers = tx.execute(_MARKERS, (PRUNED_ID,)).fetchall()
-                marker = PrunedCounts.of((from_microseconds(due), detail) for _, due, detail in markers).plus(
+                markers = tx.execute(_MARKERS, (scanning.PRUNED_ID,)).fetchall()
+                marker = scanning.PrunedCounts.of((from_microseconds(due), detail) for _, due, detail in markers).plus(
                     before, kinds
                 )
-                fields = (PRUNED_ID, to_microseconds(marker.before or before), None)
+                fields = (scanning.PRUNED_ID, to_microseconds(marker.before or before), None)
                 record(tx, RecordKind.PRUNED, fields, to_microseconds(now), marker.detail)
                 tx.executemany("DELETE FROM record WHERE seq = ?", [(number,) for number, *_ in markers])
             return len(kinds)
@@ -253,7 +244,7 @@ class BulkOnFile(OnFile, ArchivableStore):
         return self.file.write_blocking(prune)
 
     @override
-    def restore(self, records: Sequence[StoredRecord]) -> int:
+    def restore(self, records: Sequence[scanning.StoredRecord]) -> int:
         scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
         later_records = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
@@ -265,7 +256,7 @@ class BulkOnFile(OnFile, ArchivableStore):
         return self.file.write_blocking(restore)
 
 
-def _restore_scheduled(tx: Transaction, record: StoredRecord) -> bool:
+def _restore_scheduled(tx: Transaction, record: scanning.StoredRecord) -> bool:
     if tx.execute(_UNMARK, (record.detail, record.message_id)).rowcount:
         return True
     # ON CONFLICT ignores only an id in use. A number that another record has must raise an error.

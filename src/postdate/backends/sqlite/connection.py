@@ -22,22 +22,12 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 from typing_extensions import override
 
+from postdate import errors
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.migrations import Step, find_missing_steps, migrations, newer_version_error, run_migrations
 from postdate.backends.sqlite.older_marks import drop_older_marks, shared_condition
 from postdate.backends.sqlite.processes import claimants_folder
 from postdate.clock import steady_seconds
-from postdate.errors import (
-    NotADatabase,
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReplaced,
-    StoreTroubled,
-    StoreUnreachable,
-)
 from postdate.ports.backends import LibraryFacts
 from postdate.runtime import forks
 
@@ -69,33 +59,37 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
 
 
-def translate(error: sqlite3.Error, path: Path) -> PostdateError:
+def translate(error: sqlite3.Error, path: Path) -> errors.PostdateError:
     text = str(error)
     if "no such table" in text or "no such column" in text:
-        return StoreNotSetUp(f"{path} lacks tables of Postdate ({text}); run `postdate setup`")
+        return errors.StoreNotSetUp(f"{path} lacks tables of Postdate ({text}); run `postdate setup`")
     return _error_of_code(_code(error), text, path)
 
 
-def damaged_error(path: Path, text: str) -> NotADatabase:
-    return NotADatabase(
-        f"{path} is no SQLite database or is damaged ({' '.join(text.split())}); it was left as it is. Name another "
-        f"file, put a backup in its place, or take out what can be read: "
+def damaged_error(path: Path, text: str) -> errors.NotADatabase:
+    return errors.NotADatabase(
+        f"{path} is not a SQLite database or is damaged ({' '.join(text.split())}); it was not changed. Name "
+        f"another file, replace it with a backup, or recover its readable rows: "
         f"sqlite3 '{path}' .recover | sqlite3 recovered.db"
     )
 
 
-def _error_of_code(code: int, text: str, path: Path) -> PostdateError:
+def _error_of_code(code: int, text: str, path: Path) -> errors.PostdateError:
     if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"{path}: the disk or the database is full ({text}); nothing was written; make room and go on")
+        return errors.StoreFull(
+            f"{path}: the disk or the database is full ({text}); nothing was written; free some space"
+        )
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
-        return StoreNotWritable(f"{path} may not be written ({text}); check the owner and mode of the file and folder")
+        return errors.StoreNotWritable(
+            f"{path} may not be written ({text}); check the owner and mode of the file and folder"
+        )
     if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreNotWritable(
+        return errors.StoreNotWritable(
             f"{path} cannot be opened or created ({text}); check that the folder {path.parent} exists and is writable"
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
         return damaged_error(path, text)
-    return (StoreError if code in _STATEMENT_ERRORS else StoreTroubled)(f"{path}: {text}")
+    return (errors.StoreError if code in _STATEMENT_ERRORS else errors.StoreTroubled)(f"{path}: {text}")
 
 
 @contextmanager
@@ -126,7 +120,7 @@ def identity_of(path: Path) -> Identity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StoreUnreachable(f"cannot look at {path}: {error}") from error
+        raise errors.StoreUnreachable(f"cannot inspect {path}: {error}") from error
     return status.st_dev, status.st_ino
 
 
@@ -147,13 +141,14 @@ def check_no_leftover_log(path: Path) -> None:
         return
     name = log_path(path).name
     if identity_of(path) is None:
-        raise StoreReplaced(
-            f"{path} is gone: it was removed or moved away while it was in use. Put it back; or, to begin with an "
-            f"empty one, stop every process that uses it and remove {name}"
+        raise errors.StoreReplaced(
+            f"{path} is gone: it was removed or moved away while it was in use. Put it back; or, to start with an "
+            f"empty file, stop every process that uses it and remove {name}"
         )
-    raise StoreReplaced(
-        f"{path} was replaced while it was in use, and {name} belongs to the file before: stop every process that uses "
-        f"it. If {name} stays, one was killed: move it beside the file before, if you have that, or remove it"
+    raise errors.StoreReplaced(
+        f"{path} was replaced while it was in use, and {name} belongs to the previous file: stop every process that "
+        f"uses it. If {name} still exists then, a process was killed: move {name} next to the previous file if you "
+        f"have it, or remove {name}"
     )
 
 
@@ -163,10 +158,10 @@ def opened_identity(path: Path, before: Identity | None) -> Identity | None:
     return after if before in {None, after} else before
 
 
-def replaced_error(path: Path) -> StoreReplaced:
-    return StoreReplaced(
+def replaced_error(path: Path) -> errors.StoreReplaced:
+    return errors.StoreReplaced(
         f"{path} was replaced, removed or moved away while this process had it open: stop every process that uses it, "
-        f"see to it that the right file is there, and start them again"
+        f"put the right file there, and start them again"
     )
 
 
@@ -182,7 +177,9 @@ def lock_for_opening(path: Path) -> Generator[None]:
         folder.mkdir(exist_ok=True)
         lock.acquire(timeout=_OPENING_SECONDS)
     except Timeout as error:
-        raise StoreUnreachable(f"{path}: another process has been opening it for {_OPENING_SECONDS:.0f} s") from error
+        raise errors.StoreUnreachable(
+            f"{path}: another process has been opening it for {_OPENING_SECONDS:.0f} s"
+        ) from error
     except OSError:  # the folder is not writable: opening the file for writing fails, too, with a better error
         yield
         return
@@ -200,7 +197,7 @@ def remove_log_note(path: Path) -> None:
     """
     folder = claimants_folder(path)
     # A process that opens the file now writes the note again, so nothing is lost if this removes it.
-    with suppress(OSError, Timeout, StoreUnreachable):
+    with suppress(OSError, Timeout, errors.StoreUnreachable):
         if not folder.exists():
             return
         with FileLock(folder / _LOCK, timeout=0, thread_local=False, is_singleton=False):
@@ -257,8 +254,9 @@ class _InheritedFiles(forks.ForkAware):
             return
         open_now = forks.open_descriptors()
         if any(each == identity and open_now.get(number) == each for number, each in self._descriptors.items()):
-            raise StoreError(
-                f"{path} cannot be used in this process, as its parent had it open at the fork: in a transaction, in a "
+            raise errors.StoreError(
+                f"{path} cannot be used in this process, because its parent had it open at the fork: in a "
+                f"transaction, in a "
                 f"connection of the application (sqlite3), or because it forked in C, unknown to Python (uWSGI: set "
                 f"lazy-apps = true). Close it before the fork, or start this process without one (spawn, forkserver)"
             )
@@ -349,7 +347,7 @@ def execute_with_retry(
             if not is_busy(error):
                 raise
             if (waited := steady_seconds() - started) > patience():
-                raise StoreUnreachable(
+                raise errors.StoreUnreachable(
                     f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
                     f"while it writes; nothing was changed"
                 ) from error
@@ -391,7 +389,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     with translate_errors(path):
         current, needed = schema_version(connection, path), newest_version()
     if current < needed:
-        raise StoreNotSetUp(
+        raise errors.StoreNotSetUp(
             f"{path} has schema version {current}, this version of Postdate needs {needed}; run `postdate setup`"
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.sqlite.rows import QUEUED, Transaction, content_of, mark_and_log, queue_topic, read_rows, time_of
+from postdate.backends.sqlite import rows as sqlite_rows
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import encode_headers, format_timestamp
@@ -72,7 +72,7 @@ class _Message:
         return f"expired in its queue at {self.at().isoformat()}{copy}"
 
     def at(self) -> datetime:
-        return time_of(self.expired_at) or EARLIEST
+        return sqlite_rows.time_of(self.expired_at) or EARLIEST
 
 
 def has_expired(connection: sqlite3.Connection, now: int) -> bool:
@@ -80,12 +80,12 @@ def has_expired(connection: sqlite3.Connection, now: int) -> bool:
     return connection.execute(_IS_ANY, (now,)).fetchone() is not None
 
 
-def remove_expired(tx: Transaction, now: int, limit: int = BATCH) -> ExpiredCounts:
+def remove_expired(tx: sqlite_rows.Transaction, now: int, limit: int = BATCH) -> ExpiredCounts:
     """Remove up to ``limit`` messages that expired before ``now`` (microseconds since 1970 UTC), and record that.
 
     Several processes may do this at once: each message is removed by one of them.
     """
-    expired = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
+    expired = [_Message(*row) for row in sqlite_rows.read_rows(tx.connection, _EXPIRED, (now, limit))]
     dead_letters = [each for each in expired if each.dead_letter]
     deleted = [each for each in expired if not each.dead_letter]
     tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in deleted])
@@ -99,14 +99,14 @@ def remove_expired(tx: Transaction, now: int, limit: int = BATCH) -> ExpiredCoun
     return ExpiredCounts(len(deleted), len(dead_letters))
 
 
-def _move_to_dead_letters(tx: Transaction, dead_letters: Sequence[_Message]) -> None:
+def _move_to_dead_letters(tx: sqlite_rows.Transaction, dead_letters: Sequence[_Message]) -> None:
     tx.execute("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", (DEAD_LETTERS,))
     (queue_id,) = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (DEAD_LETTERS,)).fetchone()
     reasons = dict[int, str]()
     for each in dead_letters:
-        rows = read_rows(tx.connection, _CONTENT, (each.content,))
+        rows = sqlite_rows.read_rows(tx.connection, _CONTENT, (each.content,))
         try:
-            headers, _ = content_of(*(rows[0] if rows else (None, None)))
+            headers, _ = sqlite_rows.content_of(*(rows[0] if rows else (None, None)))
         except (InvalidHeaders, InvalidMessage) as error:
             reasons[each.seq] = str(error)
             continue
@@ -114,8 +114,8 @@ def _move_to_dead_letters(tx: Transaction, dead_letters: Sequence[_Message]) -> 
         headers = encode_headers({**headers, DEAD_LETTER_HEADER: reason})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
         tx.execute(_MOVE_TO_DEAD_LETTERS, (queue_id, each.seq))
-    mark_and_log(tx, QUEUED, reasons)
-    tx.signal(queue_topic(DEAD_LETTERS))
+    sqlite_rows.mark_and_log(tx, sqlite_rows.QUEUED, reasons)
+    tx.signal(sqlite_rows.queue_topic(DEAD_LETTERS))
 
 
 # --- free pages of the file ----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return value
 
 
-def release_pages(tx: Transaction, pages: int) -> int:
+def release_pages(tx: sqlite_rows.Transaction, pages: int) -> int:
     """Return up to ``pages`` pages to the disk, at most as many as fit one transaction; return how many remain."""
     page_count = min(pages, _PAGES_AT_ONCE)
     for _ in range(page_count):

@@ -12,21 +12,10 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.questions import header_text
+from postdate.backends.sqlite import rows as sqlite_rows
 from postdate.backends.sqlite.connection import check_schema, connect, newest_version, translate_errors
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.processes import claimants_folder, is_gone
-from postdate.backends.sqlite.rows import (
-    DUE,
-    PENDING,
-    PENDING_COLUMNS,
-    QUEUED,
-    QUEUED_COLUMNS,
-    Row,
-    envelope_of,
-    message_of,
-    queue_topic,
-    time_of,
-)
 from postdate.backends.sqlite.unreadable import read_readable_rows
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
@@ -39,9 +28,9 @@ OLDEST_SQLITE: Final = (3, 35, 0)
 _DESTINATION_SAMPLE: Final = 10_000
 
 _STANDING: Final = f"""
-    SELECT {PENDING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
+    SELECT {sqlite_rows.PENDING_COLUMNS}, attempt_at, pid FROM delayed_message LEFT JOIN claimant USING (claimant)"""
 _QUEUED: Final = f"""
-    SELECT {QUEUED_COLUMNS}, name, pid
+    SELECT {sqlite_rows.QUEUED_COLUMNS}, name, pid
     FROM queue_message JOIN queue USING (queue_id) LEFT JOIN claimant USING (claimant)"""
 _HAS_HEADER: Final = "instr((SELECT headers FROM content AS c WHERE c.seq = content), ?)"
 
@@ -69,20 +58,20 @@ class FileObserver(Observer):
         sql = (
             f"{_STANDING} WHERE unreadable IS NULL AND seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
         )
-        standings = await read_readable_rows(self._file, PENDING, sql, (message_id,), _decode_pending_state)
+        standings = await read_readable_rows(self._file, sqlite_rows.PENDING, sql, (message_id,), _decode_pending_state)
         return standings[0] if standings else None
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[PendingState]:
         sql = f"{_STANDING} WHERE unreadable IS NULL AND {_HAS_HEADER} AND message_id <> ? ORDER BY seq"
         return await read_readable_rows(
-            self._file, PENDING, sql, (header_text(message_id), message_id), _decode_pending_state
+            self._file, sqlite_rows.PENDING, sql, (header_text(message_id), message_id), _decode_pending_state
         )
 
     @override
     async def latest_deliveries(self, limit: int) -> Sequence[DeliveredMessage]:
         rows = await self._file.read(lambda c: c.execute(_LAST_DELIVERED, (limit,)).fetchall())
-        return [DeliveredMessage(from_microseconds(at), time_of(due)) for at, due in rows]
+        return [DeliveredMessage(from_microseconds(at), sqlite_rows.time_of(due)) for at, due in rows]
 
     @override
     async def next_destinations(self, messages: int) -> Mapping[str, int]:
@@ -100,7 +89,7 @@ class FileObserver(Observer):
     async def browse(self, queue: str, limit: int, after: int = 0) -> Sequence[QueuedMessage]:
         sql = f"{_QUEUED} WHERE queue_id = ? AND seq > ? ORDER BY seq LIMIT ?"
         return await read_readable_rows(
-            self._file, QUEUED, sql, (await self._queue_id(queue), after, limit), _decode_queued
+            self._file, sqlite_rows.QUEUED, sql, (await self._queue_id(queue), after, limit), _decode_queued
         )
 
     @override
@@ -120,17 +109,19 @@ class FileObserver(Observer):
     @override
     async def find_in_queues(self, message_id: str) -> Sequence[QueuedMessage]:
         sql = f"{_QUEUED} WHERE message_id = ? OR {_HAS_HEADER} ORDER BY seq"
-        return await read_readable_rows(self._file, QUEUED, sql, (message_id, header_text(message_id)), _decode_queued)
+        return await read_readable_rows(
+            self._file, sqlite_rows.QUEUED, sql, (message_id, header_text(message_id)), _decode_queued
+        )
 
 
-def _decode_pending_state(row: Row) -> PendingState:
+def _decode_pending_state(row: sqlite_rows.Row) -> PendingState:
     *message, attempt_at, pid = row
-    return PendingState(message_of(message), time_of(attempt_at), pid)
+    return PendingState(sqlite_rows.message_of(message), sqlite_rows.time_of(attempt_at), pid)
 
 
-def _decode_queued(row: Row) -> QueuedMessage:
+def _decode_queued(row: sqlite_rows.Row) -> QueuedMessage:
     *message, queue, pid = row
-    envelope, failures, unanswered = envelope_of(message, queue)
+    envelope, failures, unanswered = sqlite_rows.envelope_of(message, queue)
     return QueuedMessage(queue, envelope, failures + unanswered, pid, row[0])
 
 
@@ -151,14 +142,14 @@ def processes(connection: sqlite3.Connection, path: Path, *, excluded_claimant: 
     rows = connection.execute(
         "SELECT claimant, pid, started_at FROM claimant WHERE claimant <> ? ORDER BY claimant", (excluded_claimant,)
     ).fetchall()
-    prefix = queue_topic("")
+    prefix = sqlite_rows.queue_topic("")
     return [
         Process(
             pid=pid,
             host=platform.node(),
             started_at=from_microseconds(started_at),
             alive=_is_alive(path, claimant),
-            delivers=DUE in topics[claimant],
+            delivers=sqlite_rows.DUE in topics[claimant],
             receives=tuple(
                 sorted(topic.removeprefix(prefix) for topic in topics[claimant] if topic.startswith(prefix))
             ),
@@ -194,7 +185,7 @@ def read_file_facts(path: Path, now_microseconds: int) -> FileFacts:
                 queues=queue_lengths(connection),
                 processes=processes(connection, path),
                 pending=_read_value(connection, f"SELECT count(*) {_PENDING}"),
-                oldest=time_of(_read_value(connection, f"SELECT min(due) {_PENDING}")),
+                oldest=sqlite_rows.time_of(_read_value(connection, f"SELECT min(due) {_PENDING}")),
                 overdue=_read_value(connection, f"SELECT count(*) {_PENDING} AND due < ?", now_microseconds),
                 destinations=[name for name, _ in connection.execute(_NEXT_DESTINATIONS, (_DESTINATION_SAMPLE,))],
                 zones=[decode_headers(text) for (text,) in connection.execute(_ZONES)],

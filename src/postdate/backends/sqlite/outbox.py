@@ -17,31 +17,12 @@ from typing import Any, Final, TypeVar
 from anyio import from_thread
 from typing_extensions import override
 
+from postdate import errors
 from postdate.backends.sql.dialect import Values
 from postdate.backends.sql.outbox import SqlOutbox, connection_semaphore
-from postdate.backends.sqlite.connection import (
-    Identity,
-    apply_migrations,
-    connect,
-    execute_with_retry,
-    identity_of,
-    opened_identity,
-    replaced_error,
-    steps,
-    translate,
-    translate_errors,
-)
+from postdate.backends.sqlite import connection as sqlite_connection
 from postdate.backends.sqlite.rows import QueueRules, SqliteSqlDialect, Transaction
 from postdate.clock import steady_seconds
-from postdate.errors import (
-    ConfigurationError,
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreUnreachable,
-)
 from postdate.ports import Recording, Work
 from postdate.runtime import forks
 from postdate.runtime.threads import run_in_thread
@@ -68,13 +49,13 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     def __init__(self, path: str | Path, *, synchronous: str = "full") -> None:
         if synchronous not in {"full", "normal"}:
-            raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
+            raise errors.ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         self.path = Path(path).expanduser().resolve()
         super().__init__(SqliteSqlDialect(), "postdate_outbox", str(self.path), connection_semaphore(1))
         self._synchronous = synchronous
         self._connection: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._file: Identity | None = None
+        self._file: sqlite_connection.Identity | None = None
         self._connection_lock, self._reader_lock = forks.rlock(), forks.rlock()
         self._locked_for_fork = list[threading.RLock]()
         """The locks of both connections that the forking thread holds now."""
@@ -96,7 +77,9 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     @override
     async def setup(self) -> None:
         where = f"the outbox in {self.path}"
-        await self.run_transaction(lambda tx: apply_migrations(tx.execute, steps("outbox"), where))
+        await self.run_transaction(
+            lambda tx: sqlite_connection.apply_migrations(tx.execute, sqlite_connection.steps("outbox"), where)
+        )
 
     @override
     async def close(self) -> None:
@@ -114,7 +97,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             self._reader.close()
             self._reader = None
         if self._connection is not None:
-            with suppress(sqlite3.Error, StoreUnreachable):
+            with suppress(sqlite3.Error, errors.StoreUnreachable):
                 if self._is_replaced():  # The remaining log would be used as the log of the other file.
                     self._finish_transaction(self._connection.rollback)
                     self._connection.execute("PRAGMA wal_checkpoint(truncate)")
@@ -171,12 +154,14 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
     @override
     def query_blocking(self, work: Callable[[Any], T]) -> T:
         forks.check_process()
-        with self._reader_lock, translate_errors(self.path):
+        with self._reader_lock, sqlite_connection.translate_errors(self.path):
             self._check_in_place()
             if self._reader is None:
                 self._check_open()
                 if not self.path.exists():
-                    raise StoreNotSetUp(f"there is no file {self.path} for the outbox: let the endpoint create it")
+                    raise errors.StoreNotSetUp(
+                        f"there is no file {self.path} for the outbox: let the endpoint create it"
+                    )
                 self._reader = self._connect()  # Only a writer may create the log.
             return work(self._reader)
 
@@ -224,7 +209,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     def _commit(self, connection: sqlite3.Connection, row: Values, work: Sequence[Work]) -> bool:
         if not connection.in_transaction:  # A full disk, for example, ends the transaction.
-            raise StoreError(f"{self.path}: the transaction has ended before its commit")
+            raise errors.StoreError(f"{self.path}: the transaction has ended before its commit")
         self._check_in_place()
         reset_handler_settings(connection)
         (is_new,) = self.write_all(_transaction(connection), [(row, work)])
@@ -242,15 +227,15 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
         await run_in_thread(self._run_locked, roll_back)
 
     @override
-    def outage_of(self, error: Exception) -> PostdateError | None:
-        outage = translate(error, self.path) if isinstance(error, sqlite3.Error) else None
-        return outage if isinstance(outage, StoreFull | StoreNotWritable) else None
+    def outage_of(self, error: Exception) -> errors.PostdateError | None:
+        outage = sqlite_connection.translate(error, self.path) if isinstance(error, sqlite3.Error) else None
+        return outage if isinstance(outage, errors.StoreFull | errors.StoreNotWritable) else None
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 
     def _run_locked(self, work: Callable[[], T]) -> T:
         forks.check_process()
-        with self._connection_lock, translate_errors(self.path):
+        with self._connection_lock, sqlite_connection.translate_errors(self.path):
             return work()
 
     def _open_connection(self) -> sqlite3.Connection:
@@ -266,10 +251,10 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             self._finish_transaction(connection.rollback)
         reset_handler_settings(connection)
         self._check_in_place()
-        execute_with_retry(connection, "BEGIN IMMEDIATE")
+        sqlite_connection.execute_with_retry(connection, "BEGIN IMMEDIATE")
         if self._is_replaced():  # the wait for the lock may have been long
             self._finish_transaction(connection.rollback)
-            raise replaced_error(self.path)
+            raise sqlite_connection.replaced_error(self.path)
         return connection
 
     def _close_if_changed(self, connection: sqlite3.Connection) -> None:
@@ -281,18 +266,18 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
-        identity_before = identity_of(self.path)
-        connection = connect(self.path, synchronous=self._synchronous)
-        self._file = self._file or opened_identity(self.path, identity_before)
+        identity_before = sqlite_connection.identity_of(self.path)
+        connection = sqlite_connection.connect(self.path, synchronous=self._synchronous)
+        self._file = self._file or sqlite_connection.opened_identity(self.path, identity_before)
         return connection
 
     def _is_replaced(self) -> bool:
-        return self._file is not None and identity_of(self.path) != self._file
+        return self._file is not None and sqlite_connection.identity_of(self.path) != self._file
 
     def _check_in_place(self) -> None:
         """Raise `StoreReplaced` if another file, or none, is at the path: SQLite would write to the former one."""
         if self._is_replaced():
-            raise replaced_error(self.path)
+            raise sqlite_connection.replaced_error(self.path)
 
     def _authorize(self, action: int, *_: object) -> int:
         """Refuse statements that end the handler's transaction, as SQLite's authorizer.
@@ -308,7 +293,7 @@ class SqliteOutbox(SqlOutbox[sqlite3.Connection]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError(f"the outbox in {self.path} was closed in this process")
+            raise errors.StoreError(f"the outbox in {self.path} was closed in this process")
 
 
 def _transaction(connection: sqlite3.Connection) -> Transaction:

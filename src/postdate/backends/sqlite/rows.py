@@ -228,7 +228,7 @@ def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]
     decoded_headers = decode_headers(headers)
     if type(body) is bytes:
         return decoded_headers, body
-    raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short_text(body)}")
+    raise InvalidMessage("the content is gone" if body is None else f"the body is not bytes: {_short_text(body)}")
 
 
 def display_text(value: str | bytes) -> str:

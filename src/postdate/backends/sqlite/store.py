@@ -19,52 +19,20 @@ from weakref import WeakSet
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sql.questions import page_of
+from postdate.backends.sqlite import rows as sqlite_rows
 from postdate.backends.sqlite.bulk import BulkOnFile
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.questions import SqliteQuestions
 from postdate.backends.sqlite.replacing import STORE_KEY, newest_of_key, replace_newest
-from postdate.backends.sqlite.rows import (
-    DUE,
-    PENDING,
-    PENDING_COLUMNS,
-    Row,
-    SqliteSqlDialect,
-    Transaction,
-    claim_rows,
-    insert,
-    insert_or_revive,
-    mark_unreadable,
-    message_of,
-    next_attempt,
-    pending_row,
-    record,
-    signal_if_first,
-    time_of,
-)
 from postdate.backends.sqlite.unreadable import UnreadableFileRows, read_readable_and_all_rows
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage, check_reschedule, text_with_due
-from postdate.ports import (
-    OUTCOME_RECORDS,
-    Claim,
-    MoveReport,
-    MovingStore,
-    Outcome,
-    PendingPage,
-    Recording,
-    RecordKind,
-    ReplacingStore,
-    StoreCapabilities,
-    StoreReport,
-    TransactionMode,
-    Wake,
-    Work,
-)
 from postdate.ports.changing import CreateMessage, KeyedIds
 from postdate.ports.limits import StoredLimits
 
@@ -98,7 +66,7 @@ class _ClaimToken:
     is_released: bool = False
 
 
-class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, ReplacingStore):
+class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, ports.MovingStore, ports.ReplacingStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, shared by all endpoints on it.
@@ -116,8 +84,8 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         ConfigurationError: a setting is invalid, or the file is open in this process with other settings.
     """
 
-    _messages = PENDING
-    _dialect = SqliteSqlDialect()
+    _messages = sqlite_rows.PENDING
+    _dialect = sqlite_rows.SqliteSqlDialect()
     _sql = SqliteQuestions
 
     def __init__(
@@ -125,7 +93,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         path: str | Path,
         *,
         synchronous: str = "full",
-        recording: Recording = Recording.ALL,
+        recording: ports.Recording = ports.Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         create: bool = True,
         holds_at_most: timedelta | None = None,
@@ -134,26 +102,25 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
         self._batches = WeakSet[_ClaimedBatch]()
-        self._capabilities = StoreCapabilities(
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
-            transaction_modes=frozenset(TransactionMode),
+            transaction_modes=frozenset(ports.TransactionMode),
             database=("sqlite", str(self.file.path)),
             largest_message_bytes=largest_message_bytes,
         )
 
     @property
     @override
-    def capabilities(self) -> StoreCapabilities:
-        if (
-            self._capabilities.holds_at_most != self.file.registration.holds_at_most
-        ):  # a transport that was opened later has set it
+    def capabilities(self) -> ports.StoreCapabilities:
+        # A transport that was opened later has set it.
+        if self._capabilities.holds_at_most != self.file.registration.holds_at_most:
             self._capabilities = replace(self._capabilities, holds_at_most=self.file.registration.holds_at_most)
         return self._capabilities
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         await self.file.setup()
 
     @override
@@ -168,44 +135,44 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        row, at = pending_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
+        row, at = sqlite_rows.pending_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
         await self.file.write(lambda tx: _insert_new(tx, [row], at))
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         return await self.file.write(self._inserting_work(messages, now))
 
-    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         return self.file.write_blocking(self._inserting_work(messages, now))
 
     @override
-    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+    def storing_work(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.Work:
         rows, at = self._rows(messages), to_microseconds(now)
 
         return lambda tx: _insert_new(tx, rows, at)
 
     def _inserting_work(
         self, messages: Sequence[DelayedMessage], now: datetime
-    ) -> Callable[[Transaction], StoreReport]:
+    ) -> Callable[[sqlite_rows.Transaction], ports.StoreReport]:
         rows, at = self._rows(messages), to_microseconds(now)
-        return lambda tx: insert(tx, rows, at)
+        return lambda tx: sqlite_rows.insert(tx, rows, at)
 
     def _rows(self, messages: Sequence[DelayedMessage]) -> list[tuple[Any, ...]]:
         limit = self._capabilities.largest_message_bytes
-        return [pending_row(message, limit) for message in messages]
+        return [sqlite_rows.pending_row(message, limit) for message in messages]
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         return await self.file.write(
-            lambda tx: _remove_and_record(tx, message_id, RecordKind.DELIVERED, to_microseconds(now))
+            lambda tx: _remove_and_record(tx, message_id, ports.RecordKind.DELIVERED, to_microseconds(now))
         )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        def count_failure(tx: Transaction) -> bool:
+        def count_failure(tx: sqlite_rows.Transaction) -> bool:
             row = _find(tx, message_id)
             return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
 
@@ -214,12 +181,12 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         at = to_microseconds(now)
         return await self._claim(at, limit, _EARLIEST, at)
 
     @override
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await self._claim(
             to_microseconds(now),
             limit,
@@ -227,23 +194,25 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
             to_microseconds(stored_limits.lane_end),
         )
 
-    async def _claim(self, at: int, limit: int, start: int, end: int) -> Sequence[Claim]:
+    async def _claim(self, at: int, limit: int, start: int, end: int) -> Sequence[ports.Claim]:
         """Claim messages with an attempt time at or after ``start`` and before ``end``.
 
         ``at``: now. All times in microseconds since 1970 UTC.
         """
 
-        def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
+        def claim(tx: sqlite_rows.Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
             values = (tx.claimant, start, end, limit)
-            rows = claim_rows(tx, PENDING, _CLAIM, values, lambda row: (row[0], message_of(row)), at)
+            rows = sqlite_rows.claim_rows(
+                tx, sqlite_rows.PENDING, _CLAIM, values, lambda row: (row[0], sqlite_rows.message_of(row)), at
+            )
             return rows, tx.claimant, latest
 
         rows, claimant, latest = await self.file.write(claim)
         rows.sort(key=lambda each: (each[1].due, each[0]))
         batch = _ClaimedBatch(claimant, [message.message_id for _, message in rows])
         self._batches.add(batch)
-        return [Claim(message, token=_ClaimToken(seq, batch, latest)) for seq, message in rows]
+        return [ports.Claim(message, token=_ClaimToken(seq, batch, latest)) for seq, message in rows]
 
     @override
     def listen_for_lost_claims(self, on_lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
@@ -261,32 +230,36 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return self.file.registration.listen_for_lost_claims(schedule_report)
 
     @override
-    def is_in_force(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: ports.Claim) -> bool:
         token = claim.token
         assert isinstance(token, _ClaimToken)
         return not token.is_released and self.file.is_in_force(token.batch.claimant)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
         at = to_microseconds(now)
         return await self.file.write(
-            lambda tx: sum(_finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail) for claim in claims)
+            lambda tx: sum(_finish(tx, claim, ports.OUTCOME_RECORDS[outcome], at, detail) for claim in claims)
         )
 
     @override
-    def finishing_work(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+    def finishing_work(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> ports.Work:
         at = to_microseconds(now)
 
-        def finish(tx: Transaction) -> None:
+        def finish(tx: sqlite_rows.Transaction) -> None:
             for claim in claims:
-                if not _finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail):
+                if not _finish(tx, claim, ports.OUTCOME_RECORDS[outcome], at, detail):
                     raise ClaimLost.of(claim.message.message_id)
 
         return finish
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        def retry(tx: Transaction) -> bool:
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        def retry(tx: sqlite_rows.Transaction) -> bool:
             row = tx.execute(_FIND_CLAIMED, _claim_values(tx, claim)).fetchone()
             attempt_microseconds, at = to_microseconds(attempt_at), to_microseconds(now)
             return row is not None and _count_failure(tx, row[0], attempt_microseconds, at, reason)
@@ -294,27 +267,27 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         return await self.file.write(retry)
 
     @override
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
-        def mark(tx: Transaction) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
+        def mark(tx: sqlite_rows.Transaction) -> bool:
             if (row := tx.execute(_FIND_CLAIMED, _claim_values(tx, claim)).fetchone()) is not None:
-                mark_unreadable(tx, PENDING, {row[0]: reason}, to_microseconds(now))
+                sqlite_rows.mark_unreadable(tx, sqlite_rows.PENDING, {row[0]: reason}, to_microseconds(now))
             return row is not None
 
         return await self.file.write(mark)
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         at = None if attempt_at is None else to_microseconds(attempt_at)
         released_tokens = list[_ClaimToken]()
 
-        def release_rows(tx: Transaction) -> int:
+        def release_rows(tx: sqlite_rows.Transaction) -> int:
             for claim in claims:
                 if tx.execute(_RELEASE, (at, *_claim_values(tx, claim))).rowcount:
                     assert isinstance(claim.token, _ClaimToken)
                     claim.token.is_released = True
                     released_tokens.append(claim.token)
             if released_tokens:
-                tx.signal(DUE)
+                tx.signal(sqlite_rows.DUE)
             return len(released_tokens)
 
         try:
@@ -326,16 +299,16 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
 
     @override
     async def next_attempt(self) -> datetime | None:
-        return await self.file.read(next_attempt)
+        return await self.file.read(sqlite_rows.next_attempt)
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
-        return await self.file.listen(DUE, wake)
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
+        return await self.file.listen(sqlite_rows.DUE, wake)
 
     # --- moving -------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> ports.MoveReport:
         at = to_microseconds(now)
         return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
 
@@ -349,25 +322,25 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
     async def cancel(self, message_id: str, now: datetime) -> bool:
         at = to_microseconds(now)
         return await self.file.write(
-            lambda tx: _remove_and_record(tx, message_id, RecordKind.CANCELLED, at, only_unclaimed=True)
+            lambda tx: _remove_and_record(tx, message_id, ports.RecordKind.CANCELLED, at, only_unclaimed=True)
         )
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime, wall_time: str | None = None) -> bool:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
-        def change(tx: Transaction) -> bool:
+        def change(tx: sqlite_rows.Transaction) -> bool:
             if (row := _find(tx, message_id, only_unclaimed=True)) is None:
                 return False
             seq, old_due, destination, expires_at = row
-            check_reschedule(message_id, due, time_of(expires_at))
-            signal_if_first(tx, new_due)
+            check_reschedule(message_id, due, sqlite_rows.time_of(expires_at))
+            sqlite_rows.signal_if_first(tx, new_due)
             tx.execute(_RESCHEDULE, (new_due, new_due, seq))
             for content, headers in tx.execute(_HEADERS, (seq,)).fetchall():
-                changed = text_with_due(headers, time_of(old_due), due, wall_time)
+                changed = text_with_due(headers, sqlite_rows.time_of(old_due), due, wall_time)
                 if changed is not None:
                     tx.execute(_SET_HEADERS, (changed, content))
-            record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
+            sqlite_rows.record(tx, ports.RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
 
         return await self.file.write(change)
@@ -382,7 +355,7 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         ids, at = KeyedIds(key), to_microseconds(now)
         while True:
             newest, id_ = await self.file.read(lambda connection: newest_of_key(connection, ids))
-            stored_at = None if newest.seq is None else time_of(newest.stored_at)
+            stored_at = None if newest.seq is None else sqlite_rows.time_of(newest.stored_at)
             (row,) = self._rows([create_message(id_, stored_at)])
             if await self.file.write(partial(replace_newest, ids=ids, newest=newest, row=row, at=at)):
                 return id_
@@ -393,38 +366,40 @@ class SqliteStore(SqlLimits, UnreadableFileRows, BulkOnFile, MovingStore, Replac
         await self.file.write(lambda tx: tx.executemany(STORE_KEY, values) and None)
 
     @override
-    async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
-        def decode_numbered(row: Row) -> tuple[int, DelayedMessage]:
-            return row[0], message_of(row)
+    async def _page(self, statement: str, values: Mapping[str, Any]) -> ports.PendingPage:
+        def decode_numbered(row: sqlite_rows.Row) -> tuple[int, DelayedMessage]:
+            return row[0], sqlite_rows.message_of(row)
 
-        messages, rows = await read_readable_and_all_rows(self.file, PENDING, statement, values, decode_numbered)
+        messages, rows = await read_readable_and_all_rows(
+            self.file, sqlite_rows.PENDING, statement, values, decode_numbered
+        )
         return page_of(messages, [(_due_of(row), row[0]) for row in rows], values.get("limit"))
 
 
-def _due_of(row: Row) -> int:
+def _due_of(row: sqlite_rows.Row) -> int:
     """Return the due time of a listed row, for the cursor; 0 if another program has written a value that is no time."""
     due = row[2]
     return math.ceil(due) if isinstance(due, int | float) else 0
 
 
-def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
-    report = insert_or_revive(tx, rows, at)
+def _insert_new(tx: sqlite_rows.Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
+    report = sqlite_rows.insert_or_revive(tx, rows, at)
     if report.duplicate_ids:
         raise DuplicateMessage.of(report.duplicate_ids[0])
 
 
 def _remove_and_record(
-    tx: Transaction, message_id: str, kind: RecordKind, at: int, *, only_unclaimed: bool = False
+    tx: sqlite_rows.Transaction, message_id: str, kind: ports.RecordKind, at: int, *, only_unclaimed: bool = False
 ) -> bool:
     if (row := _find(tx, message_id, only_unclaimed=only_unclaimed)) is None:
         return False
     seq, due, destination, _ = row
     _delete(tx, "seq = ?", (seq,))
-    record(tx, kind, (message_id, due, destination), at)
+    sqlite_rows.record(tx, kind, (message_id, due, destination), at)
     return True
 
 
-def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
+def _delete(tx: sqlite_rows.Transaction, condition: str, values: Sequence[Any]) -> int:
     contents = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
     tx.executemany("DELETE FROM content WHERE seq = ?", contents)
     return len(contents)
@@ -436,7 +411,7 @@ _EARLIEST: Final = -(2**63)
 _CLAIM: Final = f"""
     UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
         SELECT seq FROM delayed_message WHERE attempt_at >= ? AND attempt_at < ? ORDER BY attempt_at LIMIT ?)
-    RETURNING {PENDING_COLUMNS}"""
+    RETURNING {sqlite_rows.PENDING_COLUMNS}"""
 
 
 # How an old claim of a row is recognized. A claim that ends without removing the message counts a failure, so the
@@ -453,7 +428,7 @@ _FIND_CLAIMED: Final = f"SELECT seq FROM delayed_message WHERE {_IS_CLAIMED}"
 _RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_IS_CLAIMED}"
 
 
-def _claim_values(tx: Transaction, claim: Claim) -> tuple[object, ...]:
+def _claim_values(tx: sqlite_rows.Transaction, claim: ports.Claim) -> tuple[object, ...]:
     id_, token = claim.message.message_id, claim.token
     assert isinstance(token, _ClaimToken)
     # No claimant has the number 0, so a lost claim finds no row.
@@ -461,14 +436,16 @@ def _claim_values(tx: Transaction, claim: Claim) -> tuple[object, ...]:
     return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest, id_, token.latest)
 
 
-def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
+def _finish(tx: sqlite_rows.Transaction, claim: ports.Claim, kind: ports.RecordKind, at: int, detail: str) -> int:
     if count := _delete(tx, _IS_CLAIMED, _claim_values(tx, claim)):
         message = claim.message
-        record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
+        sqlite_rows.record(
+            tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail
+        )
     return count
 
 
-def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int, reason: str) -> bool:
+def _count_failure(tx: sqlite_rows.Transaction, seq: object, attempt_at: int | None, at: int, reason: str) -> bool:
     row = tx.execute(
         "UPDATE delayed_message SET failures = failures + 1, claimant = NULL, attempt_at = coalesce(?, due) "
         "WHERE seq = ? AND (claimant IS NULL OR claimant = ?) RETURNING message_id, due, destination",
@@ -476,12 +453,14 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int
     ).fetchone()
     if row is None:
         return False
-    if tx.recording is Recording.ALL:
-        record(tx, RecordKind.RETRIED, row, at, reason)
+    if tx.recording is ports.Recording.ALL:
+        sqlite_rows.record(tx, ports.RecordKind.RETRIED, row, at, reason)
     return True
 
 
-def _find(tx: Transaction, message_id: str, *, only_unclaimed: bool = False) -> tuple[int, int, str, int | None] | None:
+def _find(
+    tx: sqlite_rows.Transaction, message_id: str, *, only_unclaimed: bool = False
+) -> tuple[int, int, str, int | None] | None:
     """Return number, due time, destination and expiry of a pending message.
 
     ``only_unclaimed``: only if it is unclaimed.

@@ -13,21 +13,8 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sqlite import rows as sqlite_rows
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.rows import (
-    PENDING,
-    PENDING_FIELDS,
-    QUEUED,
-    QUEUED_FIELDS,
-    MessageTable,
-    Row,
-    Transaction,
-    decode_rows,
-    mark_and_log,
-    read_rows,
-    record_unreadable,
-    unreadable_parts,
-)
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import MessageNotFound, StoreError
 from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
@@ -35,19 +22,24 @@ from postdate.ports import RecordKind, UnreadableRow, UnreadableRows
 T = TypeVar("T")
 
 _CONTENT: Final = ("c.headers", "c.body")
-_FIELDS: Final = {PENDING.name: PENDING_FIELDS, QUEUED.name: QUEUED_FIELDS}
+_FIELDS: Final = {
+    sqlite_rows.PENDING.name: sqlite_rows.PENDING_FIELDS,
+    sqlite_rows.QUEUED.name: sqlite_rows.QUEUED_FIELDS,
+}
 _QUEUES: Final = {
-    PENDING.name: "''",
-    QUEUED.name: "coalesce((SELECT name FROM queue AS q WHERE q.queue_id = abs(t.queue_id)), abs(t.queue_id))",
+    sqlite_rows.PENDING.name: "''",
+    sqlite_rows.QUEUED.name: (
+        "coalesce((SELECT name FROM queue AS q WHERE q.queue_id = abs(t.queue_id)), abs(t.queue_id))"
+    ),
 }
 
 
 async def read_readable_rows(
     file: SqliteFile,
-    table: MessageTable,
+    table: sqlite_rows.MessageTable,
     sql: str,
     values: Sequence[Any] | Mapping[str, Any],
-    decode: Callable[[Row], T],
+    decode: Callable[[sqlite_rows.Row], T],
 ) -> list[T]:
     """Run a statement that only reads; return the readable rows, in order, and mark unclaimed unreadable ones.
 
@@ -58,15 +50,15 @@ async def read_readable_rows(
 
 async def read_readable_and_all_rows(
     file: SqliteFile,
-    table: MessageTable,
+    table: sqlite_rows.MessageTable,
     sql: str,
     values: Sequence[Any] | Mapping[str, Any],
-    decode: Callable[[Row], T],
-) -> tuple[list[T], Sequence[Row]]:
+    decode: Callable[[sqlite_rows.Row], T],
+) -> tuple[list[T], Sequence[sqlite_rows.Row]]:
     """Call :func:`read_readable_rows`; return also all rows of the statement's last run, including unreadable ones."""
     while True:
-        rows = await file.read(lambda connection: read_rows(connection, sql, values))
-        messages, reasons = decode_rows(rows, decode)
+        rows = await file.read(lambda connection: sqlite_rows.read_rows(connection, sql, values))
+        messages, reasons = sqlite_rows.decode_rows(rows, decode)
         if not reasons:
             return messages, rows
         marked_count = 0
@@ -76,17 +68,19 @@ async def read_readable_and_all_rows(
             return messages, rows
 
 
-def _mark_if_still_unreadable(tx: Transaction, table: MessageTable, suspects: Mapping[int, str]) -> int:
+def _mark_if_still_unreadable(
+    tx: sqlite_rows.Transaction, table: sqlite_rows.MessageTable, suspects: Mapping[int, str]
+) -> int:
     placeholders = ",".join("?" * len(suspects))
     is_unclaimed = "claimant IS NULL AND unreadable IS NULL"
     sql = f"SELECT {table.columns} FROM {table.name} WHERE seq IN ({placeholders}) AND {is_unclaimed}"
-    _, reasons = decode_rows(read_rows(tx.connection, sql, tuple(suspects)), table.decode)
-    mark_and_log(tx, table, reasons)
+    _, reasons = sqlite_rows.decode_rows(sqlite_rows.read_rows(tx.connection, sql, tuple(suspects)), table.decode)
+    sqlite_rows.mark_and_log(tx, table, reasons)
     return len(reasons)
 
 
 class UnreadableFileRows(OnFile, UnreadableRows):
-    _messages: ClassVar[MessageTable]
+    _messages: ClassVar[sqlite_rows.MessageTable]
     """The table with the messages of this adapter."""
 
     @override
@@ -110,19 +104,21 @@ class UnreadableFileRows(OnFile, UnreadableRows):
     async def discard_unreadable(self, number: int, now: datetime) -> None:
         table, at = self._messages, to_microseconds(now)
 
-        def discard(tx: Transaction) -> None:
+        def discard(tx: sqlite_rows.Transaction) -> None:
             find = f"SELECT unreadable, content FROM {table.name} WHERE seq = ? AND unreadable IS NOT NULL"
             if (row := tx.execute(find, (number,)).fetchone()) is None:
                 raise MessageNotFound(f"no unreadable row of {self.file.path} has the number {number}")
             reason, content = row
-            record_unreadable(tx, RecordKind.DISCARDED, unreadable_parts(tx, table, number), reason, at)
+            sqlite_rows.record_unreadable(
+                tx, RecordKind.DISCARDED, sqlite_rows.unreadable_parts(tx, table, number), reason, at
+            )
             tx.execute(f"DELETE FROM {table.name} WHERE seq = ?", (number,))
             tx.execute("DELETE FROM content WHERE seq = ?", (content,))
 
         await self.file.write(discard)
 
 
-def _unreadable_row(row: Row, names: Sequence[str]) -> UnreadableRow:
+def _unreadable_row(row: sqlite_rows.Row, names: Sequence[str]) -> UnreadableRow:
     number, queue, reason, at, *values = row
     raw = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     message_id = raw.get("message_id", b"").decode(errors="replace")

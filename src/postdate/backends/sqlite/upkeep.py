@@ -9,15 +9,7 @@ from datetime import datetime
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.housekeeping import (
-    BATCH,
-    DEAD_LETTERS,
-    FreePages,
-    has_expired,
-    page_counts,
-    release_pages,
-    remove_expired,
-)
+from postdate.backends.sqlite import housekeeping
 from postdate.backends.sqlite.processes import SilenceObserver, is_gone, read_heartbeat, remove_files
 from postdate.backends.sqlite.registration import registered_numbers, unregister
 from postdate.backends.sqlite.rows import DUE, next_attempt
@@ -47,12 +39,12 @@ class FileUpkeep(Housekeeping):
             resource_at(("sqlite", file.where), file.where),
             _HOUSEKEEPING_SECONDS,
             [
-                Chore("cannot look at the file", self._check_file),
-                Chore("cannot show that this process lives", self._write_heartbeat),
-                Chore("cannot look for what is due", self._check_next_attempt),
-                Chore("cannot look for processes that ended", self._check_processes),
-                Chore("cannot take expired messages out of their queues", self._remove_expired),
-                Chore("cannot give back room on the disk", self._release_pages),
+                Chore("cannot inspect the file", self._check_file),
+                Chore("cannot write the heartbeat of this process", self._write_heartbeat),
+                Chore("cannot query due messages", self._check_next_attempt),
+                Chore("cannot find processes that ended", self._check_processes),
+                Chore("cannot remove expired messages from their queues", self._remove_expired),
+                Chore("cannot free space on the disk", self._release_pages),
             ],
         )
         self._file = file
@@ -62,7 +54,7 @@ class FileUpkeep(Housekeeping):
         """Monotonic seconds of the last check of other processes."""
         self._next_attempt: datetime | None = None
         """The next attempt in the file at the last check."""
-        self._free_pages = FreePages()
+        self._free_pages = housekeeping.FreePages()
         file.registration.start_upkeep = self.start
 
     @override
@@ -150,28 +142,30 @@ class FileUpkeep(Housekeeping):
 
     def _remove_expired(self) -> bool:
         now = self._file.rules.now()
-        if not self._file.read_blocking(lambda c: has_expired(c, now)):
+        if not self._file.read_blocking(lambda c: housekeeping.has_expired(c, now)):
             return False
         deleted_count = dead_letter_count = 0
 
         def remove_batch() -> bool:
             nonlocal deleted_count, dead_letter_count
-            batch = self._file.write_blocking(lambda tx: remove_expired(tx, now))
+            batch = self._file.write_blocking(lambda tx: housekeeping.remove_expired(tx, now))
             deleted_count, dead_letter_count = (
                 deleted_count + batch.deleted_count,
                 dead_letter_count + batch.dead_letter_count,
             )
-            return batch.deleted_count + batch.dead_letter_count == BATCH
+            return batch.deleted_count + batch.dead_letter_count == housekeeping.BATCH
 
         try:
             return self.run_shares(remove_batch)
         finally:
             if deleted_count + dead_letter_count:
                 text = "%d messages expired in their queues: %d are gone, %d are kept in %s"
-                log.info(text, deleted_count + dead_letter_count, deleted_count, dead_letter_count, DEAD_LETTERS)
+                log.info(
+                    text, deleted_count + dead_letter_count, deleted_count, dead_letter_count, housekeeping.DEAD_LETTERS
+                )
 
     def _release_pages(self) -> bool:
-        counts = self._file.read_blocking(page_counts)
+        counts = self._file.read_blocking(housekeeping.page_counts)
         pages = 0 if counts is None else self._free_pages.count_releasable(*counts)
         if not pages:
             return False
@@ -179,7 +173,7 @@ class FileUpkeep(Housekeeping):
 
         def release_batch() -> bool:
             nonlocal remaining
-            remaining = self._file.write_blocking(lambda tx: release_pages(tx, remaining))
+            remaining = self._file.write_blocking(lambda tx: housekeeping.release_pages(tx, remaining))
             return remaining > 0
 
         has_more = self.run_shares(release_batch)

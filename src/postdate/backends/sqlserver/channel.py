@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from postdate.backends.sqlserver import login
-from postdate.backends.sqlserver.login import Encryption
 from postdate.errors import ConfigurationError, StoreUnreachable
 
 _CHUNK_BYTES: Final = 65_536
@@ -126,7 +125,7 @@ class DriverSocket:
     must have the name ``host``.
     """
 
-    def __init__(self, raw: socket.socket, host: str, encryption: Encryption, where: str) -> None:
+    def __init__(self, raw: socket.socket, host: str, encryption: login.Encryption, where: str) -> None:
         self._raw, self._host, self._encryption, self._where = raw, host, encryption, where
         self._stream: _Bytes = raw
         self._received = b""
@@ -224,7 +223,7 @@ class DriverSocket:
                 )
             self._start_tls(in_packets=True)
         elif offered in {login.ENCRYPT_ON, login.ENCRYPT_REQUIRED}:
-            raise ConfigurationError(f"{self._where} demands encryption; take encrypt=no out of its address")
+            raise ConfigurationError(f"{self._where} requires encryption; remove encrypt=no from its address")
 
     def _start_tls(self, *, in_packets: bool) -> None:
         context, name = self._encryption.context, self._encryption.expected_name or self._host

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from typing_extensions import override
 
+from postdate import errors
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.row_locks.connection import (
     CONNECT_WITHIN_SECONDS,
@@ -25,34 +26,23 @@ from postdate.backends.sql.row_locks.parts import Conflict, Meanings, error_of, 
 from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import DriverSocket, LoginRefused, LoginRouted
 from postdate.backends.sqlserver.login import OPTIONS, encryption_of
-from postdate.errors import (
-    ConfigurationError,
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReadOnly,
-    StoreTroubled,
-    StoreUnreachable,
-)
 
 _MEANINGS: Final[Meanings] = {
     # Deadlock, lock request timed out, update conflict under snapshot isolation, lost a race for one id.
     Conflict: frozenset({1205, 1222, 2601, 2627, 3960}),
-    StoreNotSetUp: frozenset({207, 208, 911, 2812, 4902}),
-    StoreFull: frozenset({1101, 1105, 3257, 9002, 40544}),
-    StoreNotWritable: frozenset({229, 230, 262, 297, 300, 916, 2760, 6102, 15247, 18452, 18456}),
-    StoreReadOnly: frozenset({3906, 3908, 978}),
+    errors.StoreNotSetUp: frozenset({207, 208, 911, 2812, 4902}),
+    errors.StoreFull: frozenset({1101, 1105, 3257, 9002, 40544}),
+    errors.StoreNotWritable: frozenset({229, 230, 262, 297, 300, 916, 2760, 6102, 15247, 18452, 18456}),
+    errors.StoreReadOnly: frozenset({3906, 3908, 978}),
     # The server stops or starts, or has ended our session; or the database (4060) does not exist, or not yet.
-    StoreUnreachable: frozenset(
+    errors.StoreUnreachable: frozenset(
         {64, 233, 596, 921, 922, 927, 976, 983, 4014, 6005, 10053, 10054, 10060, 11001, 4060, 17142, 17187, 40143}
         | {40197, 40540, 40613}
     ),
     # Data: a conversion, an overflow, a missing value, a constraint, a text, row or index row that is too long, invalid
     # JSON, a value that the protocol cannot represent. A transaction that a trigger ended (3609, 3616), or one of the
     # application that has failed already (3930).
-    StoreError: frozenset(
+    errors.StoreError: frozenset(
         {206, 220, 232, 241, 242, 244, 245, 248, 295, 296, 298, 511, 512, 513, 515, 517, 530, 537, 547, 550, 1946}
         | {2628, 3609, 3616, 3930, 7139, 8009, 8016, 8023, 8114, 8115, 8134, 8152, 8169, 9402, 9420, 9803}
         | {13608, 13609, 13610, 13612, 13613}
@@ -67,7 +57,7 @@ are raised by a trigger or procedure of the application. Source: ADR 50.
 _FIRST_OF_APPLICATIONS: Final = 50_000  # numbers from this one on are raised by triggers and procedures
 
 
-def translate(error: Exception, where: str) -> PostdateError:
+def translate(error: Exception, where: str) -> errors.PostdateError:
     if isinstance(error, TimeoutError) and not error.args and isinstance(error.__cause__, Exception):
         return translate(error.__cause__, where)  # the driver gave up; the cause is the reason
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
@@ -75,8 +65,10 @@ def translate(error: Exception, where: str) -> PostdateError:
     if (meaning := meaning_of((number,), _MEANINGS)) is not None:
         return error_of(meaning, text, where)
     if not number:  # The error is not the server's: the connection was lost, or never opened.
-        return StoreUnreachable(f"{where}: {text}")
-    return (StoreError if number >= _FIRST_OF_APPLICATIONS else StoreTroubled)(f"{where}: {text} ({number})")
+        return errors.StoreUnreachable(f"{where}: {text}")
+    return (errors.StoreError if number >= _FIRST_OF_APPLICATIONS else errors.StoreTroubled)(
+        f"{where}: {text} ({number})"
+    )
 
 
 @contextmanager
@@ -88,7 +80,7 @@ def translate_errors(where: str) -> Generator[None]:
     except (Error, LoginRefused, OSError, EOFError) as error:
         raise translate(error, where) from error
     except (AssertionError, IndexError, struct.error) as error:  # The driver raises these for a truncated packet.
-        raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
+        raise errors.StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error
 
 
 _OLDEST: Final = 13  # SQL Server 2016
@@ -131,7 +123,9 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
         options = {name.lower(): value for name, value in self.address.options.items()}
         check_options(replace(self.address, options=options), OPTIONS)
         if not self.address.database:
-            raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
+            raise errors.ConfigurationError(
+                "the address of a SQL Server database is mssql://user:password@host:port/database"
+            )
         self._encryption = encryption_of(options)  # Once, because reading the system's certificates takes 0.1 s.
 
     @override
@@ -141,9 +135,8 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
 
     @override
     def connect_as_application(self) -> SqlServerSession:
-        session = self._connect_following_routes(
-            lambda session: session.configure(_INDEX_SETTINGS)
-        )  # other drivers set these, too
+        # Other drivers set these, too.
+        session = self._connect_following_routes(lambda session: session.configure(_INDEX_SETTINGS))
         session.set_answer_limit(math.inf)
         return session
 
@@ -157,7 +150,9 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
             else:
                 BACKEND.warn_if_untested()
                 return session
-        raise StoreUnreachable(f"{self.where}: was sent from server to server, at last to {address[0]}:{address[1]}")
+        raise errors.StoreUnreachable(
+            f"{self.where}: was redirected from server to server, last to {address[0]}:{address[1]}"
+        )
 
     def _connect_to(self, host: str, port: int, prepare: Callable[[SqlServerSession], None]) -> SqlServerSession:
         import pytds  # pyright: ignore[reportMissingTypeStubs] - it has none
@@ -193,10 +188,6 @@ class SqlServerSession(ServerSession):
         self._connection, self._channel, self._where = connection, channel, where
 
     @property
-    def tls_version(self) -> str | None:
-        return self._channel.tls_version
-
-    @property
     @override
     def driver(self) -> Any:
         return self._connection
@@ -221,7 +212,7 @@ class SqlServerSession(ServerSession):
         )
         too_old = edition not in _AZURE and (major is None or major < _OLDEST)
         if too_old or compatibility < _COMPATIBILITY:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{self._where} has version {major} and compatibility level {compatibility}; Postdate needs SQL Server "
                 f"2016 (13) or newer, and level {_COMPATIBILITY} or higher"
             )
@@ -273,20 +264,25 @@ class SqlServerSession(ServerSession):
     def set_answer_limit(self, seconds: float) -> None:
         self._channel.settimeout(None if seconds == math.inf else seconds)
 
+    @override
     def begin(self) -> None:
         self.change("BEGIN TRANSACTION")
 
+    @override
     def commit(self) -> None:
         self.change("COMMIT TRANSACTION")
 
+    @override
     def rollback(self) -> None:
         """Roll back; without effect if an error has rolled back already."""
         self.change("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
 
+    @override
     def close(self) -> None:
         with suppress(Exception):  # The driver closes with any error of the socket.
             self._connection.close()
 
+    @override
     def abort(self) -> None:
         self._channel.abort()
 

@@ -45,10 +45,10 @@ def encryption_of(options: Mapping[str, str]) -> Encryption:
     is_trusting = _is_yes("trustservercertificate", options.get("trustservercertificate", "no"))
     if choice != _STRICT and not _is_yes("encrypt", choice, f"yes, no or {_STRICT}"):
         if ignored := sorted(set(options) - {"encrypt"}):
-            raise ConfigurationError(f"{ignored[0]}= means nothing beside encrypt=no; take one of them out")
+            raise ConfigurationError(f"{ignored[0]}= has no effect with encrypt=no; remove one of them")
         return Encryption(None)
     if is_trusting and choice == _STRICT:
-        raise ConfigurationError("trustservercertificate=yes means nothing beside encrypt=strict; take one of them out")
+        raise ConfigurationError("trustservercertificate=yes has no effect with encrypt=strict; remove one of them")
     cafile = options.get("cafile")
     try:
         context = ssl.create_default_context(cafile=cafile)

@@ -11,16 +11,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from postdate.backends.sql.migrations import Step, oldest_versions, too_old_advice
+from postdate.backends.sql.row_locks import names as row_locks_names
 from postdate.backends.sql.row_locks.database import RowLockSchema, ServerSagaStore, TableCreation
-from postdate.backends.sql.row_locks.names import (
-    RowLockNames,
-    Spelling,
-    check_not_reserved,
-    mark_statement,
-    migrate,
-    newest_mark_query,
-    rights_comment,
-)
 from postdate.backends.sql.row_locks.outbox import ServerOutbox
 from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerInstance
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
@@ -48,16 +40,16 @@ def check_name(name: str, what: str) -> str:
         raise ConfigurationError(f"{what} must not be blank or have NUL characters or lone surrogates: {name!r}")
     if (units := len(name.encode("utf-16-le")) // 2) > LONGEST_NAME:
         raise ConfigurationError(
-            f"{what} {name!r} has {units} UTF-16 units; SQL Server takes {LONGEST_NAME}: choose a shorter one "
+            f"{what} {name!r} has {units} UTF-16 units; SQL Server allows at most {LONGEST_NAME}: choose a shorter one "
             f"(table=... for a store)"
         )
-    return check_not_reserved(name, what)
+    return row_locks_names.check_not_reserved(name, what)
 
 
-class SqlServerNames(RowLockNames):
+class SqlServerNames(row_locks_names.RowLockNames):
     """The names of one store. The server compares names of locks without regard to case beyond 32 characters."""
 
-    spelling = Spelling("postdate.backends.sqlserver", quote_name, literal, check_name)
+    spelling = row_locks_names.Spelling("postdate.backends.sqlserver", quote_name, literal, check_name)
 
 
 _WAIT_MILLISECONDS: Final = 30_000
@@ -67,7 +59,7 @@ ACQUIRE_LOCK: Final = (
 )
 
 
-def foundation(names: RowLockNames) -> tuple[str, ...]:
+def foundation(names: row_locks_names.RowLockNames) -> tuple[str, ...]:
     marks = names.qualified_name("postdate_migration")
     return (
         create_schema_statement(names.schema),
@@ -85,31 +77,31 @@ def create_schema_statement(schema: str) -> str:
     return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quote_name(schema)}')})"
 
 
-def setup_statements(names: RowLockNames, steps: Sequence[Step]) -> str:
+def setup_statements(names: row_locks_names.RowLockNames, steps: Sequence[Step]) -> str:
     refusals = (_refusal(names, *each) for each in oldest_versions(steps).items())
     guarded_statements = (
         _guarded_statement(names, step, statement)
         for step in steps
-        for statement in (*step.statements, mark_statement(names, step))
+        for statement in (*step.statements, row_locks_names.mark_statement(names, step))
     )
     body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *refusals, *guarded_statements])
-    rights = rights_comment(names, f"SCHEMA::{quote_name(names.schema)}")
+    rights = row_locks_names.rights_comment(names, f"SCHEMA::{quote_name(names.schema)}")
     return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{rights}"
 
 
-def _guarded_statement(names: RowLockNames, step: Step, statement: str) -> str:
+def _guarded_statement(names: row_locks_names.RowLockNames, step: Step, statement: str) -> str:
     """Return a statement that runs only as part of the next migration, which ends with its mark, the last statement."""
-    newest = newest_mark_query(names, step.subject)
+    newest = row_locks_names.newest_mark_query(names, step.subject)
     return f"IF {newest} {'IS NULL' if step.is_initial else f'= {step.version - 1}'}\n{statement}"
 
 
-def _refusal(names: RowLockNames, subject: str, oldest: int) -> str:
+def _refusal(names: row_locks_names.RowLockNames, subject: str, oldest: int) -> str:
     """Return a statement that fails in a schema that is too old."""
     text = literal(f"schema {names.schema!r} is too old: {too_old_advice(oldest)}")
-    return f"IF {newest_mark_query(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
+    return f"IF {row_locks_names.newest_mark_query(names, subject)} < {oldest}\nTHROW 50000, {text}, 1"
 
 
-def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
+def setup(session: Any, names: row_locks_names.RowLockNames, steps: Sequence[Step]) -> None:
     """Apply the missing migrations of ``steps``; several processes may do it at once.
 
     Raises as `find_missing_steps` does, or `StoreUnavailable` when another process has been migrating for half a
@@ -118,7 +110,7 @@ def setup(session: Any, names: RowLockNames, steps: Sequence[Step]) -> None:
     with lock_setup(session, names.lock_name("setup")):
         for statement in foundation(names):
             session.change(statement)
-        migrate(session, names, steps, f"schema {names.schema!r}")
+        row_locks_names.migrate(session, names, steps, f"schema {names.schema!r}")
 
 
 @contextmanager

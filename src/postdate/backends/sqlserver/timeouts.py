@@ -15,15 +15,7 @@ from typing_extensions import override
 from postdate.backends.sql.row_locks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
 from postdate.backends.sql.timeouts_layout import DESTINATION, ID, STATE, TIME, round_up
-from postdate.backends.sqlserver.schema import (
-    SqlServerNames,
-    SqlServerSchema,
-    check_name,
-    create_schema_statement,
-    literal,
-    lock_setup,
-    quote_name,
-)
+from postdate.backends.sqlserver import schema as sqlserver_schema
 from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
@@ -66,9 +58,9 @@ class SqlServerTimeouts(ServerTimeouts):
     """
 
     def __init__(
-        self, url: str | SqlServerSchema, *, schema: str | None = None, table_prefix: str | None = None
+        self, url: str | sqlserver_schema.SqlServerSchema, *, schema: str | None = None, table_prefix: str | None = None
     ) -> None:
-        database = SqlServerSchema.of(url, schema)
+        database = sqlserver_schema.SqlServerSchema.of(url, schema)
         super().__init__(database, lambda name: SqlServerTable(database.schema, name), table_prefix)
 
 
@@ -76,13 +68,16 @@ class SqlServerTable(RowLockTimeoutTable):
     dialect = SqlServerSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
-        plain = f"{quote_name(schema)}.{quote_name(check_name(name, _TABLE_DESCRIPTION))}"
+        plain = (
+            f"{sqlserver_schema.quote_name(schema)}."
+            f"{sqlserver_schema.quote_name(sqlserver_schema.check_name(name, _TABLE_DESCRIPTION))}"
+        )
         table = plain.replace("%", "%%")
         # The indexes are part of CREATE TABLE, so one check is enough for all.
         create = (
-            create_schema_statement(schema),
+            sqlserver_schema.create_schema_statement(schema),
             (
-                f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL CREATE TABLE {plain} (\n"
+                f"IF OBJECT_ID({sqlserver_schema.literal(plain)}, N'U') IS NULL CREATE TABLE {plain} (\n"
                 f"    [Id] uniqueidentifier NOT NULL PRIMARY KEY, [Destination] nvarchar(200), "
                 f"[SagaId] uniqueidentifier,\n"
                 f"    [State] varbinary(max), [Time] datetime, [Headers] nvarchar(max) NOT NULL,\n"
@@ -90,7 +85,7 @@ class SqlServerTable(RowLockTimeoutTable):
                 f"    INDEX [Index_SagaId] ([SagaId]), INDEX [Index_Time] ([Time])\n)"
             ),
         )
-        self._lock = SqlServerNames(schema, "timeouts").lock_name("setup")
+        self._lock = sqlserver_schema.SqlServerNames(schema, "timeouts").lock_name("setup")
         of_id = "[Id] = CAST(%(Id)s AS uniqueidentifier)"
         row = "[Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers]"
         sql = TimeoutStatements(
@@ -119,7 +114,7 @@ class SqlServerTable(RowLockTimeoutTable):
 
     @override
     def setup(self, session: Any) -> None:
-        with lock_setup(session, self._lock):
+        with sqlserver_schema.lock_setup(session, self._lock):
             for statement in self.create:
                 session.change(statement)
 
@@ -136,7 +131,8 @@ class SqlServerTable(RowLockTimeoutTable):
         """Insert a row; bytes are sent as hexadecimal text."""
         if (units := len(row[DESTINATION].encode("utf-16-le")) // 2) > DESTINATION_LIMIT:
             raise InvalidMessage(
-                f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server takes {DESTINATION_LIMIT}"
+                f"the destination of timeout {row[ID]} has {units} UTF-16 units; SQL Server allows at most "
+                f"{DESTINATION_LIMIT}"
             )
         values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: time_bound(round_up_to_datetime(row[TIME]))}
         return session.change(self.sql.insert, values) > 0
@@ -145,7 +141,7 @@ class SqlServerTable(RowLockTimeoutTable):
 def round_up_to_datetime(due: datetime) -> datetime:
     """Return the first ``datetime`` of SQL Server not before ``due``. Raise `InvalidMessage` if there is none."""
     if due > _LATEST:
-        raise InvalidMessage(f"SQL Server keeps no timeout that is due at {due.isoformat()}")
+        raise InvalidMessage(f"SQL Server cannot store a timeout that is due at {due.isoformat()}")
     due = max(round_up(due, 3), EARLIEST)
     last = due.microsecond // 1000 % 10
     return due + timedelta(milliseconds=next(ending for ending in (*_LAST_DIGITS, 10) if ending >= last) - last)

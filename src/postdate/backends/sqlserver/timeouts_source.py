@@ -12,15 +12,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.timeouts_layout import ID, TIME
-from postdate.backends.sql.timeouts_migration.dialect import (
-    NUMBER,
-    ONGOING,
-    STATE_TABLE,
-    TURN_SECONDS,
-    Dialect,
-    HideRequest,
-    Session,
-)
+from postdate.backends.sql.timeouts_migration import dialect
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.schema import (
     ACQUIRE_LOCK,
@@ -54,7 +46,7 @@ class PlainSession:
         return self._session.pages(sql if values else sql.replace("%%", "%"), values, page)
 
 
-class SqlServerDialect(Dialect):
+class SqlServerDialect(dialect.Dialect):
     text = "nvarchar(200)"
     long_text = "nvarchar(max)"
     instant = "datetime2"
@@ -69,16 +61,16 @@ class SqlServerDialect(Dialect):
         super().__init__(check_name(DEFAULT_SCHEMA if schema is None else schema, "schema"), self._server.where)
 
     @override
-    def connect(self) -> Session:
+    def connect(self) -> dialect.Session:
         return PlainSession(self._server.connect_patiently())
 
     @override
-    def now(self, session: Session) -> datetime:
+    def now(self, session: dialect.Session) -> datetime:
         ((now,),) = session.rows("SELECT SYSUTCDATETIME()", {})
         return now.replace(tzinfo=UTC)
 
     @override
-    def columns(self, session: Session, table: str) -> Sequence[str]:
+    def columns(self, session: dialect.Session, table: str) -> Sequence[str]:
         """Return the names of a table's columns, without computed ones."""
         sql = (
             "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID(%(table)s, 'U') AND is_computed = 0 "
@@ -87,21 +79,26 @@ class SqlServerDialect(Dialect):
         return [name for (name,) in session.rows(sql, {"table": f"{quote_name(self.schema)}.{quote_name(table)}"})]
 
     @override
-    def limit_waits(self, session: Session, margin: timedelta) -> None:
+    def limit_waits(self, session: dialect.Session, margin: timedelta) -> None:
         """Limit waits for locks; the server has no limit for statements. The clock is checked before the commit."""
         session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
 
     @override
-    def reset_limits(self, session: Session) -> None:
+    def reset_limits(self, session: dialect.Session) -> None:
         session.change(f"SET LOCK_TIMEOUT {_LOCK_MILLISECONDS}", {})
 
     @override
-    def acquire_turn(self, session: Session) -> None:
+    def acquire_turn(self, session: dialect.Session) -> None:
         """Acquire a lock, which is held until the end of the transaction."""
-        values = {"name": SqlServerNames(self.schema, "any").lock_name("migration"), "wait": TURN_SECONDS * 1_000}
+        values = {
+            "name": SqlServerNames(self.schema, "any").lock_name("migration"),
+            "wait": dialect.TURN_SECONDS * 1_000,
+        }
         ((granted,),) = session.rows(ACQUIRE_LOCK, values)
         if granted < 0:
-            raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
+            raise StoreUnavailable(
+                f"{self.where}: another migration has not finished its start for too long; try again"
+            )
 
     @override
     def size_of(self, column: str) -> str:
@@ -119,8 +116,12 @@ class SqlServerDialect(Dialect):
         return ""  # for this server, two NULLs are equal
 
     def _statements_after_state(self) -> Sequence[str]:
-        index, ongoing, state = f"{STATE_TABLE}_Ongoing", self.quote_name(ONGOING), self.qualified_table(STATE_TABLE)
-        table_literal = literal(f"{quote_name(self.schema)}.{quote_name(STATE_TABLE)}").replace("%", "%%")
+        index, ongoing, state = (
+            f"{dialect.STATE_TABLE}_Ongoing",
+            self.quote_name(dialect.ONGOING),
+            self.qualified_table(dialect.STATE_TABLE),
+        )
+        table_literal = literal(f"{quote_name(self.schema)}.{quote_name(dialect.STATE_TABLE)}").replace("%", "%%")
         return (
             (
                 f"IF NOT EXISTS (SELECT 1 FROM sys.indexes WHERE object_id = OBJECT_ID({table_literal}, N'U') "
@@ -131,8 +132,8 @@ class SqlServerDialect(Dialect):
 
     @override
     def staging_table_statements(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        number, hidden = self.quote_name(NUMBER), self.qualified_table(staging)
-        key = self.list_of((NUMBER, ID))
+        number, hidden = self.quote_name(dialect.NUMBER), self.qualified_table(staging)
+        key = self.list_of((dialect.NUMBER, ID))
         return (
             (
                 f"SELECT {self.list_of(columns)}, CAST(0 AS int) AS {number} INTO {hidden} FROM "
@@ -142,7 +143,7 @@ class SqlServerDialect(Dialect):
             f"CREATE UNIQUE CLUSTERED INDEX {quote_name(f'{staging}_key')} ON {hidden} ({key})",
         )
 
-    def _earliest_query(self, request: HideRequest, columns: str) -> str:
+    def _earliest_query(self, request: dialect.HideRequest, columns: str) -> str:
         # READPAST skips locked rows, and is refused without READCOMMITTEDLOCK where row versions are switched on.
         # UPDLOCK keeps the rows that were read until they are removed.
         return (

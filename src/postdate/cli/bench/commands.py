@@ -21,17 +21,7 @@ from typing import Annotated, Any, Final, cast
 import anyio
 import typer
 
-from postdate.cli.bench.messages import (
-    BATCH,
-    Deliveries,
-    id_of,
-    instrument_adapters,
-    lateness_of,
-    messages_of,
-    percentiles,
-    receive_ids,
-    store_paced,
-)
+from postdate.cli.bench import messages as bench_messages
 from postdate.cli.bench.places import Common, Trial, create_trial, open_trial, queue_names
 from postdate.cli.command import Exit, add_command, create_group, option, options_of
 from postdate.cli.output import print_pairs
@@ -51,11 +41,11 @@ Number = Annotated[int, option("--n", "Messages.", min=1)]
 
 
 @asynccontextmanager
-async def run_service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, Deliveries]]:
+async def run_service(trial: Trial, n: int) -> AsyncGenerator[tuple[ClaimingStore, bench_messages.Deliveries]]:
     """Run a service with its default settings that delivers ``n`` messages from the store."""
-    queues, deliveries = queue_names(trial.run), Deliveries(n)
+    queues, deliveries = queue_names(trial.run), bench_messages.Deliveries(n)
     async with open_trial(trial) as (store, transport):
-        instrument_adapters(store, transport, deliveries)
+        bench_messages.instrument_adapters(store, transport, deliveries)
         endpoint = Endpoint(
             queues.endpoint,
             transport=transport,
@@ -96,14 +86,14 @@ def _register_benchmark(benchmark: Benchmark) -> Benchmark:
 async def schedule(
     trial: Trial,
     n: Number = 200_000,
-    batch: Annotated[int, option("--batch", "Messages in one commit.", min=1)] = BATCH,
+    batch: Annotated[int, option("--batch", "Messages in one commit.", min=1)] = bench_messages.BATCH,
 ) -> Figures:
     """Store messages in bulk. Making them is not counted."""
     clock, seconds, cpu_s, stored = SystemClock(), 0.0, 0.0, 0
     due = clock.now() + timedelta(hours=1)
     trial.report(f"storing {n:,} messages, {batch:,} at a time")
     async with open_trial(trial) as (store, _):
-        for messages in messages_of(trial, n, due, timedelta(milliseconds=1), batch):
+        for messages in bench_messages.messages_of(trial, n, due, timedelta(milliseconds=1), batch):
             started, cpu_before = time.perf_counter(), time.process_time()
             stored += (await store.store_many(messages, clock.now())).stored
             seconds += time.perf_counter() - started
@@ -120,7 +110,7 @@ async def drain(trial: Trial, n: Number = 200_000) -> Figures:
     due = clock.now() - timedelta(days=1)
     trial.report(f"storing {n:,} messages")
     async with open_trial(trial) as (store, _):
-        for messages in messages_of(trial, n, due, timedelta(microseconds=100), BATCH):
+        for messages in bench_messages.messages_of(trial, n, due, timedelta(microseconds=100), bench_messages.BATCH):
             await store.store_many(messages, clock.now())
     fill_s = steady_seconds() - fill_started
     trial.report(f"delivering {n:,} messages")
@@ -146,13 +136,13 @@ async def lateness(
     trial.report(f"delivering {rate:,} messages a second")
     async with run_service(trial, n) as (store, deliveries):
         first_due = SystemClock().now() + timedelta(seconds=lead_seconds + _AHEAD_SECONDS)
-        messages = chain.from_iterable(messages_of(trial, n, first_due, spacing, batch=1))
+        messages = chain.from_iterable(bench_messages.messages_of(trial, n, first_due, spacing, batch=1))
         cpu_before = time.process_time()
         deliveries.gate.set()
-        stored_when_due = await store_paced(store, messages, lead_seconds)
+        stored_when_due = await bench_messages.store_paced(store, messages, lead_seconds)
         await deliveries.wait_until_complete()
         cpu_s = time.process_time() - cpu_before
-    lateness_seconds = lateness_of(
+    lateness_seconds = bench_messages.lateness_of(
         [(first_due + number * spacing).timestamp() for number in range(n)], deliveries.marks
     )
     losses = await _count_losses(trial, n, early=sum(value < 0 for value in lateness_seconds))
@@ -160,7 +150,7 @@ async def lateness(
         "n": n,
         **losses,
         **_cpu_figures(cpu_s, n),
-        **percentiles(lateness_seconds),
+        **bench_messages.percentiles(lateness_seconds),
         "stored_when_due": stored_when_due,
     }
 
@@ -174,8 +164,8 @@ async def _count_losses(trial: Trial, n: int, early: int = 0) -> Figures:
     """Receive all messages of their queue. Return how many are lost, duplicated, and early or unexpected."""
     trial.report(f"counting {n:,} messages")
     async with open_trial(trial) as (_, transport):
-        receive_counts = Counter(await receive_ids(transport, queue_names(trial.run).arrived, n))
-    expected_ids = {id_of(number, trial.run) for number in range(n)}
+        receive_counts = Counter(await bench_messages.receive_ids(transport, queue_names(trial.run).arrived, n))
+    expected_ids = {bench_messages.id_of(number, trial.run) for number in range(n)}
     return {
         "lost": len(expected_ids - receive_counts.keys()),
         "duplicated": sum(count > 1 for count in receive_counts.values()),

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import anyio
 
+from postdate import ports
 from postdate.cli.bench.places import Trial, queue_names
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage, Envelope, Headers
-from postdate.ports import Claim, ClaimingStore, Completion, MoveReport, MovingStore, Settlement, Transport, Work
 
 BODY: Final = b"x" * 300
 BATCH: Final = 5_000
@@ -55,7 +55,7 @@ _PATIENCE_SECONDS: Final = 10.0
 _RECEIVE_BATCH: Final = 1_000
 
 
-async def receive_ids(transport: Transport, queue: str, n: int) -> list[str]:
+async def receive_ids(transport: ports.Transport, queue: str, n: int) -> list[str]:
     """Receive all messages of a queue, of which ``n`` are expected, and return their ids."""
     clock, receiver, message_ids = SystemClock(), transport.receiver(queue), list[str]()
     try:
@@ -67,7 +67,7 @@ async def receive_ids(transport: Transport, queue: str, n: int) -> list[str]:
                 return message_ids
             message_ids += [each.envelope.message_id for each in batch]
             for error in await receiver.settle(
-                [Settlement(each, clock.now(), Completion(record=None)) for each in batch]
+                [ports.Settlement(each, clock.now(), ports.Completion(record=None)) for each in batch]
             ):
                 if error is not None:
                     raise error
@@ -112,19 +112,19 @@ class Deliveries:
                 raise PostdateError(f"nothing was delivered for {STUCK_SECONDS:.0f} s after {count_before:,} messages")
 
 
-def instrument_adapters(store: ClaimingStore, transport: Transport, deliveries: Deliveries) -> None:
+def instrument_adapters(store: ports.ClaimingStore, transport: ports.Transport, deliveries: Deliveries) -> None:
     """Hold back claims until the gate opens, and note deliveries.
 
     This patches the two objects, not their classes, so that the endpoint sees their capabilities unchanged.
     """
     claim_due, send = store.claim_due, transport.send
 
-    async def claim_when_open(now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_when_open(now: datetime, limit: int) -> Sequence[ports.Claim]:
         await deliveries.gate.wait()
         return await claim_due(now, limit)
 
     async def send_and_count(
-        envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+        envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[ports.Work] = ()
     ) -> Sequence[PostdateError | None]:
         errors = await send(envelopes, now, work=work)
         deliveries.add_deliveries(sum(error is None for error in errors))
@@ -132,10 +132,10 @@ def instrument_adapters(store: ClaimingStore, transport: Transport, deliveries: 
 
     vars(store)["claim_due"] = claim_when_open
     vars(transport)["send"] = send_and_count
-    if isinstance(store, MovingStore):
+    if isinstance(store, ports.MovingStore):
         move_due = store.move_due
 
-        async def move_and_count(now: datetime, limit: int, **options: Any) -> MoveReport:
+        async def move_and_count(now: datetime, limit: int, **options: Any) -> ports.MoveReport:
             await deliveries.gate.wait()
             report = await move_due(now, limit, **options)
             deliveries.add_deliveries(report.delivered)
@@ -144,7 +144,7 @@ def instrument_adapters(store: ClaimingStore, transport: Transport, deliveries: 
         vars(store)["move_due"] = move_and_count
 
 
-async def store_paced(store: ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
+async def store_paced(store: ports.ClaimingStore, messages: Iterable[DelayedMessage], lead_seconds: float) -> int:
     """Store each message ``lead_seconds`` before it is due, one commit each, several at the same time.
 
     Returns how many messages were already due when they were stored: their lateness is unknown.

@@ -25,15 +25,7 @@ from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import ConfigurationError
 from postdate.ports import AdministrableStore, ClaimingStore, TransactionMode, Transport
 from postdate.ports.backends import Place, Scratch
-from postdate.wiring.adapters import (
-    AdapterRole,
-    adapters_of,
-    file_of,
-    find_adapter,
-    load_factory,
-    open_store,
-    open_transport,
-)
+from postdate.wiring import adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,7 @@ class Common:
     def working_folder(self) -> Generator[Path]:
         """Yield an empty folder on the disk to be measured. It is removed afterwards, also after SIGINT and SIGTERM."""
         folder = self.folder
-        if folder is None and ":" in self.store and (file := file_of(self.store)) is not None:
+        if folder is None and ":" in self.store and (file := adapters.file_of(self.store)) is not None:
             folder = file.parent
         if folder is not None and not folder.is_dir():
             raise ConfigurationError(f"there is no folder {folder}")
@@ -100,7 +92,7 @@ class Subject:
     """
 
     name: str
-    kind: AdapterRole
+    kind: adapters.AdapterRole
     address: Address | None
 
     def opening_arguments(self, scratch: Scratch, settings: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -131,12 +123,12 @@ class Trial:
     def open_store(self) -> ClaimingStore:
         """Open the store of the run."""
         address, settings = self.store.opening_arguments(self.store_scratch, self.settings)
-        return open_store(address, **settings)
+        return adapters.open_store(address, **settings)
 
     def open_transport(self) -> Transport:
         """Open the queues of the run."""
         address, settings = self.queues.opening_arguments(self.queues_scratch, self.settings)
-        return open_transport(address, **settings)
+        return adapters.open_transport(address, **settings)
 
     async def set_up(self) -> dict[str, dict[str, str]]:
         """Create tables and queues. Return version and settings of each server, by its name on the command line."""
@@ -227,11 +219,13 @@ def find_subject(role: Literal["store", "transport"], text: str) -> Subject:
     """Return the store or queues of a kind or an address. Raise ConfigurationError if unknown or without a server."""
     if ":" in text:
         address = resolve_address(text, os.environ)
-        kind = find_adapter(address, role, role)
+        kind = adapters.find_adapter(address, role, role)
         if kind.backend.place is Place.MEMORY:
             raise ConfigurationError(f"--{role} {address.scheme}: keeps nothing from one step of a run to the next")
         return Subject(address.scheme, kind, None if kind.backend.place is Place.FILE else address)
-    by_scheme = {name: kind for name, kind in adapters_of(role).items() if kind.backend.place is not Place.MEMORY}
+    by_scheme = {
+        name: kind for name, kind in adapters.adapters_of(role).items() if kind.backend.place is not Place.MEMORY
+    }
     main_schemes = {name: kind for name, kind in by_scheme.items() if name == kind.addresses.schemes[0]}
     by_product = {kind.backend.product.lower(): kind for kind in main_schemes.values()}
     kind = {**by_product, **by_scheme}.get(text)
@@ -256,10 +250,10 @@ def queues_of(store: Subject) -> Subject:
     if backend.transport is not None:
         addresses = backend.queue_addresses or backend.addresses
         return Subject(
-            store.name, AdapterRole(backend, backend.transport, addresses, addresses.schemes[0]), store.address
+            store.name, adapters.AdapterRole(backend, backend.transport, addresses, addresses.schemes[0]), store.address
         )
     queue_adapters = (
-        each for each in adapters_of("transport").values() if each.backend.store is None and each.is_server
+        each for each in adapters.adapters_of("transport").values() if each.backend.store is None and each.is_server
     )
     return find_subject("transport", next(queue_adapters).backend.product.lower())
 
@@ -272,7 +266,7 @@ def _create_place(
         folder.mkdir()
         return _yield_unremoved(Scratch(f"{kind.scheme}:///{folder / 'bench.db'}"))
     if kind.backend.scratch is not None:
-        create = load_factory(replace(kind, adapter=kind.backend.scratch))
+        create = adapters.load_factory(replace(kind, adapter=kind.backend.scratch))
         return cast("AbstractContextManager[Scratch]", create(str(subject.address), run, queues))
     if role == "store":
         raise ConfigurationError(

@@ -24,9 +24,9 @@ from postdate.core.due.poller import PollResult
 from postdate.core.due.recovery import DispatchRecovery
 from postdate.core.due.sending import Sender
 from postdate.core.expiry import is_expired
-from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures, do_nothing
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines
+from postdate.core.health.message_memory import MessageMemory, Release
 from postdate.core.limits import LimitsCache
 from postdate.core.recoverability import DispatchSettings, retry_delay
 from postdate.errors import PostdateError
@@ -78,8 +78,8 @@ class Dispatcher:
         self.store_deadlines = Deadlines.of_store(store, clock, call_deadline)
         """Deadlines of all calls of the store, also those of a mover. They are shorter while the dispatcher stops."""
         self.limits = LimitsCache(store, self.store_deadlines, clock)
-        self._attempts = Attempts()
-        self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._attempts)
+        self._memory = MessageMemory()
+        self.finisher = Finisher(store, self.store_deadlines, clock, failure_rate, journal, self._memory)
         # Real time, as durations of `clock`: a scaled clock does not make a network faster.
         self._hangs_after = in_real_time(clock, HANGS_AFTER)
         self._patience = in_real_time(clock, PATIENCE)
@@ -93,7 +93,7 @@ class Dispatcher:
             clock,
             self._sender,
             self.finisher,
-            self._attempts,
+            self._memory,
             breaker,
             failure_rate,
             metrics,
@@ -294,7 +294,7 @@ class Dispatcher:
         for claim in batch.open_claims.values():
             if is_expired(claim.message, now):
                 expired.append(claim)
-            elif self._attempts and (error := self._attempts.pop_doom(claim.message, seconds)) is not None:
+            elif self._memory and (error := self._memory.pop_doom(claim.message, seconds)) is not None:
                 doomed.append((claim, error, True))
                 batch.recorded_failures.add(claim.message.message_id)
             else:

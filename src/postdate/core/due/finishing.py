@@ -19,9 +19,9 @@ from typing import Final, Protocol
 import anyio
 
 from postdate.clock import Clock, later
-from postdate.core.health.attempts import MOST_ATTEMPTS, Attempts, Release, UnwrittenOutcome, fingerprint
 from postdate.core.health.circuit_breaker import FailureRate
 from postdate.core.health.deadlines import Deadlines
+from postdate.core.health.message_memory import MOST_MESSAGES, MessageMemory, Release, UnwrittenOutcome, fingerprint
 from postdate.core.recoverability import retry_delay
 from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
@@ -102,11 +102,11 @@ class Finisher:
         clock: Clock,
         failure_rate: FailureRate,
         journal: Journal,
-        attempts: Attempts,
+        memory: MessageMemory,
     ) -> None:
         self._store, self._deadlines, self._clock = store, deadlines, clock
         self._failure_rate, self._journal = failure_rate, journal
-        self._attempts = attempts
+        self._memory = memory
         self._removals: list[_Removal] = []
         """Removals in progress. A server that fails during a removal may release the claims before it answers.
 
@@ -125,20 +125,20 @@ class Finisher:
     @property
     def unwritten_outcomes(self) -> Mapping[str, UnwrittenOutcome]:
         """Outcomes to be written, by message id. This process has their claims."""
-        return self._attempts.outcomes_with_claim
+        return self._memory.outcomes_with_claim
 
     # --- before a claim ---------------------------------------------------------------------------------------------
 
     def free_capacity(self, limit: int) -> int:
         """Return how many of ``limit`` messages may be claimed now."""
-        if self._probes and self._attempts.has_unwritten:
+        if self._probes and self._memory.has_unwritten:
             seconds = self._clock.monotonic()
             if seconds < self._probe_at:
                 return 0
             limit = min(limit, _PROBE_MESSAGES)
             self._probe_at = seconds + self._shorten_in_outage(retry_delay(self._probes))
             self._probes += 1
-        return max(min(limit, MOST_ATTEMPTS - len(self.unwritten_outcomes)), 0)
+        return max(min(limit, MOST_MESSAGES - len(self.unwritten_outcomes)), 0)
 
     def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
         """Return when to write outcomes again, or ``earliest`` if that is before.
@@ -148,7 +148,7 @@ class Finisher:
             claims_from: monotonic seconds before which nothing is claimed.
         """
         times = [unwritten.retry_at for unwritten in self.unwritten_outcomes.values()]
-        if self._probes and self._attempts.has_unwritten:
+        if self._probes and self._memory.has_unwritten:
             times.append(max(self._probe_at, claims_from))  # only a claim and its outcome show if the store is back
         if not times:
             return earliest
@@ -160,20 +160,20 @@ class Finisher:
 
         If the outcome of a message is known and not yet written, its claim is kept until the outcome is written.
         """
-        if not self._attempts and not self._removals:
+        if not self._memory and not self._removals:
             return claims
         self._forget_old_claims()
         ids = {claim.message.message_id for claim in claims}
         is_being_removed = any(not removal.claims.keys().isdisjoint(ids) for removal in self._removals)
         # The usual case: one check of the whole batch is quicker than a check of each claim.
-        if not is_being_removed and not self._attempts.has_any(ids):
+        if not is_being_removed and not self._memory.has_any(ids):
             return claims
         return [claim for claim in claims if not self._has_outcome(claim)]
 
     def _has_outcome(self, claim: Claim) -> bool:
         """Return whether a claimed message has an outcome already; if so, that is written later under this claim."""
         message_id = claim.message.message_id
-        unwritten = self._attempts.unwritten_of(message_id)
+        unwritten = self._memory.unwritten_of(message_id)
         if unwritten is None:
             return self._is_being_removed(claim)
         attempt_at = None if unwritten.release is None else unwritten.release.attempt_at
@@ -183,12 +183,12 @@ class Finisher:
         is_another = may_have_returned or unwritten.fingerprint != fingerprint(claim.message)
         is_due_again = unwritten.outcome is None and (attempt_at is None or attempt_at <= self._clock.now())
         if is_another or is_due_again:
-            self._attempts.forget_unwritten_outcome(message_id)
+            self._memory.forget_unwritten_outcome(message_id)
             return False
         if unwritten.release is not None:
             unwritten.release.claim = claim
         unwritten.claim = claim
-        self._attempts.remember_unwritten(unwritten)
+        self._memory.remember_unwritten(unwritten)
         return True
 
     def _is_being_removed(self, claim: Claim) -> bool:
@@ -203,7 +203,7 @@ class Finisher:
             ):
                 unwritten = _unwritten(claim, removal.outcome, removal.detail)
                 unwritten.retry_at = self._clock.monotonic() + retry_delay(0).total_seconds()
-                self._attempts.remember_unwritten(unwritten)
+                self._memory.remember_unwritten(unwritten)
                 return True
         return False
 
@@ -215,13 +215,13 @@ class Finisher:
         This process may claim the same message again. Then it must write the outcome and not send the message again.
         """
         unwritten.claim, unwritten.lost_at = None, self._clock.monotonic()
-        self._attempts.remember_unwritten(unwritten)
+        self._memory.remember_unwritten(unwritten)
 
     def _forget_old_claims(self) -> None:
         """Forget claims that were lost long ago, unless a write to the store has failed since then."""
         before = self._clock.monotonic() - _CLAIMED_AGAIN_WITHIN_SECONDS
         if not self._probes and self._failed_at <= before:
-            self._attempts.forget_claims_lost_before(before)
+            self._memory.forget_claims_lost_before(before)
 
     def remember_sent(self, claims: Sequence[Claim], *, are_claimed: bool = False) -> None:
         """Remember messages that were sent: if they are claimed again, they are only removed.
@@ -234,7 +234,7 @@ class Finisher:
                 continue
             unwritten = _unwritten(claim, Outcome.DELIVERED)
             if are_claimed:
-                self._attempts.remember_unwritten(unwritten)
+                self._memory.remember_unwritten(unwritten)
             else:
                 self._remember_lost_claim(unwritten)
 
@@ -245,7 +245,7 @@ class Finisher:
         process claimed it again, and could not release that second claim. Now the message only needs to be removed,
         under the second claim.
         """
-        unwritten = self._attempts.unwritten_of(claim.message.message_id)
+        unwritten = self._memory.unwritten_of(claim.message.message_id)
         if unwritten is None or unwritten.claim is None or unwritten.fingerprint != fingerprint(claim.message):
             return False
         # A failed message may have been returned from the error queue; the later claim may be one of the returned one.
@@ -332,7 +332,7 @@ class Finisher:
             return error
         self._report_success()
         message_id = claim.message.message_id
-        unwritten = self._attempts.unwritten_of(message_id)
+        unwritten = self._memory.unwritten_of(message_id)
         if is_stored:
             self._journal.record_events(RecordKind.RETRIED, [claim.message], now, reason)
         elif unwritten is None:
@@ -364,16 +364,16 @@ class Finisher:
             self._write_later(outcomes, error)
             return
         for unwritten in outcomes:
-            self._attempts.remember_unwritten(unwritten)
+            self._memory.remember_unwritten(unwritten)
 
     def _is_sent(self, claim: Claim) -> bool:
         """Return whether a message was sent before this claim; if so, it is removed later under this claim."""
-        unwritten = self._attempts.unwritten_of(claim.message.message_id)
+        unwritten = self._memory.unwritten_of(claim.message.message_id)
         is_sent = unwritten is not None and unwritten.outcome is Outcome.DELIVERED
         if unwritten is None or not is_sent or unwritten.fingerprint != fingerprint(claim.message):
             return False
         unwritten.claim = claim
-        self._attempts.remember_unwritten(unwritten)
+        self._memory.remember_unwritten(unwritten)
         return True
 
     def _write_later(
@@ -383,7 +383,7 @@ class Finisher:
             pause = max(retry_delay(unwritten.failed_writes - 1, error), at_least)
             unwritten.may_be_written |= isinstance(error, StoreUnreachable)
             unwritten.retry_at = self._clock.monotonic() + self._shorten_in_outage(pause)
-            self._attempts.remember_unwritten(unwritten)
+            self._memory.remember_unwritten(unwritten)
 
     def _shorten_in_outage(self, pause: timedelta) -> float:
         """Return a pause in seconds; while the store writes no outcomes, a short one, to notice its recovery soon."""
@@ -424,7 +424,7 @@ class Finisher:
         await self.release_claims(releases_again)
         for message_id, unwritten in remembered_outcomes.items():
             if self.unwritten_outcomes.get(message_id) is unwritten:
-                self._attempts.forget_unwritten_outcome(message_id)
+                self._memory.forget_unwritten_outcome(message_id)
 
     async def _finish_again(self, outcomes: Sequence[UnwrittenOutcome], outcome: Outcome, detail: str) -> None:
         """Remove messages in one call. If that fails, remove some one by one, as a single message may be the cause."""
@@ -474,7 +474,7 @@ class Finisher:
             if finished == len(claims) or outcome is not Outcome.DELIVERED:
                 # A message may be returned from the error queue, with the same id and content. If it were mistaken for
                 # the message to remove, it would be lost. A second error copy is only a duplicate.
-                self._attempts.forget_unwritten_outcome(unwritten.message_id)
+                self._memory.forget_unwritten_outcome(unwritten.message_id)
             else:  # some claims were lost: their messages are removed already, or will be claimed again
                 self._remember_lost_claim(unwritten)
         return None

@@ -56,9 +56,8 @@ class Mover:
         journal: Journal = NO_JOURNAL,
     ) -> None:
         self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
-        self._deadlines = (
-            dispatcher.store_deadlines
-        )  # shared with the dispatcher: stopping waits only once for a store that does not answer
+        # Shared with the dispatcher: stopping waits only once for a store that does not answer.
+        self._deadlines = dispatcher.store_deadlines
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def overlap_batches(self) -> AbstractAsyncContextManager[None]:

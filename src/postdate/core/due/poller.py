@@ -224,7 +224,7 @@ class Poller:
         if self._polled_at is None or self._stop.is_set():
             return None
         seconds = self._clock.monotonic() - self._polled_at
-        text = f"no look for due messages has begun for {duration_text(seconds)}"
+        text = f"due messages have not been polled for {duration_text(seconds)}"
         return text if seconds > self._stalled_after.total_seconds() else None
 
     def stop(self) -> None:

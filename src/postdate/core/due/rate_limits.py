@@ -17,7 +17,7 @@ from postdate.clock import Clock, later
 from postdate.core.due.dispatcher import Dispatcher
 from postdate.core.due.poller import LONGEST_SLEEP, DueWork, PollResult
 from postdate.core.expiry import is_expired
-from postdate.core.health.attempts import Release
+from postdate.core.health.message_memory import Release
 from postdate.core.limits import AT_ONCE, NO_LIMITS, SAME_FOR, Limits
 from postdate.errors import InvalidTimestamp
 from postdate.ports import Claim, Wake
@@ -175,9 +175,8 @@ class LimitedWork(DueWork):
     def _pause_after(self, lane_poll: _LanePoll) -> float:
         if lane_poll.has_lost_slots:
             return _LOST_SLOT_PAUSE
-        if (
-            lane_poll.expired and lane_poll.sent < lane_poll.allowed
-        ):  # the lane may have messages behind the expired ones
+        # The lane may have messages behind the expired ones.
+        if lane_poll.expired and lane_poll.sent < lane_poll.allowed:
             return 0.0
         if not lane_poll.sent:
             return _EMPTY_POLL_INTERVAL

@@ -12,23 +12,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from postdate.clock import Clock, in_real_time, later
+from postdate.core import recoverability
 from postdate.core.due.finishing import Finisher
 from postdate.core.due.in_flight import Batch, run_within
 from postdate.core.due.sending import Sender
-from postdate.core.health.attempts import Attempts, Release
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.destinations import ANOTHER_SECONDS, LONGEST_SECONDS, SHORTEST_SECONDS, Destinations
-from postdate.core.recoverability import (
-    DelayedRetry,
-    DispatchSettings,
-    Resolution,
-    decide_dispatch_failure,
-    is_lasting,
-    is_outage,
-    reason_of,
-    resolve_copy_failure,
-    retry_delay,
-)
+from postdate.core.health.message_memory import MessageMemory, Release
 from postdate.errors import (
     DestinationUnavailable,
     MessageError,
@@ -66,11 +56,11 @@ class DispatchRecovery:
         self,
         store: ClaimingStore,
         transport: Transport,
-        settings: DispatchSettings,
+        settings: recoverability.DispatchSettings,
         clock: Clock,
         sender: Sender,
         finisher: Finisher,
-        attempts: Attempts,
+        memory: MessageMemory,
         breaker: RepeatedFailures,
         failure_rate: FailureRate,
         metrics: Metrics,
@@ -80,7 +70,7 @@ class DispatchRecovery:
         self._clock = clock
         self._sender = sender
         self._finisher = finisher
-        self._attempts = attempts
+        self._memory = memory
         self._failure_rate = failure_rate
         self._metrics = metrics
         # Real time, as a duration of `clock`.
@@ -96,13 +86,13 @@ class DispatchRecovery:
         self._transport_calls = resource_of(transport).calls(
             "cannot send due messages", log, breaker=breaker, backoff=backoff
         )
-        self._queue_calls = Resource("every queue").calls("some queues take no messages now", log)
+        self._queue_calls = Resource("every queue").calls("some queues accept no messages now", log)
         error_queue = f"error queue {settings.error_queue}"
-        self._error_queue_calls = Resource(error_queue).calls(f"{error_queue} does not take messages", log)
+        self._error_queue_calls = Resource(error_queue).calls(f"{error_queue} does not accept messages", log)
 
     def report_sent(self, sent: Sequence[Claim]) -> bool:
         """Report messages that were sent; return whether the transport was out of reach before."""
-        self._attempts.report_success(*(claim.message.message_id for claim in sent))
+        self._memory.report_success(*(claim.message.message_id for claim in sent))
         seconds = self._clock.monotonic()
         is_back = self._transport_calls.report_success(seconds)
         if self.destinations:
@@ -123,8 +113,10 @@ class DispatchRecovery:
         failures = [
             (claim, self._error_to_handle(batch, claim, error), attempted) for claim, error, attempted in failures
         ]
-        await self._release_after_outage(batch, [(claim, error) for claim, error, _ in failures if is_outage(error)])
-        await self.retry_or_move(batch, [each for each in failures if not is_outage(each[1])])
+        await self._release_after_outage(
+            batch, [(claim, error) for claim, error, _ in failures if recoverability.is_outage(error)]
+        )
+        await self.retry_or_move(batch, [each for each in failures if not recoverability.is_outage(each[1])])
 
     def _error_to_handle(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
         """Return the error to handle. An outage that occurs whenever this message is sent becomes its own failure.
@@ -132,8 +124,8 @@ class DispatchRecovery:
         Otherwise the message would remain the probe for ever, and no other message would be sent.
         """
         is_suspect = batch.is_probe and isinstance(error, TransportUnreachable)
-        if is_suspect and self._attempts.report_failure(claim.message.message_id) > _MOST_PROBE_FAILURES:
-            return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
+        if is_suspect and self._memory.report_failure(claim.message.message_id) > _MOST_PROBE_FAILURES:
+            return TransportUnavailable(f"this error occurs only when this message is sent: {error}")
         return error
 
     async def _release_after_outage(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
@@ -167,10 +159,9 @@ class DispatchRecovery:
 
     def _wait_seconds(self, batch: Batch, seconds: float) -> float:
         """Return the seconds until a message may be attempted again while the transport is out of reach; 0: at once."""
-        if (
-            self._sender.enlisting_store is not None
-        ):  # the store is in the same database and out of reach: polls fail, too
-            return retry_delay(0).total_seconds()
+        # The store is in the same database and out of reach: polls fail, too.
+        if self._sender.enlisting_store is not None:
+            return recoverability.retry_delay(0).total_seconds()
         return self.probing.remaining(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
 
     async def retry_or_move(self, batch: Batch, failures: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
@@ -208,12 +199,12 @@ class DispatchRecovery:
         message of the batch. Claims do not last long enough to try the error queue once for each message.
         """
         failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
-        decision = decide_dispatch_failure(error, failures, retries, self._settings.error_queue)
+        decision = recoverability.decide_dispatch_failure(error, failures, retries, self._settings.error_queue)
         if error.transient:
             self._transport_calls.report_refusal(error, self._clock.monotonic())
-        release = self._retry_release(claim, error, reason_of(error))
+        release = self._retry_release(claim, error, recoverability.reason_of(error))
         is_counted = claim.message.message_id in batch.recorded_failures
-        if not attempted or isinstance(decision, DelayedRetry):
+        if not attempted or isinstance(decision, recoverability.DelayedRetry):
             return self._release_doomed(claim, error, release) if is_counted else release
         if not batch.is_in_force(claim, self._store):
             return None
@@ -223,17 +214,17 @@ class DispatchRecovery:
             # error copy at once.
             if is_counted:
                 return self._release_doomed(claim, error, release)
-            self._attempts.doom(claim.message, error, failures + 1, self._clock.monotonic())
+            self._memory.doom(claim.message, error, failures + 1, self._clock.monotonic())
             return release
         return await self._move_to_error(batch, claim, error)
 
     def _release_doomed(self, claim: Claim, error: PostdateError, release: Release) -> Release:
         """Retry without another record: the failure is recorded already, only the error copy could not be sent."""
-        self._attempts.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
+        self._memory.doom(claim.message, error, claim.message.number_of_failures, self._clock.monotonic())
         return replace(release, reason=None)
 
     def _retry_release(self, claim: Claim, error: PostdateError, reason: str) -> Release:
-        pause = retry_delay(claim.message.number_of_failures, error)
+        pause = recoverability.retry_delay(claim.message.number_of_failures, error)
         return Release(claim, later(self._clock.now(), pause), reason)
 
     async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> Release | None:
@@ -243,11 +234,13 @@ class DispatchRecovery:
         the row, the store marks the message as unreadable. If the store cannot, the message stays and waits longer
         after each attempt.
         """
-        resolution, failure = Resolution.ERROR_COPY, error
-        while resolution in (Resolution.ERROR_COPY, Resolution.BRIEF_ERROR_COPY):
+        resolution, failure = recoverability.Resolution.ERROR_COPY, error
+        while resolution in (recoverability.Resolution.ERROR_COPY, recoverability.Resolution.BRIEF_ERROR_COPY):
             if not batch.is_in_force(claim, self._store):
                 return None
-            refused = await self._send_copy(claim, error, brief=resolution is Resolution.BRIEF_ERROR_COPY)
+            refused = await self._send_copy(
+                claim, error, brief=resolution is recoverability.Resolution.BRIEF_ERROR_COPY
+            )
             if refused is None:
                 self._error_queue_calls.report_success(self._clock.monotonic())
                 self._failure_rate.report_success()
@@ -255,22 +248,27 @@ class DispatchRecovery:
                 return None
             failure, resolution = (
                 refused,
-                resolve_copy_failure(resolution, refused) if is_lasting(refused) else Resolution.REQUEUE,
+                recoverability.resolve_copy_failure(resolution, refused)
+                if recoverability.is_lasting(refused)
+                else recoverability.Resolution.REQUEUE,
             )
-        if resolution is Resolution.STUCK:
-            why = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
+        if resolution is recoverability.Resolution.STUCK:
+            why = (
+                f"it cannot be sent ({recoverability.reason_of(error)}), "
+                f"nor its copy to the error queue ({recoverability.reason_of(failure)})"
+            )
             if await self._finisher.mark_unreadable(claim, why):
                 return None
         self._error_queue_calls.report_failure(failure, self._clock.monotonic())
         self._failure_rate.report_failure(failure, self._clock.monotonic())
         batch.is_error_queue_down = failure.transient
-        release = self._retry_release(claim, failure, f"error queue: {reason_of(failure)}")
-        if claim.message.message_id in batch.recorded_failures and is_outage(failure):
+        release = self._retry_release(claim, failure, f"error queue: {recoverability.reason_of(failure)}")
+        if claim.message.message_id in batch.recorded_failures and recoverability.is_outage(failure):
             return self._release_doomed(claim, error, release)
         return release
 
     async def _send_copy(self, claim: Claim, error: PostdateError, *, brief: bool) -> PostdateError | None:
-        detail = reason_of(error)
+        detail = recoverability.reason_of(error)
         try:
             copy = self._settings.error_copy(claim.message, error, self._clock.now(), brief=brief)
         except MessageError as failure:  # the row holds a content that Postdate never stores

@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from postdate import errors
 from postdate.clock import Clock
-from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.limits import LimitsCache
 from postdate.core.receive.outcomes import AttemptsRecovery, StepFailure, StepOutcome, StoreWaits, immediate_attempts
 from postdate.core.receive.settling import RepeatableStoring, is_stored, strip_repeat_header
@@ -20,17 +21,6 @@ from postdate.core.recoverability import DispatchSettings, RecoveryRules
 from postdate.core.simple_store import enlisting_store
 from postdate.core.timeout_manager.steps import destination_of
 from postdate.core.upkeep.wall_times import WallTime, ZoneMarkers
-from postdate.errors import (
-    DestinationUnavailable,
-    DuplicateMessage,
-    InvalidMessage,
-    InvalidTimestamp,
-    MessageError,
-    NotADelayedMessage,
-    NotSupported,
-    PostdateError,
-    QueueNotFound,
-)
 from postdate.messages import DelayedMessage, Envelope, Headers, copy_with_due, from_delay_headers, to_envelope
 from postdate.ports import AdministrableStore, ClaimingStore, Completion, Read, Received, Transport
 from postdate.runtime.reporting import NO_METRICS, Metrics
@@ -64,10 +54,10 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     if not is_from_endpoint and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
         timeout_id = headers.get(Headers.TIMEOUT_ID)
         order_text = "to forget some" if timeout_id is None else f"to send its timeout {timeout_id!r}"
-        raise NotADelayedMessage(
-            f"message {envelope.message_id!r} asks a timeout manager {order_text}, of those in its own storage, which "
-            f"is not "
-            f"read here; let one that has this storage run to its end, and return the message to it"
+        raise errors.NotADelayedMessage(
+            f"message {envelope.message_id!r} asks a timeout manager {order_text}, from its own storage, which is "
+            f"not read here; run a timeout manager with this storage until the storage is empty, and return the "
+            f"message to it"
         )
     return from_delay_headers(envelope.message_id, headers, envelope.body)
 
@@ -113,13 +103,13 @@ class Intake:
         self.deadlines = Deadlines.of_store(store, clock)
         """The deadlines of all calls of the store. They are shortened when the pump of this step stops."""
         self._limits = LimitsCache(store, self.deadlines, clock)
-        unrecoverable = MessageError, QueueNotFound, DuplicateMessage
+        unrecoverable = errors.MessageError, errors.QueueNotFound, errors.DuplicateMessage
         failure = f"cannot store the delayed messages of {settings.timeouts_queue}"
         self.outage = StoreWaits(clock, resource_of(store).calls(failure, log, breaker=breaker))
-        self._attempts = Attempts()
+        self._memory = MessageMemory()
         self._store_recovery = AttemptsRecovery(
             rules=RecoveryRules(waits_in_hand=True, shares_database=self._enlisting is not None, counts_transient=True),
-            attempts=self._attempts,
+            memory=self._memory,
             outage=self.outage,
             failure_rate=failure_rate,
             errors=settings.errors,
@@ -130,9 +120,9 @@ class Intake:
         self._send_recovery = replace(
             self._store_recovery,
             rules=RecoveryRules(
-                retry_now_errors=(DestinationUnavailable,), counts_transient=True
+                retry_now_errors=(errors.DestinationUnavailable,), counts_transient=True
             ),  # then it is stored, and waits in the store until its destination accepts it
-            attempts=Attempts(),
+            memory=MessageMemory(),
             outage=None,
             returns_outgoing=settings.errors_return_to_destination,
         )
@@ -145,7 +135,7 @@ class Intake:
 
         If the message is stored already, an earlier attempt stored it and could not acknowledge it. Only the store
         knows whether it was sent since. So a message that was received before is never sent from here, even if it is
-        due by now. Queues do not count messages that an outage returned, so ``_attempts`` remembers the messages that
+        due by now. Queues do not count messages that an outage returned, so ``_memory`` remembers the messages that
         the store may have. If the process crashes in between, and the queue does not count that either, the message is
         sent twice (row 50).
         """
@@ -154,8 +144,8 @@ class Intake:
             message = self._read(received.envelope, now)
             if (wall_time := WallTime.of(message.headers)) is not None:
                 message = await self._follow_zone(message, wall_time, now)
-            attempt = self._attempts.find(id_)
-            is_first_try = received.failures == received.attempts == 0 and not (attempt and attempt.may_be_stored)
+            facts = self._memory.find(id_)
+            is_first_try = received.failures == received.attempts == 0 and not (facts and facts.may_be_stored)
             if is_first_try and message.due < now and not await self._limits.has_limits_for(message.destination):
                 envelopes = [to_envelope(strip_repeat_header(message))]
                 on_completed = [partial(self._report_outcome, self._send_recovery, id_, message)]
@@ -164,14 +154,13 @@ class Intake:
             if self._enlisting is not None:
                 work = [RepeatableStoring(self._enlisting, [message], now)]
                 return StepOutcome(Completion(record=None, work=work), self._store_recovery, [report_stored])
-            self._attempts.get_or_create(id_).may_be_stored = True  # before the call, as it may store and not answer
+            self._memory.get_or_create(id_).may_be_stored = True  # before the call, as it may store and not answer
             if not await self._store_before_completion(message, now):
                 return StepOutcome(None, wait=STORE_AGAIN_AFTER)
-        except PostdateError as error:
+        except errors.PostdateError as error:
             return StepOutcome(None, self._store_recovery, failure=StepFailure(error))
-        return StepOutcome(
-            _REMOVED_UNRECORDED, None, [report_stored]
-        )  # if acknowledging fails, the message is found in the store when it is received again
+        # If acknowledging fails, the message is found in the store when it is received again.
+        return StepOutcome(_REMOVED_UNRECORDED, None, [report_stored])
 
     async def _follow_zone(self, message: DelayedMessage, wall_time: WallTime, now: datetime) -> DelayedMessage:
         """Return the message with its due time by the newest rules of its zone, or unchanged if they give none."""
@@ -180,7 +169,7 @@ class Intake:
                 await self.deadlines.call_in_task(lambda: self._zones.ensure_marker(wall_time.zone, now))
             )
             return message if message.due == due else copy_with_due(message, due, str(wall_time))
-        except (InvalidMessage, InvalidTimestamp, NotSupported) as error:
+        except (errors.InvalidMessage, errors.InvalidTimestamp, errors.NotSupported) as error:
             log.warning("message %s, for %s, stays due at %s: %s", message.message_id, wall_time, message.due, error)
             return message
 
@@ -193,7 +182,7 @@ class Intake:
         for is_last in (False, True):  # the row under the same id may have been removed just then
             try:
                 await self.deadlines.call_in_task(lambda: self._store.store(strip_repeat_header(message), now))
-            except DuplicateMessage:
+            except errors.DuplicateMessage:
                 if await self.deadlines.call_in_task(lambda: is_stored(self._store, message)):
                     return await self.deadlines.call_in_task(lambda: _reuse_row(self._store, message, now))
                 if is_last:
@@ -231,5 +220,5 @@ async def _reuse_row(store: ClaimingStore, message: DelayedMessage, now: datetim
             return await is_stored(store, message)
         try:
             return row.due >= now or await store.reschedule(row.message_id, now, now)
-        except InvalidMessage:  # the row has expired, and so has the message
+        except errors.InvalidMessage:  # the row has expired, and so has the message
             return True

@@ -17,17 +17,9 @@ import anyio
 from typing_extensions import override
 
 from postdate.clock import Clock
-from postdate.core.health.attempts import Attempts
+from postdate.core import recoverability
 from postdate.core.health.circuit_breaker import PAUSE_ARMED, FailureRate
-from postdate.core.recoverability import (
-    ErrorQueue,
-    ImmediateRetry,
-    Recoverability,
-    RecoveryRules,
-    Resolution,
-    decide_handling_failure,
-    resolve_failure,
-)
+from postdate.core.health.message_memory import MessageMemory
 from postdate.errors import PostdateError, StoreError
 from postdate.messages import Envelope
 from postdate.ports import Completion, Received, RecordKind
@@ -47,7 +39,7 @@ class StepFailure(NamedTuple):
     """
 
     error: Exception
-    resolution: Resolution | None = None
+    resolution: recoverability.Resolution | None = None
     original: Envelope | None = None
 
 
@@ -72,9 +64,13 @@ class StepOutcome(NamedTuple):
     failure: StepFailure | None = None
     wait: timedelta | None = None
 
-    def resolve(self, received: Received, error: PostdateError) -> Resolution:
+    def resolve(self, received: Received, error: PostdateError) -> recoverability.Resolution:
         """Count ``error`` as a failure to carry out this outcome. Return the resolution for its message."""
-        return Resolution.REQUEUE if self.recovery is None else self.recovery.resolve(received, self.failure, error)
+        return (
+            recoverability.Resolution.REQUEUE
+            if self.recovery is None
+            else self.recovery.resolve(received, self.failure, error)
+        )
 
 
 COUNTED_AS: Final[Mapping[RecordKind | None, Counted]] = {
@@ -114,24 +110,26 @@ It is equal to :data:`REQUEUE`, so compare it by identity (``is``).
 class Recovery(ABC):
     """The handling of failures of one kind of outcome; it counts them in ``metrics``.
 
-    Without ``attempts`` each transient failure of a store counts as an outage. ``outage`` makes messages wait while
+    Without ``memory`` each transient failure of a store counts as an outage. ``outage`` makes messages wait while
     their claims are kept. ``failure_rate`` counts messages that no error queue accepts.
     """
 
-    rules: RecoveryRules
+    rules: recoverability.RecoveryRules
     metrics: Metrics
-    attempts: Attempts | None = None
+    memory: MessageMemory | None = None
     outage: StoreWaits | None = None
     failure_rate: FailureRate | None = None
 
-    def resolve(self, received: Received, failure: StepFailure | None, error: PostdateError) -> Resolution:
+    def resolve(
+        self, received: Received, failure: StepFailure | None, error: PostdateError
+    ) -> recoverability.Resolution:
         """Count a failure and return its resolution; see :func:`postdate.core.recoverability.resolve_failure`."""
         refused = None if failure is None else failure.resolution
         message_id, own_failures, other_messages_succeeded = received.envelope.message_id, 0, False
-        if self.attempts is not None and not isinstance(error, self.rules.retry_now_errors):
-            other_messages_succeeded = self.attempts.has_success_since_failure(message_id)
-            own_failures = self.attempts.report_own_failure(message_id, error)
-        return resolve_failure(
+        if self.memory is not None and not isinstance(error, self.rules.retry_now_errors):
+            other_messages_succeeded = self.memory.has_success_since_failure(message_id)
+            own_failures = self.memory.report_own_failure(message_id, error)
+        return recoverability.resolve_failure(
             refused, error, received, own_failures, self.rules, other_messages_succeeded=other_messages_succeeded
         )
 
@@ -148,15 +146,15 @@ class Recovery(ABC):
         """Return the outcome that moves a message to the error queue."""
 
     async def report_success(self, message_id: str) -> None:
-        if self.attempts is not None:
-            self.attempts.report_success(message_id)
+        if self.memory is not None:
+            self.memory.report_success(message_id)
         if self.outage is not None:
             self.outage.report_success()
 
     def forget(self, message_id: str) -> None:
         """Forget the failures of a message that is in the error queue. If it is returned, its count begins at 0."""
-        if self.attempts is not None:
-            self.attempts.forget(message_id)
+        if self.memory is not None:
+            self.memory.forget(message_id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,9 +165,9 @@ class AttemptsRecovery(Recovery):
     message that was to be sent on is made from the outgoing message, so that it can be returned to its destination.
     """
 
-    errors: ErrorQueue
+    errors: recoverability.ErrorQueue
     clock: Clock
-    policy: Recoverability
+    policy: recoverability.Recoverability
     on_moved_to_error: Callable[[Received], None] | None = None
     returns_outgoing: bool = False
 
@@ -187,8 +185,10 @@ class AttemptsRecovery(Recovery):
         failures, id_ = received.failures + 1, received.envelope.message_id
         log.error("message %s of %s failed, attempt %d: %s", id_, self.errors.failed_queue, failures, error)
         self.metrics.count("failed", 1)
-        decision = decide_handling_failure(error, failures, received.envelope.headers, self.policy, self.clock.now())
-        if isinstance(decision, ImmediateRetry) and not received.is_dropped_if_returned:
+        decision = recoverability.decide_handling_failure(
+            error, failures, received.envelope.headers, self.policy, self.clock.now()
+        )
+        if isinstance(decision, recoverability.ImmediateRetry) and not received.is_dropped_if_returned:
             self.metrics.count("retried", 1)
             return REQUEUE
         completion = outcome.completion if outcome is not None and self.returns_outgoing else None
@@ -201,7 +201,9 @@ class AttemptsRecovery(Recovery):
         errors = self.errors if failure.original is None else replace(self.errors, failed_queue=original.destination)
         copy = errors.copy(original, failure.error, now, brief=brief)
         failure, report_moved = (
-            failure._replace(resolution=Resolution.BRIEF_ERROR_COPY if brief else Resolution.ERROR_COPY),
+            failure._replace(
+                resolution=recoverability.Resolution.BRIEF_ERROR_COPY if brief else recoverability.Resolution.ERROR_COPY
+            ),
             partial(self._report_moved, received),
         )
         return StepOutcome(Completion(record=None, outgoing=[copy]), self, [report_moved], failure)
@@ -217,9 +219,9 @@ class AttemptsRecovery(Recovery):
         log.error("message %s of %s moved to error queue %s", id_, self.errors.failed_queue, self.errors.name)
 
 
-def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> Recoverability:
+def immediate_attempts(number: int, *unrecoverable: type[PostdateError]) -> recoverability.Recoverability:
     """Return a policy of ``number`` attempts in a row; there is no retry after an ``unrecoverable`` error."""
-    return Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
+    return recoverability.Recoverability(immediate_retries=number - 1, delayed_retries=0, unrecoverable=unrecoverable)
 
 
 class StoreWaits:
@@ -228,7 +230,7 @@ class StoreWaits:
     def __init__(self, clock: Clock, calls: CallHealth) -> None:
         self._clock, self._calls = clock, calls
         self._message_calls = Resource("that store").calls(
-            "cannot store some messages, only others", log, logging.WARNING
+            "cannot store some messages; other messages are stored", log, logging.WARNING
         )
         self._stop, self._resume_event, self._resumed_at = anyio.Event(), anyio.Event(), -math.inf
 
@@ -252,7 +254,7 @@ class StoreWaits:
         if self._calls.report_success(self._clock.monotonic()):
             self.resume()
 
-    async def wait(self, error: PostdateError, resolution: Resolution) -> None:
+    async def wait(self, error: PostdateError, resolution: recoverability.Resolution) -> None:
         """Wait before a message is tried again.
 
         With ``WAIT_FOR_STORE`` it waits with all other messages, until one of them succeeds. Otherwise it waits alone.
@@ -261,9 +263,9 @@ class StoreWaits:
         the store.
         """
         seconds, until = self._clock.monotonic(), self._stop
-        if resolution is Resolution.WAIT_ALONE:
+        if resolution is recoverability.Resolution.WAIT_ALONE:
             pause = self._message_calls.report_failure(error, seconds)
-        elif resolution is Resolution.WAIT_FOR_STORE:
+        elif resolution is recoverability.Resolution.WAIT_FOR_STORE:
             pause = self._calls.report_failure(error, seconds)
             if seconds - self._resumed_at < PAUSE_ARMED.total_seconds():
                 pause = min(pause, PAUSE_ARMED)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -17,10 +16,11 @@ from typing import Final, TypeAlias
 import anyio
 
 from postdate.clock import Clock, in_real_time
-from postdate.core.health.attempts import Attempts
 from postdate.core.health.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.health.deadlines import GRACE, STOP_DEADLINE, SeparateCall
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import REQUEUE, REQUEUE_UNCOUNTED, Recovery, Step, StepFailure, StepOutcome
+from postdate.core.receive.prefetch import LONGEST_WAIT_SECONDS, Prefetch
 from postdate.core.receive.settling import Report, SettledMessage, Settler, WatchedReceiver
 from postdate.core.recoverability import Resolution, is_outage, retry_delay, text_of
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
@@ -88,7 +88,7 @@ class MessagePump:
         self._preload = preload
         self._report = report
         # Lost claims by message id. Few queues count these themselves.
-        self._attempts = Attempts()
+        self._memory = MessageMemory()
         self._clock = clock
         self._queue = queue
         # Set when the pump is to stop, or has stopped by itself.
@@ -122,7 +122,7 @@ class MessagePump:
         # does so. Receiving succeeds then, so the failures to settle need a separate breaker.
         settle_breaker = breaker.create_for_calls("ends", _SETTLE_FAILURES_FORGOTTEN_AFTER)
         self._settle_calls = resource.calls(
-            f"cannot end messages of {queue}",
+            f"cannot acknowledge messages of {queue}",
             log,
             breaker=settle_breaker,
             forgotten_after=_SETTLE_FAILURES_FORGOTTEN_AFTER,
@@ -354,7 +354,7 @@ class MessagePump:
         """Handle a message. On return it is acknowledged, or queued in the settler, or back in its queue."""
         self._busy += 1
         try:
-            step_message = self._add_lost_claims(received) if self._attempts else received
+            step_message = self._add_lost_claims(received) if self._memory else received
             outcome = await self._step(step_message)
             if self._settler is not None and outcome.completion is not None and step_message is received:
                 self._settler.add(received, outcome)
@@ -370,12 +370,12 @@ class MessagePump:
 
     def _add_lost_claims(self, received: Received) -> Received:
         """Return the message with its lost claims counted as failures, unless its queue has counted as many already."""
-        attempt = self._attempts.find(received.envelope.message_id)
-        if attempt is None:
+        facts = self._memory.find(received.envelope.message_id)
+        if facts is None:
             return received
-        lost = attempt.lost_claims - received.unanswered
+        lost = facts.lost_claims - received.unanswered
         if lost <= 0:
-            self._attempts.forget(received.envelope.message_id)
+            self._memory.forget(received.envelope.message_id)
             return received
         return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
@@ -385,7 +385,7 @@ class MessagePump:
         Few queues count these themselves, so without this the message might be received again for ever.
         """
         if isinstance(error, ClaimLost):
-            self._attempts.get_or_create(received.envelope.message_id).lost_claims += 1
+            self._memory.get_or_create(received.envelope.message_id).lost_claims += 1
 
     async def _complete_message(self, received: Received, step_message: Received, outcome: StepOutcome) -> None:
         """Carry out an outcome. If that fails, carry out the next one that is decided, until one succeeds.
@@ -410,7 +410,7 @@ class MessagePump:
             return self._receiver.deadlines.translate_error(outcome.failure.error)
         if outcome.completion is None:
             if not await self._reject(received, failed=outcome is not REQUEUE_UNCOUNTED):
-                self._attempts.get_or_create(received.envelope.message_id).lost_claims += 1
+                self._memory.get_or_create(received.envelope.message_id).lost_claims += 1
             if self._report is not None:
                 self._report(())
             return None
@@ -421,7 +421,7 @@ class MessagePump:
             self._remember_lost_claim(received, error)
             return error
         self._settle_calls.report_success(self._clock.monotonic())
-        self._attempts.forget(received.envelope.message_id)
+        self._memory.forget(received.envelope.message_id)
         if self._report is not None:
             self._report((outcome.completion,))
         for each in outcome.on_completed:
@@ -536,7 +536,7 @@ class MessagePump:
         """Reject, after a pause, the message of a worker that was cancelled although its pump runs on."""
         self._busy += 1
         try:
-            error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
+            error = TransportUnavailable("the task that handled it was cancelled, and not by its endpoint")
             await self._pause(self._report_failure(received, "was not finished", error))
             await self._reject(received, failed=True)
         finally:
@@ -565,7 +565,7 @@ class MessagePump:
             except ClaimLost:
                 return False
             except PostdateError as error:
-                pause = self._report_failure(received, "cannot be given back now", error)
+                pause = self._report_failure(received, "cannot be returned to its queue now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, returns the message
                     return True
                 await self._pause(pause)
@@ -589,34 +589,3 @@ class MessagePump:
         if self._prefetch is not None:
             self._to_reject.extend(self._ready)
             self._ready.clear()
-
-
-LONGEST_WAIT_SECONDS: Final = 0.5
-"""Prefetched messages return to the queue about this long after handling has become slow."""
-
-
-class Prefetch:
-    """The number of messages that a pump may have received: ``concurrency``, or as many as it handles in 50 ms.
-
-    Recent handling decides. If handling is slow, no message is prefetched, and other processes can receive the waiting
-    messages. If a message takes microseconds, handling does not wait for receiving.
-    """
-
-    _AHEAD_SECONDS: Final = 0.05
-    _MOST: Final = 1_000
-    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # over less time, slow messages that end together would look quick
-
-    def __init__(self, concurrency: int) -> None:
-        self._concurrency = self._limit = concurrency
-        self._measured_at = -math.inf
-        self.handled = 0
-        """The number of messages handled since :meth:`limit_at` last measured."""
-
-    def limit_at(self, now: float) -> int:
-        """Return how many messages may be received or being handled; ``now`` is in monotonic seconds."""
-        elapsed = now - self._measured_at
-        if elapsed >= self._SHORTEST_SECONDS:
-            pace = self.handled / elapsed
-            self._measured_at, self.handled = now, 0
-            self._limit = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
-        return self._limit

@@ -17,26 +17,13 @@ from typing import ClassVar, Final, Protocol, TypeAlias
 import anyio
 from typing_extensions import override
 
+from postdate import ports
 from postdate.clock import LATEST, Clock
 from postdate.core.health.deadlines import CALL_DEADLINE, Deadlines, translate_store_errors
 from postdate.core.receive.outcomes import StepOutcome
 from postdate.core.recoverability import check_answers
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, Headers, parse_timestamp
-from postdate.ports import (
-    HANDLED,
-    AdministrableStore,
-    ClaimingStore,
-    Completion,
-    MovingStore,
-    NativeTransaction,
-    Received,
-    Receiver,
-    Record,
-    RecordKind,
-    Settlement,
-    Work,
-)
 
 log = logging.getLogger("postdate.repetitions")
 
@@ -55,10 +42,10 @@ _RULES_DIFFER_BY: Final = timedelta(hours=12)
 New rules usually shift clocks by an hour or less. A message that is due a day later is another message.
 """
 
-SettledMessage: TypeAlias = tuple[Received, StepOutcome, Exception | None]
+SettledMessage: TypeAlias = tuple[ports.Received, StepOutcome, Exception | None]
 """A message, its outcome, and the error that settling it raised; ``None``: it was settled."""
 
-Report: TypeAlias = Callable[[Sequence[Completion]], None]
+Report: TypeAlias = Callable[[Sequence[ports.Completion]], None]
 """Called once for each batch, with the completions that were carried out."""
 
 
@@ -72,7 +59,7 @@ OnSettled: TypeAlias = Callable[[Sequence[SettledMessage]], None]
 """Called with messages that need more work: settling them failed, or they have an ``on_completed``."""
 
 
-class WatchedReceiver(Receiver):
+class WatchedReceiver(ports.Receiver):
     """A receiver whose calls have deadlines, and whose errors are translated.
 
     A commit without an answer would occupy its message and its worker for ever, and keep the endpoint from stopping.
@@ -82,13 +69,13 @@ class WatchedReceiver(Receiver):
     settles_in_batches: ClassVar[bool] = True
     """Whether messages of a queue that is prefetched may wait to be settled in a batch."""
 
-    def __init__(self, receiver: Receiver, clock: Clock, call_deadline: timedelta = CALL_DEADLINE) -> None:
+    def __init__(self, receiver: ports.Receiver, clock: Clock, call_deadline: timedelta = CALL_DEADLINE) -> None:
         self._receiver = receiver
         self.deadlines = Deadlines.of_transport(receiver, clock, call_deadline)
         """The deadlines of the calls. The pump that runs the receiver cancels overdue calls."""
 
     @override
-    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[Received]:
+    async def receive(self, limit: int, *, wait: bool = True) -> Sequence[ports.Received]:
         """Receive messages, without a deadline: this may wait for ever."""
         try:
             return await self._receiver.receive(limit, wait=wait)
@@ -96,7 +83,9 @@ class WatchedReceiver(Receiver):
             self.deadlines.raise_translated(error)
 
     @override
-    async def commit(self, received: Received, now: datetime, completion: Completion = HANDLED) -> None:
+    async def commit(
+        self, received: ports.Received, now: datetime, completion: ports.Completion = ports.HANDLED
+    ) -> None:
         try:
             await self.deadlines.call(self._receiver.commit(received, now, completion))
         except DuplicateMessage as error:
@@ -104,22 +93,22 @@ class WatchedReceiver(Receiver):
             await self.commit(received, now, completion)
 
     @override
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Exception | None]:
+    async def settle(self, settlements: Sequence[ports.Settlement]) -> Sequence[Exception | None]:
         errors = await self.deadlines.call(self._receiver.settle(settlements))
         check_answers(self._receiver, len(settlements), errors)
         if not any(errors):
             return errors
         return [
-            (await Receiver.settle(self, [settlement]))[0] if isinstance(error, DuplicateMessage) else error
+            (await ports.Receiver.settle(self, [settlement]))[0] if isinstance(error, DuplicateMessage) else error
             for settlement, error in zip(settlements, errors, strict=True)
         ]
 
     @override
-    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+    async def roll_back(self, received: ports.Received, *, failed: bool = True) -> None:
         await self.deadlines.call(self._receiver.roll_back(received, failed=failed))
 
     @override
-    async def receive_by_id(self, message_id: str) -> Received | None:
+    async def receive_by_id(self, message_id: str) -> ports.Received | None:
         return await self._receiver.receive_by_id(message_id)
 
     @override
@@ -139,14 +128,14 @@ class Settler:
 
     def __init__(self, receiver: WatchedReceiver, clock: Clock, report: Report | None = None) -> None:
         self._receiver, self._clock, self._report = receiver, clock, report
-        self._unsettled: deque[tuple[Received, StepOutcome]] = deque()
+        self._unsettled: deque[tuple[ports.Received, StepOutcome]] = deque()
         self._wake, self._is_stopping = anyio.Event(), False
         self.count = 0
         """The number of messages that are not settled yet."""
         self.calls = 0
         """The number of batches that are being settled."""
 
-    def add(self, received: Received, outcome: StepOutcome) -> None:
+    def add(self, received: ports.Received, outcome: StepOutcome) -> None:
         """Add a message to settle soon. Its outcome must have a completion."""
         self._unsettled.append((received, outcome))
         self.count += 1
@@ -178,8 +167,8 @@ class Settler:
                 while self._unsettled:
                     await self._settle_batch(self._next_batch(), on_settled)
 
-    def _next_batch(self) -> Sequence[tuple[Received, StepOutcome]]:
-        batch, remaining_bytes = list[tuple[Received, StepOutcome]](), LARGEST_BATCH
+    def _next_batch(self) -> Sequence[tuple[ports.Received, StepOutcome]]:
+        batch, remaining_bytes = list[tuple[ports.Received, StepOutcome]](), LARGEST_BATCH
         while self._unsettled and len(batch) < AT_ONCE:
             received, outcome = self._unsettled[0]
             completion = outcome.completion
@@ -192,10 +181,12 @@ class Settler:
             batch.append(self._unsettled.popleft())
         return batch
 
-    async def _settle_batch(self, batch: Sequence[tuple[Received, StepOutcome]], on_settled: OnSettled) -> bool:
+    async def _settle_batch(self, batch: Sequence[tuple[ports.Received, StepOutcome]], on_settled: OnSettled) -> bool:
         """Settle a batch; return whether any of its messages was settled."""
         now = self._clock.now()
-        settlements = [Settlement(received, now, outcome.completion or HANDLED) for received, outcome in batch]
+        settlements = [
+            ports.Settlement(received, now, outcome.completion or ports.HANDLED) for received, outcome in batch
+        ]
         errors: Sequence[Exception | None] = ()
         self.calls += 1
         try:
@@ -220,7 +211,7 @@ class Settler:
         return not all(errors)
 
 
-async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
+async def is_stored(store: ports.ClaimingStore, message: DelayedMessage) -> bool:
     """Return whether a store has, or had, this message; ``False``: the id is unused, or its message has failed.
 
     A pending message is compared by its content. Its due time does not count, as a repeated send has another one. Of a
@@ -234,12 +225,12 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
         DuplicateMessage: the store has, or had, another message under the id.
         InvalidTimestamp: the header is malformed.
     """
-    if not isinstance(store, AdministrableStore):
+    if not isinstance(store, ports.AdministrableStore):
         return True
     with translate_store_errors(store):
         pending = await store.get(message.message_id)
         records = await store.history(message.message_id) if pending is None else ()
-    if pending is None and (not records or records[-1].kind is RecordKind.FAILED):
+    if pending is None and (not records or records[-1].kind is ports.RecordKind.FAILED):
         return False
     may_repeat = Headers.MAY_REPEAT_SINCE in message.headers
     since = parse_timestamp(message.headers[Headers.MAY_REPEAT_SINCE]) if may_repeat else LATEST
@@ -247,7 +238,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
         is_same = _content(pending, may_repeat=may_repeat) == _content(message, may_repeat=may_repeat)
     else:
         is_same = any(
-            _has_due_time(each, message) or (each.kind is RecordKind.SCHEDULED and each.at >= since)
+            _has_due_time(each, message) or (each.kind is ports.RecordKind.SCHEDULED and each.at >= since)
             for each in records
             if each.destination == message.destination
         )
@@ -256,7 +247,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     return True
 
 
-def _has_due_time(record: Record, message: DelayedMessage) -> bool:
+def _has_due_time(record: ports.Record, message: DelayedMessage) -> bool:
     if record.due is None or Headers.WALL_TIME not in message.headers:
         return record.due == message.due
     return abs(record.due - message.due) <= _RULES_DIFFER_BY
@@ -296,11 +287,11 @@ def _check_is_same(message: DelayedMessage, *, is_same: bool) -> None:
 class RepeatableStoring:
     """Work that stores messages in a transaction of the queues, and can leave out messages that are stored already."""
 
-    def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
+    def __init__(self, store: ports.MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
         self._store, self._messages, self._now = store, messages, now
         self._work = self._storing_work(messages)
 
-    def __call__(self, transaction: NativeTransaction) -> None:
+    def __call__(self, transaction: ports.NativeTransaction) -> None:
         self._work(transaction)
 
     async def skip_stored(self) -> bool:
@@ -313,11 +304,11 @@ class RepeatableStoring:
         self._work = self._storing_work(missing)
         return len(missing) < previous_count
 
-    def _storing_work(self, messages: Sequence[DelayedMessage]) -> Work:
+    def _storing_work(self, messages: Sequence[DelayedMessage]) -> ports.Work:
         return self._store.storing_work([strip_repeat_header(each) for each in messages], self._now)
 
 
-async def skip_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
+async def skip_repetitions(work: Sequence[ports.Work], error: DuplicateMessage) -> None:
     """Leave stored messages out of work that was refused with ``error``; raise ``error`` if none is stored."""
     if not any([await each.skip_stored() for each in work if isinstance(each, RepeatableStoring)]):
         raise error

@@ -16,11 +16,12 @@ from typing import Final
 
 import anyio
 
+from postdate import messages
 from postdate.clock import Clock, later
 from postdate.core.expiry import expiry_of
-from postdate.core.health.attempts import Attempts
 from postdate.core.health.deadlines import Deadlines, translate_store_errors
 from postdate.core.health.destinations import Destinations
+from postdate.core.health.message_memory import MessageMemory
 from postdate.core.receive.outcomes import AttemptsRecovery, OnCompleted, StepFailure, StepOutcome
 from postdate.errors import (
     DestinationUnavailable,
@@ -28,16 +29,6 @@ from postdate.errors import (
     InvalidTimestamp,
     NotADelayedMessage,
     TimeoutConcurrentlyProcessed,
-)
-from postdate.messages import (
-    DESTINATION_LIMIT,
-    DelayedMessage,
-    Envelope,
-    Headers,
-    check_text,
-    expires_at_of,
-    format_timestamp,
-    parse_timestamp,
 )
 from postdate.ports import Completion, Received, Transport, Work
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
@@ -60,72 +51,75 @@ TRUE: Final = "True"
 _NO_SAGA: Final = uuid.UUID(int=0)
 
 
-def timeout_manager_envelope(message: DelayedMessage, queue: str) -> Envelope:
+def timeout_manager_envelope(message: messages.DelayedMessage, queue: str) -> messages.Envelope:
     """Return the envelope for a timeout manager: the message, with its due time and destination in headers (row 91).
 
     The timeout manager replaces the time of sending when it dispatches the message (specification 4.8), and a time to
     be received counts from the time of sending. So the expiry is sent as an instant; without it, a delayed retry would
     extend the time.
     """
-    headers = {**message.headers, Headers.EXPIRE: format_timestamp(message.due)}
-    headers[Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
+    headers = {**message.headers, messages.Headers.EXPIRE: messages.format_timestamp(message.due)}
+    headers[messages.Headers.ROUTE_EXPIRED_TIMEOUT_TO] = message.destination
     expiry = message.expires_at
-    if Headers.TIME_TO_BE_RECEIVED in headers:
+    if messages.Headers.TIME_TO_BE_RECEIVED in headers:
         expiry = None
         with suppress(InvalidTimestamp):  # its receiver decides
             expiry = expiry_of(headers)
     if expiry is not None:
-        headers[Headers.EXPIRES_AT] = format_timestamp(expiry)
-    return Envelope(queue, message.message_id, headers, message.body)
+        headers[messages.Headers.EXPIRES_AT] = messages.format_timestamp(expiry)
+    return messages.Envelope(queue, message.message_id, headers, message.body)
 
 
-def clear_order(saga_id: uuid.UUID, queue: str, message_id: str) -> Envelope:
+def clear_order(saga_id: uuid.UUID, queue: str, message_id: str) -> messages.Envelope:
     """Return the order to a timeout manager to remove all timeouts of a saga (specification 4.10)."""
     headers = {
-        Headers.MESSAGE_ID: message_id,
-        Headers.CONTROL_MESSAGE: TRUE,
-        Headers.CLEAR_TIMEOUTS: TRUE,
-        Headers.SAGA_ID: str(saga_id),
+        messages.Headers.MESSAGE_ID: message_id,
+        messages.Headers.CONTROL_MESSAGE: TRUE,
+        messages.Headers.CLEAR_TIMEOUTS: TRUE,
+        messages.Headers.SAGA_ID: str(saga_id),
     }
-    return Envelope(queue, message_id, headers)
+    return messages.Envelope(queue, message_id, headers)
 
 
-def is_clear_order(envelope: Envelope) -> bool:
-    return Headers.CLEAR_TIMEOUTS in envelope.headers
+def is_clear_order(envelope: messages.Envelope) -> bool:
+    return messages.Headers.CLEAR_TIMEOUTS in envelope.headers
 
 
-def saga_of(envelope: Envelope) -> str | None:
+def saga_of(envelope: messages.Envelope) -> str | None:
     """Return the id of the saga in the headers of a message, or ``None``.
 
     Raises:
         InvalidMessage: the id is no UUID.
     """
-    text = envelope.headers.get(Headers.SAGA_ID)
+    text = envelope.headers.get(messages.Headers.SAGA_ID)
     if text is None:
         return None
     try:
         saga = uuid.UUID(text.strip())
     except ValueError as error:
         raise InvalidMessage(
-            f"message {envelope.message_id!r} has header {Headers.SAGA_ID!r} with {text[:60]!r}, which is no UUID"
+            f"message {envelope.message_id!r} has header {messages.Headers.SAGA_ID!r} with {text[:60]!r}, "
+            f"which is not a UUID"
         ) from error
     return None if saga == _NO_SAGA else str(saga)
 
 
-def destination_of(envelope: Envelope) -> str:
+def destination_of(envelope: messages.Envelope) -> str:
     """Return the destination of a timeout; raise :class:`NotADelayedMessage` if the message has none."""
     headers = envelope.headers
-    destination = headers.get(Headers.ROUTE_EXPIRED_TIMEOUT_TO) or headers.get(Headers.REPLY_TO_ADDRESS)
+    destination = headers.get(messages.Headers.ROUTE_EXPIRED_TIMEOUT_TO) or headers.get(
+        messages.Headers.REPLY_TO_ADDRESS
+    )
     if not destination:
         raise NotADelayedMessage(
-            f"message {envelope.message_id!r} is due at {headers.get(Headers.EXPIRE)}, but nobody knows where: it has "
-            f"neither header {Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; add one of them and "
-            f"return it"
+            f"message {envelope.message_id!r} is due at {headers.get(messages.Headers.EXPIRE)}, but its destination is "
+            f"unknown: it has neither header {messages.Headers.ROUTE_EXPIRED_TIMEOUT_TO!r} nor an address for replies; "
+            f"add one of them and return it"
         )
     return destination
 
 
-def timeout_of(envelope: Envelope, owner: str) -> Timeout:
+def timeout_of(envelope: messages.Envelope, owner: str) -> Timeout:
     """Return the timeout that a message asks for. The same message, received again, gives the same timeout.
 
     Delayed retries of a message may have the id of that message, so the id of the timeout depends on the due time and
@@ -137,39 +131,43 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
         InvalidMessage: the destination or the id of the saga is malformed.
     """
     headers, message_id = dict(envelope.headers), envelope.message_id
-    expire = headers.get(Headers.EXPIRE)
+    expire = headers.get(messages.Headers.EXPIRE)
     if expire is None:
         raise NotADelayedMessage(
             f"Non timeout message arrived at the timeout manager: message {message_id!r} has no header "
-            f"{Headers.EXPIRE!r}"
+            f"{messages.Headers.EXPIRE!r}"
         )
     destination = destination_of(envelope)
-    check_text(destination, f"the destination of message {message_id!r}", DESTINATION_LIMIT)
-    headers.setdefault(Headers.MESSAGE_ID, message_id)
-    due = parse_timestamp(expire)
-    own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{format_timestamp(due)}\n{destination}"))
+    messages.check_text(destination, f"the destination of message {message_id!r}", messages.DESTINATION_LIMIT)
+    headers.setdefault(messages.Headers.MESSAGE_ID, message_id)
+    due = messages.parse_timestamp(expire)
+    own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{messages.format_timestamp(due)}\n{destination}"))
     # A retried message may be a reply to a saga that other handlers handle, too. As a timeout of that saga it would be
     # removed together with the timeouts of the saga.
-    saga = None if Headers.DELAYED_RETRIES in headers else saga_of(envelope)
+    saga = None if messages.Headers.DELAYED_RETRIES in headers else saga_of(envelope)
     return Timeout(own_id, due, destination, saga, owner, headers, envelope.body)
 
 
-def announcement(timeout_id: str, queue: str) -> Envelope:
+def announcement(timeout_id: str, queue: str) -> messages.Envelope:
     """Return the control message that announces a due timeout.
 
     Its id is the id of the timeout, and the dispatched message gets the same id.
     """
-    headers = {Headers.MESSAGE_ID: timeout_id, Headers.CONTROL_MESSAGE: TRUE, Headers.TIMEOUT_ID: timeout_id}
-    return Envelope(queue, timeout_id, headers)
+    headers = {
+        messages.Headers.MESSAGE_ID: timeout_id,
+        messages.Headers.CONTROL_MESSAGE: TRUE,
+        messages.Headers.TIMEOUT_ID: timeout_id,
+    }
+    return messages.Envelope(queue, timeout_id, headers)
 
 
-def announced_timeout_id(envelope: Envelope) -> str:
+def announced_timeout_id(envelope: messages.Envelope) -> str:
     """Return the id of the timeout that a control message announces; a UUID is returned in lower case with hyphens."""
-    timeout_id = envelope.headers.get(Headers.TIMEOUT_ID)
+    timeout_id = envelope.headers.get(messages.Headers.TIMEOUT_ID)
     if not timeout_id:
         raise NotADelayedMessage(
             f"message {envelope.message_id!r} arrived at the dispatcher of the timeout manager without header "
-            f"{Headers.TIMEOUT_ID!r}"
+            f"{messages.Headers.TIMEOUT_ID!r}"
         )
     try:
         return str(uuid.UUID(timeout_id.strip()))
@@ -177,21 +175,21 @@ def announced_timeout_id(envelope: Envelope) -> str:
         return timeout_id
 
 
-def timeout_envelope(timeout: Timeout, message_id: str) -> Envelope:
+def timeout_envelope(timeout: Timeout, message_id: str) -> messages.Envelope:
     """Return the envelope for the destination of a timeout, with all headers of the timeout (specification 4.3).
 
     The envelope has no due time: an audit compares a message with a due time with the records of a store, and the
     timeout manager has no records. ``message_id`` is the id in the queue of the timeout manager.
     """
-    return Envelope(timeout.destination, message_id, timeout.headers, timeout.body, _expires_at(timeout))
+    return messages.Envelope(timeout.destination, message_id, timeout.headers, timeout.body, _expires_at(timeout))
 
 
-def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> Envelope:
+def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> messages.Envelope:
     """Return the envelope of a stored timeout: sent now, with the id of the timeout in a header (specification 4.8)."""
     headers = {
         **timeout.headers,
-        Headers.TIME_SENT: format_timestamp(now),
-        Headers.RELATED_TO_TIMEOUT_ID: timeout.timeout_id,
+        messages.Headers.TIME_SENT: messages.format_timestamp(now),
+        messages.Headers.RELATED_TO_TIMEOUT_ID: timeout.timeout_id,
     }
     return timeout_envelope(replace(timeout, headers=headers), message_id)
 
@@ -199,7 +197,7 @@ def dispatch_envelope(timeout: Timeout, message_id: str, now: datetime) -> Envel
 def _expires_at(timeout: Timeout) -> datetime | None:
     """Return the expiry of a timeout in its queue. The header stays in any case, and the receiver decides by it."""
     try:
-        expires_at = expires_at_of(timeout.headers)
+        expires_at = messages.expires_at_of(timeout.headers)
     except InvalidTimestamp:
         return None
     return None if expires_at is None or expires_at < timeout.due else expires_at
@@ -229,8 +227,8 @@ class StoreStep:
         self._store_deadlines = Deadlines.of_store(persister, clock)
         self.deadlines = (self._store_deadlines,)
         """The deadlines of all calls of this step. They are shortened when its pump stops."""
-        self._attempts = Attempts()
-        """The attempts by the id of the timeout: two messages with one id may be two timeouts."""
+        self._memory = MessageMemory()
+        """What is known by the id of the timeout: two messages with one id may be two timeouts."""
 
     async def handle(self, received: Received) -> StepOutcome:
         envelope = received.envelope
@@ -238,8 +236,8 @@ class StoreStep:
             if is_clear_order(envelope):
                 return await self._clear(envelope)
             timeout = timeout_of(envelope, self._owner)
-            attempt, now = self._attempts.find(timeout.timeout_id), self._clock.now()
-            is_stored = attempt is not None and attempt.may_be_stored
+            facts, now = self._memory.find(timeout.timeout_id), self._clock.now()
+            is_stored = facts is not None and facts.may_be_stored
             # With `attempts`, sending it failed before. A worker that waits for its destination would store no others.
             if is_stored or timeout.due > later(now, NOT_STORED_BEFORE_DUE) or received.attempts:
                 return await self._store(timeout, envelope, is_stored=is_stored)
@@ -255,30 +253,30 @@ class StoreStep:
         late = (self._clock.now() - timeout.due).total_seconds()
         self._recovery.metrics.report_deliveries({timeout.destination: 1}, [late])
 
-    async def _store(self, timeout: Timeout, envelope: Envelope, *, is_stored: bool) -> StepOutcome:
+    async def _store(self, timeout: Timeout, envelope: messages.Envelope, *, is_stored: bool) -> StepOutcome:
         work: list[Work] = []
         if self._enlisting is None:
             is_new = not is_stored and await self._store_deadlines.call_in_task(lambda: self._persister.add(timeout))
             if not is_new:
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
-            self._attempts.get_or_create(timeout.timeout_id).may_be_stored = True
+            self._memory.get_or_create(timeout.timeout_id).may_be_stored = True
         else:
             with translate_store_errors(self._persister):
                 work.append(self._enlisting.adding_work(timeout))
 
         async def report_stored() -> None:
-            self._attempts.forget(timeout.timeout_id)
+            self._memory.forget(timeout.timeout_id)
             self._recovery.metrics.count("stored", 1)
             self._on_stored(timeout.due)
 
         return self._outcome(envelope, Completion(record=None, work=work), report_stored)
 
-    async def _clear(self, envelope: Envelope) -> StepOutcome:
+    async def _clear(self, envelope: messages.Envelope) -> StepOutcome:
         saga_id = saga_of(envelope)
         if saga_id is None:
             raise NotADelayedMessage(
-                f"message {envelope.message_id!r} asks to forget the timeouts of a saga and does not say of which: it "
-                f"has no header {Headers.SAGA_ID!r}"
+                f"message {envelope.message_id!r} asks to remove the timeouts of a saga and does not name the saga: it "
+                f"has no header {messages.Headers.SAGA_ID!r}"
             )
         work: list[Work] = []
         if self._enlisting is None:
@@ -289,7 +287,7 @@ class StoreStep:
                 work.append(self._enlisting.removing_by_saga_work(saga_id))
         return self._outcome(envelope, Completion(record=None, work=work))
 
-    def _outcome(self, envelope: Envelope, completion: Completion, *on_completed: OnCompleted) -> StepOutcome:
+    def _outcome(self, envelope: messages.Envelope, completion: Completion, *on_completed: OnCompleted) -> StepOutcome:
         return StepOutcome(
             completion, self._recovery, [partial(self._recovery.report_success, envelope.message_id), *on_completed]
         )
@@ -337,7 +335,7 @@ class DispatchStep:
         report_success = partial(self._recovery.report_success, received.envelope.message_id)
         return StepOutcome(completion, self._recovery, [report_success, report_dispatched])
 
-    async def _dispatch(self, announcement: Envelope) -> tuple[Completion, OnCompleted]:
+    async def _dispatch(self, announcement: messages.Envelope) -> tuple[Completion, OnCompleted]:
         """Dispatch a timeout, now or with the returned completion. Also return a callback for after the completion."""
         timeout_id = announced_timeout_id(announcement)
         claim = await self._store_deadlines.call_in_task(lambda: self._claim(timeout_id), _release_late_claim)
@@ -345,7 +343,7 @@ class DispatchStep:
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return Completion(record=None), partial(self._report_dispatched, timeout_id)
         if not claim.timeout.destination:  # a row that other software wrote
-            reply_to = claim.timeout.headers.get(Headers.REPLY_TO_ADDRESS, "")
+            reply_to = claim.timeout.headers.get(messages.Headers.REPLY_TO_ADDRESS, "")
             claim = replace(claim, timeout=replace(claim.timeout, destination=reply_to))
         envelope = dispatch_envelope(claim.timeout, announcement.message_id, self._clock.now())
         try:
@@ -366,28 +364,28 @@ class DispatchStep:
             return None
         return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _release_nothing)
 
-    async def _send_and_remove(self, claim: TimeoutClaim, envelope: Envelope) -> Completion:
+    async def _send_and_remove(self, claim: TimeoutClaim, envelope: messages.Envelope) -> Completion:
         timeout = claim.timeout
         if self._enlisting is not None:
             with translate_store_errors(self._persister):
                 work = [self._enlisting.removing_work(timeout.timeout_id)]
             return Completion(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
-            if self._refusing_destinations.wait_seconds(
-                envelope.destination, self._clock.monotonic()
-            ):  # another timeout is the probe
-                raise DestinationUnavailable(f"{envelope.destination} took nothing just now")
+            # Another timeout is the probe.
+            if self._refusing_destinations.wait_seconds(envelope.destination, self._clock.monotonic()):
+                raise DestinationUnavailable(f"{envelope.destination} accepted no message a moment ago")
             await self._send(timeout.timeout_id, envelope)
         removed = await self._store_deadlines.call_in_task(claim.remove)
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
-                f"timeout {timeout.timeout_id} was concurrently processed: somebody else removed it while it was sent "
+                f"timeout {timeout.timeout_id} was concurrently processed: another process removed it while it was "
+                f"sent "
                 f"to {timeout.destination}"
             )
         return Completion(record=None)
 
-    async def _send(self, timeout_id: str, envelope: Envelope) -> None:
+    async def _send(self, timeout_id: str, envelope: messages.Envelope) -> None:
         """Send a timeout, and remember that it was sent.
 
         Without this memory, a storage that can be read and not written would have the timeout sent at each attempt.

@@ -139,9 +139,8 @@ class FollowingClock:
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         self._wait_started.set()
-        await self._machine_clock.wait_for(
-            event, (until - self.now()) / (1 - _DRIFT)
-        )  # without this it could end too early
+        # Without this it could end too early.
+        await self._machine_clock.wait_for(event, (until - self.now()) / (1 - _DRIFT))
 
     def monotonic(self) -> float:
         return self._machine_clock.monotonic()

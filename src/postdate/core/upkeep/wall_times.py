@@ -20,18 +20,9 @@ from functools import partial
 from typing import Final, Self, TypeGuard
 
 from postdate.clock import LATEST, Clock
+from postdate.core import zones
 from postdate.core.changes import Pending, PendingPages
 from postdate.core.upkeep.daily import Daily
-from postdate.core.zones import (
-    DAMAGED,
-    SAME_FOR_SECONDS,
-    SOURCE,
-    ZoneRules,
-    has_same_rules,
-    read_rules,
-    rules_of,
-    zone_of,
-)
 from postdate.errors import InvalidMessage, InvalidTimestamp, NotSupported
 from postdate.messages import MARKERS, OWN_PREFIX, DelayedMessage, Headers, Origin
 from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, ReplacingStore
@@ -76,10 +67,12 @@ class WallTime:
         try:
             parsed = _parse_local(local) if isinstance(local, str) else local
         except ValueError as error:
-            raise InvalidTimestamp(f"deliver_at={local!r} is no date and time, such as '2027-03-28 09:00'") from error
+            raise InvalidTimestamp(
+                f"deliver_at={local!r} is not a date and time, such as '2027-03-28 09:00'"
+            ) from error
         if not isinstance(parsed, datetime) or parsed.tzinfo is not None:
             raise InvalidTimestamp(
-                f"with zone={zone!r}, deliver_at is what clocks show there, without an offset, such as "
+                f"with zone={zone!r}, deliver_at is a local time in that zone, without an offset, such as "
                 f"'2027-03-28 09:00'; not {local!r}"
             )
         wall_time = cls(parsed, zone)
@@ -100,7 +93,7 @@ class WallTime:
 
     def instant(self, rules: bytes | None = None) -> datetime:
         """Return the instant, UTC, by ``rules``, or by the current rules of this machine. Raises `InvalidTimestamp`."""
-        zone = zone_of(rules_of(self.zone) if rules is None else rules)
+        zone = zones.zone_of(zones.rules_of(self.zone) if rules is None else rules)
         try:
             return self.local.replace(tzinfo=zone).astimezone(UTC)
         except OverflowError as error:
@@ -127,9 +120,9 @@ def decode_rules(marker: DelayedMessage) -> list[bytes]:
     """Return the rules of a marker, the newest first. Raises `ValueError` for one that is damaged."""
     try:
         rules = [base64.b64decode(each, validate=True) for each in json.loads(marker.body)]
-        if rules and all(map(zone_of, rules)):
+        if rules and all(map(zones.zone_of, rules)):
             return rules
-    except (TypeError, *DAMAGED) as error:
+    except (TypeError, *zones.DAMAGED) as error:
         raise ValueError(f"its marker is damaged: {error}") from error
     raise ValueError("its marker is damaged: there are no rules in it")
 
@@ -152,7 +145,7 @@ class ZoneMarkers:
         if ZoneStore.is_zone_store(self._store):
             return self._store
         raise NotSupported(
-            f"{type(self._store).__name__} cannot have messages follow the clocks of {zone}: give deliver_at as an "
+            f"{type(self._store).__name__} does not support messages with a wall time in {zone}: give deliver_at as an "
             f"instant, with its offset, and no zone"
         )
 
@@ -165,16 +158,18 @@ class ZoneMarkers:
         Raises:
             NotSupported, InvalidTimestamp: as :meth:`check_store`, and there is no such zone.
         """
-        store, seconds = self.check_store(zone), SOURCE.get().seconds()
-        if seconds - self._marked_at.get(zone, float("-inf")) >= SAME_FOR_SECONDS:
-            rules = read_rules(zone)
+        store, seconds = self.check_store(zone), zones.SOURCE.get().seconds()
+        if seconds - self._marked_at.get(zone, float("-inf")) >= zones.SAME_FOR_SECONDS:
+            rules = zones.read_rules(zone)
             newest = await ensure_rules(store, zone, [rules.content], rules.version, now)
             self._rules[zone] = newest.content if "" < rules.version < newest.version else rules.content
             self._marked_at[zone] = seconds
         return self._rules[zone]
 
 
-async def ensure_rules(store: ZoneStore, zone: str, rules: Sequence[bytes], version: str, now: datetime) -> ZoneRules:
+async def ensure_rules(
+    store: ZoneStore, zone: str, rules: Sequence[bytes], version: str, now: datetime
+) -> zones.ZoneRules:
     """Ensure that the marker of a zone exists and contains ``rules``, after the rules that it has already.
 
     So services search for messages that are due by these rules, sent by a machine with older zone files. The search
@@ -194,11 +189,13 @@ async def ensure_rules(store: ZoneStore, zone: str, rules: Sequence[bytes], vers
                 _search_start(marker),
                 int(marker.headers.get("moved", "")),
             )
-    new_rules = [each for each in rules if not any(has_same_rules(each, other, now.year) for other in marker_rules)]
-    has_former = bool(marker_rules) and not all(has_same_rules(each, marker_rules[0], now.year) for each in rules)
+    new_rules = [
+        each for each in rules if not any(zones.has_same_rules(each, other, now.year) for other in marker_rules)
+    ]
+    has_former = bool(marker_rules) and not all(zones.has_same_rules(each, marker_rules[0], now.year) for each in rules)
     if marker is not None and marker_rules:
         version = marker.headers.get("version", "")
-    newest = ZoneRules((marker_rules or rules)[0], version)
+    newest = zones.ZoneRules((marker_rules or rules)[0], version)
     if not new_rules and not (has_former and now - search_start > _RENEWED_AFTER):
         return newest
     if marker_rules:
@@ -243,9 +240,9 @@ def wall_time_loop(store: ZoneStore, clock: Clock) -> Daily:
 
     async def _follow_zone(daily: Daily, marker: DelayedMessage, zone: str) -> int:
         """Return how many messages could not be rescheduled because a process has claimed them."""
-        now, own_rules, all_rules = clock.now(), read_rules(zone), decode_rules(marker)
+        now, own_rules, all_rules = clock.now(), zones.read_rules(zone), decode_rules(marker)
         search_start, moved_count = _search_start(marker), int(marker.headers.get("moved", ""))
-        if changed := not has_same_rules(own_rules.content, all_rules[0], now.year):
+        if changed := not zones.has_same_rules(own_rules.content, all_rules[0], now.year):
             if "" < own_rules.version < marker.headers.get("version", ""):
                 log.warning(
                     "the zone files here are %s, older than those that messages wait by: update them", own_rules.version
@@ -296,4 +293,4 @@ def wall_time_loop(store: ZoneStore, clock: Clock) -> Daily:
             log.info("message %s, for %s, is due at %s instead of %s", message.message_id, wall, due, message.due)
         return is_rescheduled or await daily.call_store(partial(store.get, message.message_id)) is None
 
-    return Daily(store, clock, "changes of time zones are not followed", timedelta(0), follow_zones)
+    return Daily(store, clock, "due times are not adapted to changes of time zones", timedelta(0), follow_zones)

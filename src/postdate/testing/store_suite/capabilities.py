@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from postdate import ports
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.core.simple_store import enlisting_store as can_share
 from postdate.endpoint.delayed_delivery import check_mode
@@ -17,21 +18,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import (
-    AdministrableStore,
-    ArchivableStore,
-    ClaimingStore,
-    MovingStore,
-    Outcome,
-    RecordKind,
-    Scan,
-    ScannableStore,
-    ScanPart,
-    TransactionMode,
-    Transport,
-    UnreadableRows,
-    capabilities_of,
-)
 from postdate.ports.limits import LimitingStore
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -54,8 +40,8 @@ from postdate.testing.store_suite.subject import (
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 
 _ROLES: tuple[type, ...] = (
-    *(ClaimingStore, MovingStore, LimitingStore, AdministrableStore),
-    *(ScannableStore, ArchivableStore, UnreadableRows),
+    *(ports.ClaimingStore, ports.MovingStore, LimitingStore, ports.AdministrableStore),
+    *(ports.ScannableStore, ports.ArchivableStore, ports.UnreadableRows),
 )
 
 
@@ -70,27 +56,27 @@ async def no_role_is_half_there(subject: StoreSubject) -> None:
 
 
 @capabilities.with_fixture(open_claiming)
-async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None:
+async def a_clock_and_columns_are_there_as_it_says(store: ports.ClaimingStore) -> None:
     """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
     if store.capabilities.has_clock:
         expect((await store.server_now()).utcoffset() == timedelta(0), "the time of the server is UTC")
     else:
         with expect_error(NotSupported, "the clock of a store without one"):
             await store.server_now()
-    if isinstance(store, ScannableStore) and not store.has_columns:
+    if isinstance(store, ports.ScannableStore) and not store.has_columns:
         with expect_error(NotSupported, "columns of a store without them"):
-            list(store.scan_columns(Scan("pending", ()), ScanPart(0, 1)))
+            list(store.scan_columns(ports.Scan("pending", ()), ports.ScanPart(0, 1)))
 
 
 @capabilities
 async def declared_modes_are_accepted_and_others_refused(subject: StoreSubject) -> None:
     """A declared transaction mode initializes; any other is refused at start-up, by name (row 29)."""
-    for mode in TransactionMode:
+    for mode in ports.TransactionMode:
         store = subject.open()
         try:
-            if mode in capabilities_of(store).transaction_modes:
+            if mode in ports.capabilities_of(store).transaction_modes:
                 await store.initialize("conformance", mode)
-            elif isinstance(store, ClaimingStore):
+            elif isinstance(store, ports.ClaimingStore):
                 with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
                     check_mode(DelayedDelivery(store), MemoryTransport(), mode)
         finally:
@@ -101,7 +87,7 @@ async def declared_modes_are_accepted_and_others_refused(subject: StoreSubject) 
 async def an_endpoint_takes_it_or_says_why_not(subject: StoreSubject) -> None:
     """A store with claims can be used by an endpoint; one without is refused when the settings are made."""
     async with open_prepared(subject) as store:
-        if isinstance(store, ClaimingStore):
+        if isinstance(store, ports.ClaimingStore):
             DelayedDelivery(store)
         else:
             with expect_error(ConfigurationError, "a store without claims"):
@@ -114,9 +100,9 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
     async with open_claiming(subject) as store:
         expect(can_share(store, MemoryTransport()) is None, "no transaction is shared with queues in memory")
         with expect_error(UnsupportedTransactionMode, "transaction scope with queues in memory"):
-            check_mode(DelayedDelivery(store), MemoryTransport(), TransactionMode.TRANSACTION_SCOPE)
+            check_mode(DelayedDelivery(store), MemoryTransport(), ports.TransactionMode.TRANSACTION_SCOPE)
         if moving_store_of(store) is None:
-            declared = TransactionMode.TRANSACTION_SCOPE in store.capabilities.transaction_modes
+            declared = ports.TransactionMode.TRANSACTION_SCOPE in store.capabilities.transaction_modes
             expect(not declared, "a store that cannot enlist does not declare transaction scope")
             return
         transport = subject.transport()
@@ -127,7 +113,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
+async def storing_is_part_of_the_transaction(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Enlisting: a message stored in a transaction of the queues is there after its commit, not after a rollback."""
     work = store.storing_work([message("rolled-back")], NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
@@ -139,13 +125,13 @@ async def storing_is_part_of_the_transaction(store: MovingStore, transport: Tran
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Transport) -> None:
+async def storing_refuses_an_id_that_was_used(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Enlisting: an id that waits, was delivered or stands there twice undoes all; what had failed comes back."""
 
     async def send(*messages: DelayedMessage) -> None:
         await transport.send([Envelope(QUEUE, "e-1")], NOW, work=[store.storing_work(messages, NOW)])
 
-    for outcome in (Outcome.FAILED, Outcome.DELIVERED):
+    for outcome in (ports.Outcome.FAILED, ports.Outcome.DELIVERED):
         await send(message())
         with expect_error(DuplicateMessage, "storing an id that waits in a transaction"):
             await send(message("other"), message(body=b"second"))
@@ -159,9 +145,9 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
+async def finishing_is_part_of_the_transaction(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
-    finishing = store.finishing_work([await store_and_claim_one(store)], Outcome.DELIVERED, NOW)
+    finishing = store.finishing_work([await store_and_claim_one(store)], ports.Outcome.DELIVERED, NOW)
     with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
         await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
     expect_equal(await store.next_due(), NOW, "next due after the rollback")
@@ -174,7 +160,7 @@ async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Tr
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
+async def due_messages_move_to_their_queues(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Moving: due messages go to their queues, oldest first; expired ones are recorded; others are left behind."""
     expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
     last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW + 3600 * SECOND)
@@ -198,13 +184,13 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
     content = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
     expect_equal(content, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
     expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
-    if isinstance(store, AdministrableStore):
+    if isinstance(store, ports.AdministrableStore):
         ends = {name: (await store.history(name))[-1].kind for name in ("first", "expired")}
-        expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
+        expect_equal(ends, {"first": ports.RecordKind.DELIVERED, "expired": ports.RecordKind.EXPIRED}, "records")
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
+async def a_move_takes_no_more_than_its_limit(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Moving: a batch is as large as asked for, and messages that others hold are not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
     expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["0"], "claims")
@@ -215,7 +201,7 @@ async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Tra
 
 
 @capabilities.with_fixtures(open_beside_queues)
-async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) -> None:
+async def a_move_lists_what_it_took(store: ports.MovingStore, transport: ports.Transport) -> None:
     """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
     first, second = NOW - 3 * SECOND, NOW - 2 * SECOND
     await store.store_many([message("gone", first, expires_at=second), message("sent", second)], NOW)

@@ -9,9 +9,9 @@ from typing import Any
 
 from anyio import to_thread
 
+from postdate import ports
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
-from postdate.ports import ClaimingStore, Outcome, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.scanning import SCANNED_COLUMNS
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -29,11 +29,11 @@ scanning: Topic[StoreSubject] = Topic("scanning")
 _PAGE = 7
 
 
-def _read_rows(store: ScannableStore, table: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    return _scan_rows(store, Scan(table, tuple(columns)), store.scan_parts(table, parts))
+def _read_rows(store: ports.ScannableStore, table: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return _scan_rows(store, ports.Scan(table, tuple(columns)), store.scan_parts(table, parts))
 
 
-def _scan_rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
+def _scan_rows(store: ports.ScannableStore, scan: ports.Scan, parts: Sequence[ports.ScanPart]) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for part in parts:
         for page in store.scan(scan, part, _PAGE):
@@ -43,7 +43,7 @@ def _scan_rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> 
 
 
 @asynccontextmanager
-async def _open_snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
+async def _open_snapshot(store: ports.ScannableStore) -> AsyncGenerator[str | None]:
     """Hold a snapshot during the block; the calls that open and close it block, so they run in a thread."""
     snapshot = store.snapshot()
     name = await to_thread.run_sync(snapshot.__enter__)
@@ -54,11 +54,11 @@ async def _open_snapshot(store: ScannableStore) -> AsyncGenerator[str | None]:
 
 
 @scanning.with_fixtures(open_scannable)
-async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def parts_cover_every_row_once(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """Whatever the number of parts, together they hold every pending message exactly once, gaps or not."""
     await store.store_many([message(f"m-{n}", NOW + (n % 5) * SECOND) for n in range(100)], NOW)
     finished = await store.claim_due(NOW + 2 * SECOND, 30)
-    await store.finish(finished, Outcome.DELIVERED, NOW)
+    await store.finish(finished, ports.Outcome.DELIVERED, NOW)
     expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in finished})
     for parts in (1, 2, 3, 7, 200):
         rows = await to_thread.run_sync(_read_rows, scanned, "pending", parts, ["message_id"])
@@ -66,7 +66,7 @@ async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableSto
 
 
 @scanning.with_fixtures(open_scannable)
-async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def columns_come_as_asked_for(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """Rows hold the columns asked for, in that order; times are microseconds since 1970."""
     await store.store(message(expires_at=NOW + SECOND, body=b"\0body"), NOW)
     columns = ["body", "due", "message_id", "expires_at", "number_of_failures", "destination", "headers"]
@@ -80,26 +80,26 @@ async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStor
     columns = ["kind", "message_id", "at", "due", "destination", "detail"]
     (record,) = await to_thread.run_sync(_read_rows, scanned, "records", 1, columns)
     at = to_microseconds(NOW)
-    expect_equal(tuple(record), (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None), "record")
+    expect_equal(tuple(record), (int(ports.RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None), "record")
 
 
 @scanning.with_fixtures(open_scannable)
-async def an_empty_store_has_no_rows(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def an_empty_store_has_no_rows(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """Nothing pending, no records, nothing queued: no rows."""
     for what in ("pending", "records", "queued"):
         expect_equal(await to_thread.run_sync(_read_rows, scanned, what, 4, ["message_id"]), [], f"rows of {what}")
 
 
 @scanning.with_fixtures(open_scannable)
-async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def what_does_not_exist_is_refused(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """An unknown relation or column raises PipelineError."""
     with expect_error(PipelineError, "an unknown relation"):
         scanned.scan_parts("saga", 1)
     with expect_error(PipelineError, "an unknown column"):
-        list(scanned.scan(Scan("pending", ("colour",)), ScanPart(0, 1), _PAGE))
+        list(scanned.scan(ports.Scan("pending", ("colour",)), ports.ScanPart(0, 1), _PAGE))
 
 
-async def _store_various(store: ClaimingStore) -> None:
+async def _store_various(store: ports.ClaimingStore) -> None:
     """Store messages that differ in every condition of a filter, and in values that are difficult for columns."""
     await store.store_many(
         [
@@ -113,24 +113,24 @@ async def _store_various(store: ClaimingStore) -> None:
         NOW,
     )
     (oldest,) = await store.claim_due(NOW, 1)
-    await store.finish([oldest], Outcome.DELIVERED, NOW + SECOND)
+    await store.finish([oldest], ports.Outcome.DELIVERED, NOW + SECOND)
 
 
-_FILTERS: dict[str, ScanFilter] = {
-    "everything": ScanFilter(),
-    "some ids": ScanFilter(message_ids=("a", "é", "e\u0301", "'\\;%$1", "not there", "a\0")),
-    "no ids": ScanFilter(message_ids=()),
-    "some destinations": ScanFilter(destinations=("x", "it's\\", "not there")),
-    "no destinations": ScanFilter(destinations=()),
-    "due from": ScanFilter(due_from=NOW + MICROSECOND),
-    "due to": ScanFilter(due_to=NOW + MICROSECOND),
-    "all at once": ScanFilter(
+_FILTERS: dict[str, ports.ScanFilter] = {
+    "everything": ports.ScanFilter(),
+    "some ids": ports.ScanFilter(message_ids=("a", "é", "e\u0301", "'\\;%$1", "not there", "a\0")),
+    "no ids": ports.ScanFilter(message_ids=()),
+    "some destinations": ports.ScanFilter(destinations=("x", "it's\\", "not there")),
+    "no destinations": ports.ScanFilter(destinations=()),
+    "due from": ports.ScanFilter(due_from=NOW + MICROSECOND),
+    "due to": ports.ScanFilter(due_to=NOW + MICROSECOND),
+    "all at once": ports.ScanFilter(
         message_ids=("a", "A", "a ", "é"), destinations=("x", "X"), due_from=NOW, due_to=NOW + 3 * MICROSECOND
     ),
 }
 
 
-def _is_match(row: dict[str, Any], scan_filter: ScanFilter) -> bool:
+def _is_match(row: dict[str, Any], scan_filter: ports.ScanFilter) -> bool:
     due_from, due_to = scan_filter.due_from, scan_filter.due_to
     return (
         (scan_filter.message_ids is None or row["message_id"] in scan_filter.message_ids)
@@ -141,7 +141,7 @@ def _is_match(row: dict[str, Any], scan_filter: ScanFilter) -> bool:
 
 
 @scanning.with_fixtures(open_scannable)
-async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def only_what_is_asked_for_is_read(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
     await _store_various(store)
     for what in ("pending", "records"):
@@ -149,26 +149,26 @@ async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: Scannabl
         every = await to_thread.run_sync(_read_rows, scanned, what, 1, columns)
         expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
         for name, where in _FILTERS.items():
-            scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
+            scan, parts = ports.Scan(what, columns, where), scanned.scan_parts(what, 2)
             rows = await to_thread.run_sync(_scan_rows, scanned, scan, parts)
             expected = [row for row in every if _is_match(dict(zip(columns, row, strict=True)), where)]
             expect_equal(Counter(rows), Counter(expected), f"{what}: {name}")
-            nothing = await to_thread.run_sync(_scan_rows, scanned, Scan(what, (), where), parts)
+            nothing = await to_thread.run_sync(_scan_rows, scanned, ports.Scan(what, (), where), parts)
             expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
 
 
 @scanning.with_fixtures(open_scannable)
-async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStore) -> None:
+async def a_snapshot_is_one_instant(store: ports.ClaimingStore, scanned: ports.ScannableStore) -> None:
     """Changes made while a snapshot is held are not seen with it; a store may have no snapshots."""
     await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
     async with _open_snapshot(scanned) as snapshot:
         parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
         await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
-        await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
+        await store.finish(await store.claim_due(NOW + SECOND, 10), ports.Outcome.DELIVERED, NOW)
         if snapshot is None:
             return
         for what in ("pending", "records"):
-            scan = Scan(what, ("message_id",), snapshot=snapshot)
+            scan = ports.Scan(what, ("message_id",), snapshot=snapshot)
             rows = await to_thread.run_sync(_scan_rows, scanned, scan, parts[what])
             expect_equal(Counter(rows), Counter((f"m-{n}",) for n in range(20)), f"{what} of the snapshot")
     expect_equal(len(await to_thread.run_sync(_read_rows, scanned, "records", 3, ["kind"])), 35, "records by now")
@@ -177,7 +177,7 @@ async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStor
 
 
 @scanning.with_fixtures(open_columnar)
-async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableStore) -> None:
+async def columns_hold_what_rows_hold(store: ports.ClaimingStore, columns: ports.ScannableStore) -> None:
     """A scan of columns has the values, order and filters of one of rows; no columns at all may be asked for."""
     from postdate.testing.store_suite.columns import rows_of_columns
 
@@ -186,15 +186,17 @@ async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableSt
         for what, all_columns in SCANNED_COLUMNS.items():
             shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
             for name, where in _FILTERS.items():
-                rows = await to_thread.run_sync(_scan_rows, columns, Scan(what, all_columns, where, snapshot), shares)
+                rows = await to_thread.run_sync(
+                    _scan_rows, columns, ports.Scan(what, all_columns, where, snapshot), shares
+                )
                 for chosen in (all_columns, all_columns[::-1], all_columns[:1], ()):
                     parts = shares if chosen == all_columns else whole  # for a store, each part may cost a connection
-                    scan = Scan(what, chosen, where, snapshot)
+                    scan = ports.Scan(what, chosen, where, snapshot)
                     columns_read = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
                     expected = Counter(tuple(row[all_columns.index(column)] for column in chosen) for row in rows)
                     expect_equal(Counter(columns_read), expected, f"{what}: {name}, columns {chosen}")
     with expect_error(PipelineError, "an unknown column"):
-        list(columns.scan_columns(Scan("pending", ("colour",)), ScanPart(0, 1)))
+        list(columns.scan_columns(ports.Scan("pending", ("colour",)), ports.ScanPart(0, 1)))
     if snapshot is not None:
         with expect_error(PipelineError, "a snapshot that is not held any more"):
-            list(columns.scan_columns(Scan("pending", (), snapshot=snapshot), ScanPart(0, 1)))
+            list(columns.scan_columns(ports.Scan("pending", (), snapshot=snapshot), ports.ScanPart(0, 1)))

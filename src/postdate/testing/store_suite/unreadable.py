@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from unittest import mock
 
+from postdate import ports
 from postdate.errors import DuplicateMessage
-from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, MovingStore, Outcome, RecordKind, Transport
 from postdate.testing.conformance import expect, expect_equal, expect_error, expect_in_time
 from postdate.testing.damaged import GOOD, Rows, damaged_id, rows_of
 from postdate.testing.store_suite.subject import (
@@ -46,7 +46,7 @@ async def _open_source(subject: StoreSubject) -> AsyncGenerator[DamagedSource | 
             claimed = list[str]()
             while claims := await store.claim_due(NOW + SECOND, _CLAIM_LIMIT):  # empty only when no message is left
                 claimed += ids(claims)
-                expect_equal(await store.finish(claims, Outcome.DELIVERED, NOW), len(claims), "finished")
+                expect_equal(await store.finish(claims, ports.Outcome.DELIVERED, NOW), len(claims), "finished")
             expect_equal(await store.next_attempt(), None, "next attempt with nothing left that can be read")
             return claimed
 
@@ -56,7 +56,7 @@ async def _open_source(subject: StoreSubject) -> AsyncGenerator[DamagedSource | 
 unreadable = unreadable_topic(_open_source)
 
 
-async def _store_with_damage(store: ClaimingStore, rows: Rows) -> None:
+async def _store_with_damage(store: ports.ClaimingStore, rows: Rows) -> None:
     """Store fifty good messages, and one for each kind of damage among them; the oldest message is a damaged one."""
     damaged = [
         message(damaged_id(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)
@@ -68,14 +68,16 @@ async def _store_with_damage(store: ClaimingStore, rows: Rows) -> None:
 
 
 @asynccontextmanager
-async def _open_moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport, Rows] | None]:
+async def _open_moving(subject: StoreSubject) -> AsyncGenerator[tuple[ports.MovingStore, ports.Transport, Rows] | None]:
     async with open_beside_queues(subject) as adapters:
         rows = adapters and rows_of(adapters[0], subject.damages())
         yield adapters and rows and (*adapters, rows)
 
 
 @unreadable.with_fixtures(_open_moving)
-async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
+async def a_move_loses_nothing_that_is_unreadable(
+    store: ports.MovingStore, transport: ports.Transport, rows: Rows
+) -> None:
     """Moving: the others arrive in their order, and each damaged message is marked, here or in its queue."""
     await _store_with_damage(store, rows)
     for _ in range(len(GOOD) + len(rows.damages)):  # enough moves, even if each moves only one message
@@ -96,7 +98,7 @@ async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport:
 
 
 @unreadable.with_fixtures(open_with_rows)
-async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Rows) -> None:
+async def the_oldest_that_can_be_read_is_fetched(store: ports.ClaimingStore, rows: Rows) -> None:
     """One is asked for, and the oldest cannot be read: the next one is fetched."""
     await _store_with_damage(store, rows)
     fetched = await store.fetch_next_due(NOW + SECOND)
@@ -104,15 +106,15 @@ async def the_oldest_that_can_be_read_is_fetched(store: ClaimingStore, rows: Row
 
 
 @unreadable.with_fixtures(open_with_rows)
-async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
+async def an_operator_sees_the_others(store: ports.ClaimingStore, rows: Rows) -> None:
     """Questions about pending messages are answered as if the damaged ones were not there."""
-    if not isinstance(store, AdministrableStore):
+    if not isinstance(store, ports.AdministrableStore):
         return
     await _store_with_damage(store, rows)
     await store.next_due()
     await store.next_attempt()
     await store.statistics(NOW)
-    expect_equal(ids(await store.list_pending(MessageFilter(), 1000)), GOOD, "pending messages")
+    expect_equal(ids(await store.list_pending(ports.MessageFilter(), 1000)), GOOD, "pending messages")
     for damage in rows.damages:
         expect_equal(await store.get(damaged_id(damage)), None, "a damaged message, asked for by its id")
     one = await store.get(GOOD[0])
@@ -120,12 +122,12 @@ async def an_operator_sees_the_others(store: ClaimingStore, rows: Rows) -> None:
 
 
 @unreadable.with_fixtures(open_with_rows)
-async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows) -> None:
+async def unreadable_messages_do_not_end_a_list(store: ports.ClaimingStore, rows: Rows) -> None:
     """In pages of one, the first of which has none that can be read."""
-    if not isinstance(store, AdministrableStore):
+    if not isinstance(store, ports.AdministrableStore):
         return
     await _store_with_damage(store, rows)
-    listed, where = list[str](), MessageFilter()
+    listed, where = list[str](), ports.MessageFilter()
     for _ in range(len(GOOD) + len(rows.damages) + 1):
         page = await store.read_pending(where, 1)
         listed += ids(page.messages)
@@ -136,7 +138,7 @@ async def unreadable_messages_do_not_end_a_list(store: ClaimingStore, rows: Rows
 
 
 @unreadable.with_fixtures(open_with_rows)
-async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) -> None:
+async def an_unreadable_message_does_not_wait(store: ports.ClaimingStore, rows: Rows) -> None:
     """It is recorded as failed, and neither cancelled, rescheduled, removed nor stored again, until it is discarded."""
     for damage in rows.damages:
         id_ = damaged_id(damage)
@@ -147,7 +149,7 @@ async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) 
         expect(not await store.increment_failure_count(id_, NOW), "no failure of an unreadable message is counted")
         with expect_error(DuplicateMessage, "storing the id of an unreadable message"):
             await store.store(message(id_), NOW)
-        if not isinstance(store, AdministrableStore):
+        if not isinstance(store, ports.AdministrableStore):
             continue
         expect(not await store.cancel(id_, NOW), "an unreadable message is not cancelled")
         expect(not await store.reschedule(id_, NOW + SECOND, NOW), "an unreadable message is not rescheduled")
@@ -159,9 +161,9 @@ async def an_unreadable_message_does_not_wait(store: ClaimingStore, rows: Rows) 
 
 
 @unreadable.with_fixtures(open_with_rows)
-async def unreadable_messages_are_counted_alone(store: ClaimingStore, rows: Rows) -> None:
+async def unreadable_messages_are_counted_alone(store: ports.ClaimingStore, rows: Rows) -> None:
     """Beside the others, in every count of what waits, and by when it is due."""
-    if not isinstance(store, AdministrableStore):
+    if not isinstance(store, ports.AdministrableStore):
         return
     await _store_with_damage(store, rows)
     await store.release(await store.claim_due(NOW + SECOND, 100), None)
@@ -190,15 +192,15 @@ async def what_no_queue_takes_is_marked(subject: StoreSubject) -> None:
         if rows is None:
             return
         expect(not await store.mark_unreadable(claim, "too large", NOW), "nothing is marked twice")
-        await store.finish([other], Outcome.DELIVERED, NOW)
+        await store.finish([other], ports.Outcome.DELIVERED, NOW)
         expect_equal(await store.next_attempt(), None, "next attempt")
         expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of what is marked")
         (row,) = await rows.adapter.list_unreadable(10)
         expect_equal((row.message_id, row.reason), ("large", "too large"), "the row that is marked")
         expect(BODY in row.raw.values(), f"the body is kept, got {sorted(row.raw)}")
-        if isinstance(store, AdministrableStore):
+        if isinstance(store, ports.AdministrableStore):
             record = (await store.history("large"))[-1]
-            expect_equal((record.kind, record.detail), (RecordKind.FAILED, "unreadable: too large"), "its record")
+            expect_equal((record.kind, record.detail), (ports.RecordKind.FAILED, "unreadable: too large"), "its record")
 
 
 @unreadable
@@ -211,7 +213,7 @@ async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) 
         async with open_claiming(subject, largest_message_bytes=1_000) as store:
             if not store.capabilities.durable:
                 return
-            if isinstance(store, AdministrableStore):
-                expect_equal(await store.list_pending(MessageFilter(), 10), [stored], "pending messages")
+            if isinstance(store, ports.AdministrableStore):
+                expect_equal(await store.list_pending(ports.MessageFilter(), 10), [stored], "pending messages")
                 expect_equal(await store.get(stored.message_id), stored, "the message by its id")
             expect_equal((await claim_one(store)).message, stored, "the message as it is claimed")

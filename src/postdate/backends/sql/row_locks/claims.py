@@ -307,9 +307,8 @@ class Claims(forks.ForkAware):
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
-                self._pool.roll_back_and_close(
-                    session
-                )  # with a rollback: if only closed, it keeps its locks for a moment
+                # With a rollback: if only closed, it keeps its locks for a moment.
+                self._pool.roll_back_and_close(session)
         leased |= {token.number: token.holder for token in tokens if token.holder is not None}
         if leased:
             holders, numbers = sorted(set(leased.values())), sorted(leased)

@@ -76,13 +76,32 @@ def check_options(address: ServerAddress, allowed: frozenset[str]) -> None:
 
 
 class ServerSession(ABC):
-    """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
+    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time.
 
-    It has more methods than :class:`postdate.backends.sql.row_locks.parts.PooledSession`. ``rows(sql, values)`` returns
-    the rows of a statement. ``change(sql, values)`` returns how many rows it changed or found unchanged. ``pages(sql,
-    values, page)`` yields rows as the server sends them, while no other statement may run. A percent sign is doubled in
-    statements with ``values``.
+    ``rows(sql, values)`` returns the rows of a statement. ``change(sql, values)`` returns how many rows it changed or
+    found unchanged. ``pages(sql, values, page)`` yields rows as the server sends them, while no other statement may
+    run. A percent sign is doubled in statements with ``values``.
     """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begin a transaction."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit the transaction."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Roll the transaction back."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection, which releases its locks. Never raise."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the connection from another thread: a call that waits for an answer fails. Never raise."""
 
     @property
     @abstractmethod

@@ -96,7 +96,7 @@ class RowLockSchema(DatabaseObject, ABC):
             return cls(address_or_database, schema=schema, holds_at_most=holds_at_most, answers_within=answers_within)
         for name, value in {"schema": schema, "holds_at_most": holds_at_most, "answers_within": answers_within}.items():
             if value is not None:
-                raise ConfigurationError(f"{name}= belongs to the database object: give it where that is made")
+                raise ConfigurationError(f"{name}= belongs to the database object: pass it where that object is made")
         return address_or_database
 
 

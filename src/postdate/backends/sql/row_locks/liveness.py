@@ -26,7 +26,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sql.row_locks.claims import Claims, LockedBatch
-from postdate.backends.sql.row_locks.parts import Conflict, SessionSource
+from postdate.backends.sql.row_locks.connection import DatabaseServer
+from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.backends.sql.row_locks.tables import RowLockTables
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
@@ -59,7 +60,7 @@ class Liveness(forks.ForkAware):
 
     def __init__(
         self,
-        server: SessionSource,
+        server: DatabaseServer[Any],
         tables: RowLockTables,
         next_due: NextDue[int],
         holds_at_most: timedelta | None = None,

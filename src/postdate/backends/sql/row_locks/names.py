@@ -37,7 +37,9 @@ class Spelling:
 def check_not_reserved(name: str, what: str) -> str:
     """Return ``name``; raise `ConfigurationError` for a table whose name begins like those of Postdate."""
     if what == "table" and name.lower().startswith(_PREFIX):
-        raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_PREFIX!r} are taken")
+        raise ConfigurationError(
+            f"table {name!r} has a name of Postdate's own tables: names with {_PREFIX!r} are reserved"
+        )
     return name
 
 

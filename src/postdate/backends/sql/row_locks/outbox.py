@@ -158,8 +158,8 @@ class ServerOutbox(OwnTableOnServer, SqlOutbox[ThreadedConnection]):
             session.set_answer_limit(self._database.server.seconds_to_answer)
             if not session.is_in_transaction(connection.transaction_mark):
                 raise StoreError(
-                    f"{self.where}: a handler has ended the transaction that is not its own to end, or has gone on "
-                    f"after an error by which the server undid it, such as a deadlock"
+                    f"{self.where}: a handler has ended the transaction, which only Postdate may end, or has "
+                    f"continued after an error for which the server rolled it back, such as a deadlock"
                 )
             (is_new,) = self.write_all(session, [(row, work)])
             session.commit() if is_new else session.rollback()

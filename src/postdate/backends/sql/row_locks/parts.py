@@ -7,35 +7,23 @@ errors of :mod:`postdate.errors`. Errors of drivers do not leave the package of 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from postdate import errors
 from postdate.clock import from_microseconds, nearest_instant, to_microseconds
-from postdate.errors import (
-    InvalidHeaders,
-    InvalidMessage,
-    MessageTooLarge,
-    PostdateError,
-    StoreError,
-    StoreFull,
-    StoreNotSetUp,
-    StoreNotWritable,
-    StoreReadOnly,
-    StoreTroubled,
-)
 from postdate.messages import DelayedMessage, decode_headers, encode_for_store
 from postdate.ports import ScanFilter
 
 P = TypeVar("P", bytes, str)
 
 
-class Conflict(StoreTroubled):
+class Conflict(errors.StoreTroubled):
     """A transaction had a conflict with another one and was rolled back; it may be run again at once."""
 
 
-class DuplicateKey(StoreError):
+class DuplicateKey(errors.StoreError):
     """A row with that key exists."""
 
 
@@ -95,46 +83,6 @@ def split_texts(texts: Iterable[P], max_length: int, max_count: int | None = Non
         yield piece
 
 
-class PooledSession(Protocol):
-    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`."""
-
-    def begin(self) -> None: ...
-
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-    def close(self) -> None:
-        """Close the connection, which releases its locks. Never raise."""
-        ...
-
-    def is_alive(self, at_most: float | None = None) -> bool:
-        """Return whether the server answers within ``at_most`` seconds, or the deadline of the session if shorter.
-
-        ``None``: two seconds, for an idle connection, because opening another one is as good.
-        """
-        ...
-
-    def abort(self) -> None:
-        """End the connection from another thread: a call that waits for an answer fails. Never raise."""
-        ...
-
-    def patient(self) -> AbstractContextManager[None]:
-        """Wait longer for answers within the block, for statements on whole tables."""
-        ...
-
-
-class SessionSource(Protocol):
-    """Connects to a server."""
-
-    @property
-    def where(self) -> str:
-        """The address without secrets, for texts."""
-        ...
-
-    def connect(self) -> PooledSession: ...
-
-
 def filter_values(where: ScanFilter) -> dict[str, Any]:
     """Return the given conditions by name; times as in rows."""
     values: dict[str, Any] = {
@@ -171,7 +119,7 @@ def _instant(microseconds: int, what: str) -> datetime:
     try:
         return from_microseconds(microseconds)
     except OverflowError as error:
-        raise InvalidMessage(f"{what} is outside the years 1 to 9999: {microseconds} us since 1970") from error
+        raise errors.InvalidMessage(f"{what} is outside the years 1 to 9999: {microseconds} us since 1970") from error
 
 
 def readable_due(row: MessageRow) -> int | None:
@@ -185,26 +133,26 @@ def decode_rows(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, Delay
     for number, row in rows:
         try:
             messages[number] = from_row(row)
-        except (InvalidMessage, InvalidHeaders) as error:
+        except (errors.InvalidMessage, errors.InvalidHeaders) as error:
             reasons[number] = str(error)
     return messages, reasons
 
 
-Meaning = type[PostdateError]
+Meaning = type[errors.PostdateError]
 Meanings = Mapping[Meaning, Collection[int | str]]
 """Our error for each number or class of a server's errors; a number takes precedence over its class."""
 
 _TEXTS: Final[Mapping[Meaning, str]] = {
-    StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
-    StoreFull: "{where} has no room ({said}); nothing was written; make room and go on",
-    StoreNotWritable: "{where} refuses ({said}); check user, password and grants",
-    StoreReadOnly: "{where} is read-only ({said}): after a fail-over it is a replica now, or somebody has set it so; "
-    "the address must lead to the server that takes writes",
-    MessageTooLarge: "{where} refuses ({said}); raise the server's max_allowed_packet",
+    errors.StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
+    errors.StoreFull: "{where} has no space left ({said}); nothing was written; free some space",
+    errors.StoreNotWritable: "{where} refuses ({said}); check user, password and grants",
+    errors.StoreReadOnly: "{where} is read-only ({said}): after a fail-over it is a replica now, or an administrator "
+    "has made it read-only; the address must lead to the server that accepts writes",
+    errors.MessageTooLarge: "{where} refuses ({said}); raise the server's max_allowed_packet",
 }
 
 
-def error_of(meaning: Meaning, text: str, where: str) -> PostdateError:
+def error_of(meaning: Meaning, text: str, where: str) -> errors.PostdateError:
     """Return the error for a meaning, with the server's own text; ``where``: the address without the password."""
     return meaning(_TEXTS.get(meaning, "{where}: {said}").format(where=where, said=text))
 

@@ -1,6 +1,6 @@
 """Connections that are used again, and transactions that are repeated after a conflict.
 
-A dialect provides a `SessionSource` and its sessions, and raises `Conflict` if a transaction may be repeated.
+A dialect provides a `DatabaseServer` and its sessions, and raises `Conflict` if a transaction may be repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sql.dialect import closing_on_error
-from postdate.backends.sql.row_locks.parts import Conflict, SessionSource
+from postdate.backends.sql.row_locks.connection import DatabaseServer
+from postdate.backends.sql.row_locks.parts import Conflict
 from postdate.clock import steady_seconds
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.runtime import forks
@@ -36,7 +37,7 @@ class Connections(forks.ForkAware):
     They are closed when the last pool is closed.
     """
 
-    def __init__(self, server: SessionSource) -> None:
+    def __init__(self, server: DatabaseServer[Any]) -> None:
         self.server = server
         self.idle: list[tuple[Any, float]] = []
         self._pools = 0
@@ -93,7 +94,7 @@ class Pool:
     ``connections`` are shared with other adapters; given a server, the adapter has its own.
     """
 
-    def __init__(self, connections: Connections | SessionSource) -> None:
+    def __init__(self, connections: Connections | DatabaseServer[Any]) -> None:
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._connections.attach_pool()
         self._lent_sessions: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
+from postdate import ports
 from postdate.backends.sql.dialect import closing_on_error
 from postdate.backends.sql.limits import SqlLimits
 from postdate.backends.sql.questions import page_of
@@ -38,24 +39,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, check_reschedule
-from postdate.ports import (
-    OUTCOME_RECORDS,
-    Claim,
-    ClaimingStore,
-    Outcome,
-    PendingPage,
-    Recording,
-    RecordKind,
-    Scan,
-    ScannableStore,
-    ScanPart,
-    Scripted,
-    ServerFacts,
-    StoreCapabilities,
-    StoreReport,
-    TransactionMode,
-    Wake,
-)
 from postdate.ports.limits import StoredLimits
 from postdate.ports.scanning import check_scan, split_into_shares
 from postdate.runtime.next_due import NextDue
@@ -66,10 +49,10 @@ _CLOSE_WITHIN_SECONDS: Final = 5.0  # then connections are aborted, as the serve
 
 log = logging.getLogger("postdate.stores")
 
-_MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
+_MODES: Final = frozenset(ports.TransactionMode) - {ports.TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, Scripted):
+class LockingStore(SqlLimits, UnreadableInTable, ports.ClaimingStore, ports.ScannableStore, ports.Scripted):
     """Keeps delayed messages in a table of a database server. Queues are elsewhere, so delivery is at least once."""
 
     database_type: ClassVar[type[RowLockSchema]]
@@ -84,7 +67,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         *,
         schema: str | None = None,
         table: str | None = None,
-        recording: Recording = Recording.ALL,
+        recording: ports.Recording = ports.Recording.ALL,
         largest_message_bytes: int | None = None,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
@@ -98,7 +81,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         self._sessions = self._pool = Pool(database.connections)
         self._next_due = NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness] | None = None  # `None` until the table's name is known
-        self._capabilities = StoreCapabilities(
+        self._capabilities = ports.StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
@@ -126,11 +109,11 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         self._parts = (tables, claims, liveness)
 
     @override
-    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+    async def initialize(self, endpoint: str, mode: ports.TransactionMode) -> None:
         if mode not in _MODES:
             raise UnsupportedTransactionMode(
                 f"{type(self).__name__} does not support transaction mode {mode.value!r}: its queues are in another "
-                f"place, and one transaction over both cannot be had; use 'sends_atomic_with_receive'"
+                f"place, and one transaction cannot cover both; use 'sends_atomic_with_receive'"
             )
         if self._parts is None:
             self._assemble(f"{endpoint}.timeouts")
@@ -193,7 +176,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row, at = to_row(message, self._capabilities.largest_message_bytes), to_microseconds(now)
         if not await run_in_group(self, self._store_blocking, (row, at)):
-            record = NewRecord(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+            record = NewRecord(at, int(ports.RecordKind.RESCHEDULED), "came back from the error queue")
             # In a new transaction: INSERTs that found the id share a lock on it, and two of them would deadlock here.
             if not await self._pool.transaction(lambda session: self._tables.revive(session, row, record)):
                 raise DuplicateMessage.of(message.message_id)
@@ -212,21 +195,21 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return are_new
 
     @override
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         return await run_in_thread(self.store_many_blocking, messages, now)
 
-    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> ports.StoreReport:
         """Call :meth:`store_many` in the calling thread, for pipeline processes."""
         max_bytes = self._capabilities.largest_message_bytes
         rows, at = [to_row(message, max_bytes) for message in messages], to_microseconds(now)
         if not rows:
-            return StoreReport(0)
+            return ports.StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
         ordered = list(reversed(unique.values()))  # the first row of each id, in the order of the argument
         new_ids = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, ordered, at)))
         if new_ids:
             self._next_due.announce(min(row.due for row in ordered if row.message_id in new_ids))
-        return StoreReport.of((row.message_id for row in rows), new_ids)
+        return ports.StoreReport.of((row.message_id for row in rows), new_ids)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -242,14 +225,14 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        ending = NewRecord(to_microseconds(now), int(RecordKind.DELIVERED))
+        ending = NewRecord(to_microseconds(now), int(ports.RecordKind.DELIVERED))
         return await self._change_message(
             message_id, lambda session, row: self._tables.finish(session, [row.number], row.holder, ending)
         )
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        record = NewRecord(to_microseconds(now), int(RecordKind.RETRIED))
+        record = NewRecord(to_microseconds(now), int(ports.RecordKind.RETRIED))
         return await self._change_message(
             message_id, lambda session, row: self._tables.retry(session, row.number, row.holder, None, record)
         )
@@ -270,15 +253,15 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[ports.Claim]:
         return await run_in_thread(self._claim, to_microseconds(now), limit)
 
     @override
-    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[Claim]:
+    async def claim_lane(self, stored_limits: StoredLimits, now: datetime, limit: int) -> Sequence[ports.Claim]:
         lane = (to_microseconds(stored_limits.lane_start) - 1, to_microseconds(stored_limits.lane_end))
         return await run_in_thread(self._claim, to_microseconds(now), limit, lane)
 
-    def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[Claim]:
+    def _claim(self, at: int, limit: int, lane: tuple[int, int] | None = None) -> list[ports.Claim]:
         after, before = lane or (None, at)
         session = self._pool.acquire()
         with closing_on_error(session):  # closing the connection ends the row locks
@@ -297,15 +280,17 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
             return []
         tokens = self._claims.remember_batch(session, [(number, attempt_at) for number, attempt_at, _ in rows])
         self._liveness.start(self._claims)  # its thread keeps the connection of the batch alive
-        return [Claim(messages[token.number], token) for token in tokens]
+        return [ports.Claim(messages[token.number], token) for token in tokens]
 
     @override
-    def is_in_force(self, claim: Claim) -> bool:
+    def is_in_force(self, claim: ports.Claim) -> bool:
         return self._claims.has_claim(claim)
 
     @override
-    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        ending = NewRecord(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
+    async def finish(
+        self, claims: Sequence[ports.Claim], outcome: ports.Outcome, now: datetime, detail: str = ""
+    ) -> int:
+        ending = NewRecord(to_microseconds(now), int(ports.OUTCOME_RECORDS[outcome]), detail or None)
 
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return self._tables.finish(session, numbers, holder, ending)
@@ -313,8 +298,8 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return await run_in_thread(self._claims.settle, claims, remove)
 
     @override
-    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        record = NewRecord(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
+    async def retry_later(self, claim: ports.Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        record = NewRecord(to_microseconds(now), int(ports.RecordKind.RETRIED), reason or None)
         attempt_microseconds = to_microseconds(attempt_at)
 
         def retry(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -325,7 +310,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return bool(done)
 
     @override
-    async def mark_unreadable(self, claim: Claim, reason: str, now: datetime) -> bool:
+    async def mark_unreadable(self, claim: ports.Claim, reason: str, now: datetime) -> bool:
         def mark(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             row = self._tables.lock(session, claim.message.message_id)
             if row is None or row.number not in numbers or row.holder != holder:
@@ -336,7 +321,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return bool(await run_in_thread(self._claims.settle, [claim], mark))
 
     @override
-    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+    async def release(self, claims: Sequence[ports.Claim], attempt_at: datetime | None) -> int:
         attempt_microseconds = None if attempt_at is None else to_microseconds(attempt_at)
 
         def release(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -365,7 +350,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return self._dialect.instant(await self._pool.run(read_next_attempt))
 
     @override
-    async def listen(self, wake: Wake) -> Callable[[], None]:
+    async def listen(self, wake: ports.Wake) -> Callable[[], None]:
         """Register ``wake``. Messages stored by other processes are noticed within 0.1 s."""
 
         def start() -> Callable[[], None]:
@@ -379,7 +364,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
 
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        ending = NewRecord(to_microseconds(now), int(RecordKind.CANCELLED))
+        ending = NewRecord(to_microseconds(now), int(ports.RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
             row = self._tables.lock(session, message_id)
@@ -421,7 +406,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return self._tables.statistics(session, at)
 
     @override
-    async def _page(self, statement: str, values: Mapping[str, Any]) -> PendingPage:
+    async def _page(self, statement: str, values: Mapping[str, Any]) -> ports.PendingPage:
         def read_rows(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return numbered_rows(self._query_rows(session, statement, values))
 
@@ -429,7 +414,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         return page_of(messages.items(), [(row.due, number) for number, row in rows], values.get("limit"))
 
     @override
-    async def server_facts(self) -> ServerFacts:
+    async def server_facts(self) -> ports.ServerFacts:
         return await self._pool.run(self._tables.facts)
 
     # --- the clock of the server --------------------------------------------------------------------------------
@@ -458,7 +443,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
     # --- scans --------------------------------------------------------------------------------------------------
 
     @override
-    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ScanPart]:
+    def scan_parts(self, row_kind: str, parts: int) -> Sequence[ports.ScanPart]:
         check_scan(row_kind)
         if row_kind == "queued":
             return []
@@ -467,7 +452,7 @@ class LockingStore(SqlLimits, UnreadableInTable, ClaimingStore, ScannableStore, 
         )
 
     @override
-    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+    def scan(self, scan: ports.Scan, part: ports.ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         check_scan(scan.row_kind, scan.columns)
         if scan.row_kind == "queued":
             return

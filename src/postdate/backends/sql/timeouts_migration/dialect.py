@@ -303,7 +303,7 @@ class Dialect(ABC):
         removed = session.change(self._remove_statement(request), {}) if moved else 0
         if removed != moved:
             raise StoreUnavailable(
-                f"{self.where}: {moved} timeouts were copied out of {request.live} and {removed} taken out; try again"
+                f"{self.where}: {moved} timeouts were copied from {request.live} and {removed} removed; try again"
             )
         return moved
 
@@ -376,7 +376,7 @@ class MigrationState:
         if columns and missing:
             raise MigrationConflict(
                 f"{self._dialect.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool made "
-                f"it. See that no migration of that tool is on its way, then give its table another name"
+                f"it. Make sure that no migration of that tool is running, then rename its table"
             )
         return bool(columns)
 
@@ -398,7 +398,7 @@ class MigrationState:
                 return True
             raise MigrationConflict(
                 f"migration {other.run_id} of endpoint {other.endpoint!r}, begun {other.started_at.isoformat()}, is "
-                f"neither completed nor aborted; go on with it, or abort it first"
+                f"neither completed nor aborted; resume it, or abort it first"
             )
         return False
 
@@ -419,7 +419,7 @@ class MigrationState:
         sql = f"{self._select_runs(self._dialect.lock_hint)} WHERE {self._of_run}{self._dialect.lock_clause}"
         rows = session.rows(sql, {"run": run.run_id})
         if not rows:
-            raise MigrationConflict(f"migration {run.run_id} never began in {self._dialect.where}")
+            raise MigrationConflict(f"migration {run.run_id} was never started in {self._dialect.where}")
         stored = _run(rows[0])
         if stored.status in FINAL_STATUSES:
             raise MigrationConflict(f"migration {run.run_id} of endpoint {run.endpoint!r} is {stored.status.name}")

@@ -15,19 +15,8 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from postdate.backends.sql.timeouts_layout import (
-    DESTINATION,
-    HEADERS,
-    ID,
-    STATE,
-    SUFFIX,
-    TIME,
-    decode,
-    normal_id,
-    read_time,
-    row_headers,
-    table_name,
-)
+from postdate import errors
+from postdate.backends.sql import timeouts_layout
 from postdate.backends.sql.timeouts_migration.dialect import (
     EXCHANGED,
     FINAL_STATUSES,
@@ -38,16 +27,6 @@ from postdate.backends.sql.timeouts_migration.dialect import (
     MigrationState,
     Session,
     staging_table,
-)
-from postdate.errors import (
-    ConfigurationError,
-    InvalidHeaders,
-    InvalidMessage,
-    InvalidTimestamp,
-    MigrationConflict,
-    StoreError,
-    StoreUnavailable,
-    StoreUnreachable,
 )
 from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text, encode_headers, size_in_bytes
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
@@ -67,7 +46,7 @@ def to_message(row: Sequence[Any], endpoint: str) -> DelayedMessage:
         MessageError: the row is no message.
     """
     timeout_id, destination, state, time, headers = row
-    timeout = decode(timeout_id, destination or "", None, state, time, headers, endpoint)
+    timeout = timeouts_layout.decode(timeout_id, destination or "", None, state, time, headers, endpoint)
     target = destination_of(destination, timeout.headers)
     check_text(target, f"the destination of timeout {timeout.timeout_id}", DESTINATION_LIMIT)
     return DelayedMessage(timeout.timeout_id, timeout.due, target, timeout.headers, timeout.body)
@@ -102,13 +81,13 @@ class TimeoutSummary:
             self._add_destination(timeout_id, destination, read_headers)
             self._add_size(timeout_id, headers, read_headers, body_bytes or 0)
             # Nearly all ids match the pattern, which is ten times as fast.
-            if _ID.fullmatch(str(timeout_id)) is None and normal_id(timeout_id) is None:
-                self._add_problem("an id that is no UUID", timeout_id)
+            if _ID.fullmatch(str(timeout_id)) is None and timeouts_layout.normal_id(timeout_id) is None:
+                self._add_problem("an id that is not a UUID", timeout_id)
 
     def _add_due(self, timeout_id: object, time: object) -> None:
         try:
-            due = read_time(time)
-        except InvalidTimestamp:
+            due = timeouts_layout.read_time(time)
+        except errors.InvalidTimestamp:
             self._add_problem("a due time that cannot be read", timeout_id)
             return
         self.earliest = min(due, self.earliest or due)
@@ -116,11 +95,11 @@ class TimeoutSummary:
 
     def _read_headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
         try:
-            read_headers = row_headers(str(timeout_id), headers)
-        except InvalidHeaders:
+            read_headers = timeouts_layout.row_headers(str(timeout_id), headers)
+        except errors.InvalidHeaders:
             read_headers = None
         if read_headers is None or "" in read_headers:  # otherwise any JSON value can be a header
-            self._add_problem("headers that are no JSON object of texts with names", timeout_id)
+            self._add_problem("headers that are not a JSON object of named texts", timeout_id)
             return {}
         return read_headers
 
@@ -128,8 +107,8 @@ class TimeoutSummary:
         if (destination := destination_of(stored, headers)) not in self.destinations:
             try:
                 check_text(destination, "destination", DESTINATION_LIMIT)
-            except InvalidMessage:
-                what = f"a destination that is blank, longer than {DESTINATION_LIMIT} characters, or no text"
+            except errors.InvalidMessage:
+                what = f"a destination that is blank, longer than {DESTINATION_LIMIT} characters, or not text"
                 self._add_problem(what, timeout_id)
                 return
         self.destinations[destination] += 1
@@ -203,7 +182,7 @@ class MigrationSource:
         with self._session() as session:
             tables = self._tables(session)
             if not tables and self._dialect.has_store(session):
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"{self._dialect.where} has no table of a timeout manager, but there is a Postdate store: move its "
                     f"messages with `postdate move --from ADDRESS --to ADDRESS`"
                 )
@@ -215,13 +194,18 @@ class MigrationSource:
         Raises:
             ConfigurationError: no table of timeouts has that name, or it is none.
         """
-        summary, columns = TimeoutSummary(), (ID, DESTINATION, TIME, HEADERS)
+        summary, columns = (
+            TimeoutSummary(),
+            (timeouts_layout.ID, timeouts_layout.DESTINATION, timeouts_layout.TIME, timeouts_layout.HEADERS),
+        )
         with self._session() as session:
             live = self._table_of(session, endpoint)
             self._columns(session, live)
             table, values = self._dialect.qualified_table(live), {"floor": self._dialect.floor_of(cutoff)}
-            selected = ", ".join([*map(self._dialect.readable_column, columns), self._dialect.size_of(STATE)])
-            unknown = f"{self._dialect.quote_name(TIME)} IS NULL"
+            selected = ", ".join(
+                [*map(self._dialect.readable_column, columns), self._dialect.size_of(timeouts_layout.STATE)]
+            )
+            unknown = f"{self._dialect.quote_name(timeouts_layout.TIME)} IS NULL"
             query = f"SELECT {selected} FROM {table} WHERE ({self._dialect.due_from_condition()}) OR {unknown}"
             for page in session.pages(query, values, PAGE_ROWS):
                 summary.add(page)
@@ -242,7 +226,7 @@ class MigrationSource:
             runs, tables = self._state.history(session), self._dialect.tables(session)
         for run in runs:
             if run.status not in FINAL_STATUSES and f"{EXCHANGED}{run.run_id}" in tables:
-                raise MigrationConflict(
+                raise errors.MigrationConflict(
                     f"migration {run.run_id} of endpoint {run.endpoint!r} hid the whole table, as older versions of "
                     f"Postdate did; resume or abort it with the version that began it"
                 )
@@ -292,9 +276,9 @@ class MigrationSource:
     def _check_batches_final(self, session: Session, run: MigrationRun, status: MigrationStatus) -> None:
         for batch in self._state.batches(session, run):
             if batch.status in {BatchStatus.PENDING, BatchStatus.STAGED}:
-                raise MigrationConflict(
-                    f"migration {run.run_id} cannot be {status.name}: batch {batch.number} is {batch.status.name}, and "
-                    f"nobody would move its {batch.count} timeouts any more"
+                raise errors.MigrationConflict(
+                    f"migration {run.run_id} cannot be {status.name}: batch {batch.number} is {batch.status.name}, "
+                    f"and its {batch.count} timeouts would never be moved"
                 )
 
     # --- moving --------------------------------------------------------------------------------------------------
@@ -316,7 +300,7 @@ class MigrationSource:
             MigrationConflict: the run is over.
         """
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
-            raise ConfigurationError("the size of batches, their number and the margin must be above 0")
+            raise errors.ConfigurationError("the size of batches, their number and the margin must be above 0")
         with self._session() as session, self._timed_transaction(session, margin) as started:
             stored_run, live = self._state.lock_run(session, run)
             if stored_run.status is not MigrationStatus.PREPARING:
@@ -341,7 +325,7 @@ class MigrationSource:
                 yield started
                 elapsed = self._dialect.now(session) - started
                 if not timedelta(0) <= elapsed < margin / 2:
-                    raise StoreUnavailable(
+                    raise errors.StoreUnavailable(
                         f"{self._dialect.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the "
                         f"database's "
                         f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. "
@@ -350,7 +334,7 @@ class MigrationSource:
         finally:
             try:
                 self._dialect.reset_limits(session)
-            except StoreUnavailable:  # closing the connection also removes its limits
+            except errors.StoreUnavailable:  # closing the connection also removes its limits
                 self.close()
 
     def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
@@ -367,7 +351,8 @@ class MigrationSource:
         columns = ", ".join(map(self._dialect.readable_column, READ))
         sql = (
             f"SELECT {columns} FROM {self._dialect.qualified_table(staging_table(run.run_id))} "
-            f"WHERE {self._dialect.quote_name(NUMBER)} = {number} ORDER BY {self._dialect.list_of((TIME, ID))}"
+            f"WHERE {self._dialect.quote_name(NUMBER)} = {number} "
+            f"ORDER BY {self._dialect.list_of((timeouts_layout.TIME, timeouts_layout.ID))}"
         )
         with self._session() as session:
             return [to_message(row, run.endpoint) for row in session.rows(sql, {})]
@@ -390,7 +375,7 @@ class MigrationSource:
             columns = self._columns(session, live)
             returned, removed = self._dialect.return_batch(session, run.run_id, number, live, columns)
             if returned > removed:
-                raise StoreError(
+                raise errors.StoreError(
                     f"{self._dialect.where}: of batch {number}, {returned} timeouts were put back and {removed} taken"
                 )
             if returned < removed:
@@ -411,9 +396,9 @@ class MigrationSource:
         configured = {
             endpoint: table
             for endpoint, prefix in self._prefixes.items()
-            if (table := _find_match(table_name(prefix=prefix), tables)) is not None
+            if (table := _find_match(timeouts_layout.table_name(prefix=prefix), tables)) is not None
         }
-        ending = f"_{SUFFIX}".lower()
+        ending = f"_{timeouts_layout.SUFFIX}".lower()
         unassigned = [table for table in tables if table.lower().endswith(ending) and table not in configured.values()]
         return {table[: -len(ending)]: table for table in unassigned if len(table) > len(ending)} | configured
 
@@ -423,12 +408,14 @@ class MigrationSource:
             return tables[name]
         close = difflib.get_close_matches(endpoint, tables, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(tables)) or 'none'}"
-        raise ConfigurationError(f"{self._dialect.where} has no table of timeouts of endpoint {endpoint!r}; {hint}")
+        raise errors.ConfigurationError(
+            f"{self._dialect.where} has no table of timeouts of endpoint {endpoint!r}; {hint}"
+        )
 
     def _columns(self, session: Session, table: str) -> Sequence[str]:
         columns = self._dialect.columns(session, table)
         if missing := [column for column in READ if column not in columns]:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{self._dialect.where}: table {table} has no column {missing[0]!r}: it has no timeouts"
             )
         return columns
@@ -438,7 +425,7 @@ class MigrationSource:
         session = self._open_session = self._open_session or self._dialect.connect()
         try:
             yield session
-        except StoreUnreachable:
+        except errors.StoreUnreachable:
             self.close()
             raise
 
@@ -451,7 +438,9 @@ class MigrationSource:
         except BaseException:
             try:
                 session.rollback()
-            except StoreError:  # The error that led here says more, and closing the connection ends its transaction.
+            except (
+                errors.StoreError
+            ):  # The error that led here says more, and closing the connection ends its transaction.
                 self.close()
             raise
 
@@ -471,5 +460,5 @@ def _find_match(name: str, names: Collection[str]) -> str | None:
     if name in matches or not matches:
         return name if matches else None
     if len(matches) > 1:
-        raise ConfigurationError(f"{name!r} may be any of {', '.join(sorted(matches))}; write it exactly so")
+        raise errors.ConfigurationError(f"{name!r} may be any of {', '.join(sorted(matches))}; write it exactly so")
     return matches[0]

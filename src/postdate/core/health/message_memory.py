@@ -20,7 +20,7 @@ from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.ports import Claim, Outcome
 
-MOST_ATTEMPTS: Final = 10_000
+MOST_MESSAGES: Final = 10_000
 """The largest number of remembered messages, not counting messages whose claims are in force."""
 
 FORGOTTEN_AFTER_SUCCESSES: Final = 100_000
@@ -90,12 +90,12 @@ class Doom:
 
 
 @dataclass(slots=True)
-class Attempt:
+class MessageFacts:
     """The known facts about one message id.
 
     Args:
         failures: how often it failed. Failures without a success of another message between them count once.
-        successes_before: :attr:`Attempts.successes` at its last failure.
+        successes_before: :attr:`MessageMemory.successes` at its last failure.
         lost_claims: how often its claim was lost after it was handled and before it was acknowledged.
         doom: the reason to move it to the error queue when it is claimed again.
         unwritten: its outcome, if that is not written yet.
@@ -115,18 +115,18 @@ class Attempt:
         return not is_counted and self.doom is None and self.unwritten is None
 
 
-class Attempts:
+class MessageMemory:
     """The entries of the messages of one kind of calls, by message id. The oldest entry is dropped first.
 
     There is one object for each kind of calls, such as sending due messages or storing received ones: only messages of
     the same kind can be compared.
     """
 
-    def __init__(self, most: int = MOST_ATTEMPTS) -> None:
+    def __init__(self, most: int = MOST_MESSAGES) -> None:
         self.successes = 0
         """Grows with each success of any message."""
         self._most = most
-        self._entries: dict[str, Attempt] = {}
+        self._entries: dict[str, MessageFacts] = {}
         self._claimed_outcomes: dict[str, UnwrittenOutcome] = {}
         """Outcomes of :attr:`_entries` whose claims are in force.
 
@@ -142,19 +142,19 @@ class Attempts:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, message_id: str) -> Attempt | None:
+    def find(self, message_id: str) -> MessageFacts | None:
         return self._entries.get(message_id)
 
     def has_any(self, message_ids: Collection[str]) -> bool:
         return not self._entries.keys().isdisjoint(message_ids)
 
-    def get_or_create(self, message_id: str) -> Attempt:
+    def get_or_create(self, message_id: str) -> MessageFacts:
         """Return the entry of a message, or a new one. It becomes the youngest entry, which is dropped last."""
-        attempt = self._entries.pop(message_id, None) or Attempt()
-        self._entries[message_id] = attempt
+        facts = self._entries.pop(message_id, None) or MessageFacts()
+        self._entries[message_id] = facts
         if len(self._entries) > self._next_trim:
             self._trim()
-        return attempt
+        return facts
 
     def _trim(self) -> None:
         """Drop the oldest entries, except those whose claim is in force.
@@ -174,23 +174,23 @@ class Attempts:
                 self._entries.pop(message_id, None)
                 self._claimed_outcomes.pop(message_id, None)
 
-    def _drop_if_empty(self, message_id: str, attempt: Attempt) -> None:
-        if attempt.is_empty:
+    def _drop_if_empty(self, message_id: str, facts: MessageFacts) -> None:
+        if facts.is_empty:
             self._entries.pop(message_id, None)
 
     # --- failures with successes of other messages in between --------------------------------------------------------
 
     def has_success_since_failure(self, message_id: str) -> bool:
         """Return whether any message has succeeded since this one failed last; also ``True`` if it never failed."""
-        attempt = self._entries.get(message_id)
-        return attempt is None or attempt.successes_before != self.successes
+        facts = self._entries.get(message_id)
+        return facts is None or facts.successes_before != self.successes
 
     def report_failure(self, message_id: str) -> int:
         """Count a failure; return how often this message failed. Failures without a success between them count once."""
-        attempt = self.get_or_create(message_id)
-        attempt.failures += attempt.successes_before != self.successes
-        attempt.successes_before = self.successes
-        return attempt.failures
+        facts = self.get_or_create(message_id)
+        facts.failures += facts.successes_before != self.successes
+        facts.successes_before = self.successes
+        return facts.failures
 
     def report_own_failure(self, message_id: str, error: BaseException) -> int:
         """Count a failure that this message may have caused; return how often it has failed.
@@ -207,16 +207,16 @@ class Attempts:
         if not self._entries:
             return
         for message_id in message_ids:
-            if (attempt := self._entries.get(message_id)) is not None:
-                attempt.failures, attempt.successes_before, attempt.may_be_stored = 0, -1, False
-                self._drop_if_empty(message_id, attempt)
+            if (facts := self._entries.get(message_id)) is not None:
+                facts.failures, facts.successes_before, facts.may_be_stored = 0, -1, False
+                self._drop_if_empty(message_id, facts)
         oldest = next(iter(self._entries.items()), None)
         if oldest is None:
             return
-        message_id, attempt = oldest
-        if attempt.failures and self.successes - attempt.successes_before > FORGOTTEN_AFTER_SUCCESSES:
-            attempt.failures, attempt.successes_before = 0, -1
-            self._drop_if_empty(message_id, attempt)
+        message_id, facts = oldest
+        if facts.failures and self.successes - facts.successes_before > FORGOTTEN_AFTER_SUCCESSES:
+            facts.failures, facts.successes_before = 0, -1
+            self._drop_if_empty(message_id, facts)
 
     # --- messages for the error queue -------------------------------------------------------------------------------
 
@@ -230,11 +230,11 @@ class Attempts:
 
         A message that was returned from the error queue meanwhile has no failures any more, so it is sent.
         """
-        attempt = self._entries.get(message.message_id)
-        if attempt is None or attempt.doom is None:
+        facts = self._entries.get(message.message_id)
+        if facts is None or facts.doom is None:
             return None
-        doom, attempt.doom = attempt.doom, None
-        self._drop_if_empty(message.message_id, attempt)
+        doom, facts.doom = facts.doom, None
+        self._drop_if_empty(message.message_id, facts)
         is_same = doom.fingerprint == fingerprint(message) and doom.failures == message.number_of_failures
         return doom.error if is_same and doom.until >= seconds else None
 
@@ -248,11 +248,11 @@ class Attempts:
     @property
     def has_unwritten(self) -> bool:
         """Whether there is any unwritten outcome, also of a lost claim."""
-        return bool(self._claimed_outcomes) or any(attempt.unwritten is not None for attempt in self._entries.values())
+        return bool(self._claimed_outcomes) or any(facts.unwritten is not None for facts in self._entries.values())
 
     def unwritten_of(self, message_id: str) -> UnwrittenOutcome | None:
-        attempt = self._entries.get(message_id)
-        return None if attempt is None else attempt.unwritten
+        facts = self._entries.get(message_id)
+        return None if facts is None else facts.unwritten
 
     def remember_unwritten(self, unwritten: UnwrittenOutcome) -> None:
         """Remember an outcome; it replaces an earlier one of the message and becomes the youngest entry."""
@@ -265,18 +265,18 @@ class Attempts:
     def forget_unwritten_outcome(self, message_id: str) -> None:
         """Forget the outcome of a message, as it is written or does not matter any more."""
         self._claimed_outcomes.pop(message_id, None)
-        attempt = self._entries.get(message_id)
-        if attempt is not None:
-            attempt.unwritten = None
-            self._drop_if_empty(message_id, attempt)
+        facts = self._entries.get(message_id)
+        if facts is not None:
+            facts.unwritten = None
+            self._drop_if_empty(message_id, facts)
 
     def forget_claims_lost_before(self, seconds: float) -> None:
         """Forget the outcomes of claims that were lost before ``seconds``. It stops early, as the oldest are first."""
         expired = list[str]()
-        for message_id, attempt in self._entries.items():
-            if attempt.unwritten is None or attempt.unwritten.claim is not None:
+        for message_id, facts in self._entries.items():
+            if facts.unwritten is None or facts.unwritten.claim is not None:
                 continue
-            if attempt.unwritten.lost_at > seconds:
+            if facts.unwritten.lost_at > seconds:
                 break
             expired.append(message_id)
         for message_id in expired:
