@@ -40,8 +40,7 @@ def test_exactly_the_planted_faults_are_found(
     folder = tmp_path / "findings"
     with planted_faults.planted_store(postgres_url, fresh_schema(), 20_001) as (store, planted):
         result = planted_faults.audited(spark, store)
-        expected = {name: (id_,) for name, id_ in planted._asdict().items()}
-        assert {finding.name: finding.sample for finding in result.findings} == expected
+        assert {finding.name: finding.sample for finding in result.findings} == planted._asdict()
         assert result.counts.scheduled == 6_667 - 1
         assert not result.is_clean
         late_after = planted_faults.timedelta(seconds=2)
@@ -50,11 +49,11 @@ def test_exactly_the_planted_faults_are_found(
     assert found.columns == ["finding", "message_id", "destination", "due", "detail", "endpoint"]
     rows = {row["finding"]: (row["message_id"], row["detail"], row["endpoint"]) for row in found.collect()}
     assert rows == {
-        "lost": (planted.lost, "scheduled; it does not wait and has not ended", "planted"),
-        "duplicated": (planted.duplicated, "delivered 2, handled 1, discarded 0 times", "planted"),
-        "early": (planted.early, "0.001000 s before it was due", "planted"),
+        "lost": (planted.lost[0], "scheduled; it does not wait and has not ended", "planted"),
+        "duplicated": (planted.duplicated[0], "delivered 2, handled 1, discarded 0 times", "planted"),
+        "early": (planted.early[0], "0.001000 s before it was due", "planted"),
         "orphaned": (
-            planted.orphaned,
+            planted.orphaned[0],
             "delivered 1, handled 1, expired 0, cancelled 0, failed 0 times; never scheduled",
             "planted",
         ),

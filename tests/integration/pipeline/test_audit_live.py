@@ -94,7 +94,7 @@ def test_a_low_number_that_is_committed_late_in_mariadb(
     writer.begin()
     tables = store._tables
     tables.insert(writer, [to_row(DelayedMessage("low", LATER, "orders"), 1_000)], 0)
-    finds_nothing_while(spark, mariadb, writer.commit, "_read_waiting", monkeypatch)
+    finds_nothing_while(spark, mariadb, writer.commit, "read_waiting", monkeypatch)
     writer.close()
     store._pool.close()
 

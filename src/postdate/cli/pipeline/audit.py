@@ -30,6 +30,14 @@ def audit(
         Path | None,
         option("--findings", "New folder for every finding; …json: JSON lines, else Parquet.", metavar="DIR"),
     ] = None,
+    destinations: Annotated[
+        Path | None,
+        option("--destinations", "New folder for every destination; …json: JSON lines, else Parquet.", metavar="DIR"),
+    ] = None,
+    state: Annotated[
+        str | None,
+        option("--state", "Read only what is new since the last audit with this folder.", metavar="LOCATION"),
+    ] = None,
     all_endpoints: Annotated[
         bool, option("--all-endpoints", "Every endpoint of the database, not only that of the settings.")
     ] = False,
@@ -38,7 +46,8 @@ def audit(
 ) -> None:
     """Compare what was scheduled with what was delivered.
 
-    Exit code 1 if any message was lost, duplicated, early or orphaned. Changes nothing; services may go on.
+    Exit code 1 if any message was lost, duplicated, early or orphaned; with --state, since the last audit. Changes
+    nothing in the store; services may go on.
     """
     if html is not None and not html.absolute().parent.is_dir():
         raise usage_error(f"there is no folder {html.absolute().parent} for the report")
@@ -50,7 +59,14 @@ def audit(
 
         stores = auditing.endpoints_of(store) if all_endpoints else (store,)
         return auditing.audit(
-            spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
+            spark,
+            stores,
+            SystemClock().now(),
+            late_after=late_after,
+            records=records or (),
+            findings_to=findings,
+            destinations_to=destinations,
+            state=state,
         )
 
     result = run_on_spark(job, cluster)
@@ -76,8 +92,11 @@ def _print_audit(result: AuditResult, html: Path | None) -> None:
     for finding in result.findings:
         ids = ", ".join(escape_control_characters(each) for each in finding.sample[:5])
         print(f"{finding.name}: {finding.count:,}, such as {ids}")
+    if result.since is not None:
+        print(f"findings are of messages with news since {result.since.isoformat()}, or that had not ended then")
     print("clean: nothing lost, duplicated, early or orphaned" if result.is_clean else "NOT CLEAN")
-    if result.findings_to is not None:
-        print(f"findings: {result.findings_to}")
+    for name, path in (("findings", result.findings_to), ("destinations", result.destinations_to)):
+        if path is not None:
+            print(f"{name}: {path}")
     if html is not None:
         print(f"report: {html}")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
-from postdate.clock import from_microseconds
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
-from postdate.pipeline.audit.judging import group_by_message, judge_messages
+from postdate.pipeline.audit import totals
+from postdate.pipeline.audit.judging import collect_facts, group_by_message, judge_messages
 from postdate.pipeline.audit.reading import (
+    AuditedStore,
     AuditEvents,
     checkpoint_frame,
     exclude_pruned,
@@ -24,21 +26,15 @@ from postdate.pipeline.audit.reading import (
     open_records,
     path_texts,
     read_audit_events,
+    read_events_since,
     read_pruned_counts,
 )
-from postdate.pipeline.audit.results import (
-    FINDINGS,
-    AuditCounts,
-    AuditResult,
-    AuditRow,
-    CurvePoint,
-    Finding,
-    Lateness,
-    LatenessBin,
-)
+from postdate.pipeline.audit.results import FINDINGS, AuditResult, Finding
+from postdate.pipeline.audit.state import CURVE_SECONDS, AuditState, Judge, judge_since
 from postdate.pipeline.forecast_rates import round_width
 from postdate.pipeline.frames import persist_frame
 from postdate.pipeline.session import check_utc
+from postdate.pipeline.source.streaming import open_stream
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.scanning import PrunedCounts
 
@@ -52,6 +48,8 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     partitions: int = 4,
     records: Sequence[str | Path] = (),
     findings_to: Path | None = None,
+    destinations_to: Path | None = None,
+    state: str | Path | None = None,
 ) -> AuditResult:
     """Compare scheduled messages with their outcomes.
 
@@ -74,11 +72,19 @@ def audit(  # noqa: PLR0913 - what to audit, and how
         records: folders of records in Parquet: archives, and ledgers of sweeps.
         findings_to: a new folder for every finding as a row: finding, message_id, destination, due, detail, endpoint;
             JSON lines if its name ends in ``.json``, else Parquet.
+        destinations_to: a new folder for every destination as a row: destination, a column for each line of
+            :class:`AuditCounts`, p50_seconds, p95_seconds, p99_seconds, max_seconds; JSON lines or Parquet, as above.
+
+        state: a folder with what the last audit left, or a new one; a path, or a URI that Spark can write. Then only
+            the records since the last audit are read, see :mod:`postdate.pipeline.audit.state`. For one store in
+            PostgreSQL or SQLite, without ``records``. The result counts all messages since the first audit with this
+            state.
 
     Raises:
         StoreError: a store is missing or unreachable.
+        NotSupported: there is a ``state``, and the records of the store cannot be followed.
         PipelineError: a store cannot be read in bulk, or is named twice; records are missing, are not Parquet, or have
-            other columns; the folder for findings exists. Nothing was read.
+            other columns; a folder to write exists. Nothing was read.
     """
     started = time.perf_counter()
     check_utc(spark)
@@ -87,32 +93,73 @@ def audit(  # noqa: PLR0913 - what to audit, and how
     paths = path_texts(records)
     if not endpoints and not paths:
         raise PipelineError("there is nothing to audit: name a store, or records")
-    check_findings_folder(findings_to)
-    picture_context = read_audit_events(spark, endpoints, [open_records(spark, path) for path in records], partitions)
+    check_new_folder(findings_to, "findings")
+    check_new_folder(destinations_to, "destinations")
     with ExitStack() as stack:
-        verdict, summary, pruned = _judge(stack, picture_context, as_of, late_after, partitions)
+        if state is None:
+            parquet = [open_records(spark, path) for path in paths]
+            picture_context = read_audit_events(spark, endpoints, parquet, partitions)
+            judged = _judge(stack, picture_context, as_of, late_after, partitions)
+        else:
+            if len(endpoints) != 1 or paths:
+                raise PipelineError("a state is of one store: give each endpoint a state of its own, and no records")
+            judged = _judge_since(stack, AuditState(spark, state), endpoints[0], as_of, late_after, partitions)
         if findings_to is not None:
-            write_findings(verdict, findings_to)
-        width = round_width(summary.span_seconds, _CURVE_POINTS + 1)
-        return AuditResult(
+            write_findings(judged.verdicts, findings_to)
+        if destinations_to is not None:
+            write_folder(judged.destinations, destinations_to)
+        summary = judged.summary
+        width = round_width(summary.span_seconds, totals.CURVE_POINTS + 1, 1 if state is None else CURVE_SECONDS)
+        result = AuditResult(
             store=", ".join(endpoint.store.redacted_address for endpoint in endpoints),
             as_of=as_of,
             late_after_seconds=late_after.total_seconds(),
             counts=summary.total.counts,
             lateness=summary.total.lateness,
             by_endpoint=summary.by_endpoint,
-            by_destination=summary.by_destination,
-            by_hour=summary.by_hour,
-            findings=findings_of(verdict, summary.total.counts),
-            curve=curve_of(verdict, width),
+            by_destination=summary.by_destination.rows,
+            number_of_destinations=summary.by_destination.keys,
+            other_destinations=summary.by_destination.remainder,
+            by_hour=summary.by_hour.rows,
+            number_of_hours=summary.by_hour.keys,
+            other_hours=summary.by_hour.remainder,
+            findings=findings_of(judged.verdicts),
+            curve=totals.curve_of(judged.count_curve(width)),
             curve_seconds=width,
-            lateness_bins=lateness_bins_of(verdict),
-            took_seconds=time.perf_counter() - started,
+            lateness_bins=summary.lateness_bins,
             records=paths,
             findings_to=None if findings_to is None else str(findings_to),
-            pruned={kind.name.lower(): count for kind, count in sorted(pruned.counts.items())},
-            pruned_before=pruned.before,
+            destinations_to=None if destinations_to is None else str(destinations_to),
+            state=None if state is None else str(state),
+            since=judged.since,
+            pruned={kind.name.lower(): count for kind, count in sorted(judged.pruned.counts.items())},
+            pruned_before=judged.pruned.before,
         )
+        judged.commit()
+        return replace(result, took_seconds=time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Judged messages, and everything that is derived from them.
+
+    Args:
+        verdicts: judged messages, for findings.
+        summary: sums.
+        destinations: the table of destinations.
+        count_curve: returns the points of the curve for a width.
+        pruned: what retention has removed.
+        since: instant of the last audit with the same state.
+        commit: writes the state, if there is one.
+    """
+
+    verdicts: DataFrame
+    summary: totals.Summary
+    destinations: DataFrame
+    count_curve: Callable[[int], DataFrame]
+    pruned: PrunedCounts
+    since: datetime | None = None
+    commit: Callable[[], None] = lambda: None
 
 
 def _judge(
@@ -121,8 +168,8 @@ def _judge(
     as_of: datetime,
     late_after: timedelta,
     partitions: int,
-) -> tuple[DataFrame, Summary, PrunedCounts]:
-    """Return judged messages, kept until the stack is closed, their summary, and what retention has removed.
+) -> _Judged:
+    """Judge all messages. ``stack`` keeps the frames until it is closed.
 
     Everything is read, and the stores are released: no snapshot is held during the comparison. So a frame derived from
     the messages must not read a store again, because it would see another state.
@@ -131,95 +178,81 @@ def _judge(
         messages = checkpoint_frame(group_by_message(picture.events))
     pruned = read_pruned_counts(picture.endpoints)
     verdict = persist_frame(stack, judge_messages(messages, as_of, late_after, pruned.before))
-    summary = summary_of(verdict)
+    summary, destinations = totals.summarize(stack, persist_frame(stack, totals.count_totals(verdict)))
     if summary.total.counts.lost or summary.total.counts.orphaned:
         cleared = exclude_pruned(verdict.sparkSession, verdict, picture.endpoints, partitions)
         if cleared is not None:
             verdict = checkpoint_frame(cleared)
-            summary = summary_of(verdict)
-    return verdict, summary, pruned
+            summary, destinations = totals.summarize(stack, persist_frame(stack, totals.count_totals(verdict)))
+    return _Judged(verdict, summary, destinations, partial(totals.count_curve, verdict), pruned)
 
 
-# --- adding up: total counts, by endpoint, by destination and by hour -------------------------------------------------
+_CLOCKS_DIFFER_BY = timedelta(hours=1)
+"""How much the clocks of services and of the driver may differ."""
+
+
+def _judge_since(
+    stack: ExitStack,
+    state: AuditState,
+    endpoint: AuditedStore,
+    as_of: datetime,
+    late_after: timedelta,
+    partitions: int,
+) -> _Judged:
+    """Judge the messages with records since the last audit, and those that had not ended then."""
+    before, spark = state.commit_read, state.spark
+    stream = stack.enter_context(closing(open_stream(endpoint.store)))
+    state.check_store(stream.identity, stream.location, stream.next_number())
+    since = datetime.fromisoformat(before.as_of) if before.version else None
+    with ExitStack() as reading:
+        events = read_events_since(reading, spark, endpoint, stream, before.position, partitions)
+        facts = checkpoint_frame(collect_facts(events.final)), collect_facts(events.present, present=True)
+    pruned = read_pruned_counts((endpoint,))
+    # What was read before cannot be missing now, whatever retention has removed since.
+    is_pruned = pruned.before is not None and (since is None or pruned.before > since - _CLOCKS_DIFFER_BY)
+    judge = Judge(as_of, late_after, pruned.before if is_pruned else None)
+    judged = judge_since(state, facts, judge, lambda verdicts: exclude_pruned(spark, verdicts, (endpoint,), partitions))
+    summary, destinations = totals.summarize(stack, persist_frame(stack, judged.totals))
+    return _Judged(
+        judged.verdicts,
+        summary,
+        destinations,
+        lambda width: totals.merge_curves([judged.curve], width),
+        pruned,
+        since,
+        lambda: state.commit(
+            judged.next_state,
+            identity=stream.identity,
+            location=stream.location,
+            position=events.end,
+            as_of=as_of.isoformat(),
+        ),
+    )
+
+
+# --- findings, and the table of destinations --------------------------------------------------------------------------
 
 
 SAMPLE_SIZE = 100
 """Maximum number of message ids shown for one finding."""
 
-_CURVE_POINTS = 400
-"""Maximum number of points of the curve over time."""
 
-_BINS_A_DECADE = 8
-_IN_ALL, _BY_HOUR, _BY_DESTINATION, _BY_ENDPOINT = 0b111, 0b110, 0b101, 0b011
-"""Grouping ids: a bit for each of endpoint, destination and hour that is not grouped by."""
-
-_PERCENTILES = (0.5, 0.95, 0.99, 1.0)
-_PERCENTILE_ACCURACY = 100_000
-"""A percentile is wrong by at most one in this many ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """All counts, in order of the key; ``span_seconds`` has all due times and deliveries."""
-
-    total: AuditRow
-    by_endpoint: tuple[AuditRow, ...]
-    by_destination: tuple[AuditRow, ...]
-    by_hour: tuple[AuditRow, ...]
-    span_seconds: int
-
-
-def summary_of(verdicts: DataFrame) -> Summary:
-    """Count in one pass: the total, by endpoint, by destination, and by hour of the due time."""
-    names = [field.name for field in fields(AuditCounts)]
-    rows_with_hour = verdicts.withColumn("hour", F.date_trunc("hour", "due"))
-    groups = ("endpoint", "destination", "hour")
-    grouped = rows_with_hour.groupingSets([[], ["endpoint"], ["destination"], ["hour"]], *groups).agg(
-        F.grouping_id().alias("level"),
-        F.percentile_approx("late_microseconds", list(_PERCENTILES), _PERCENTILE_ACCURACY).alias("percentiles"),
-        F.unix_seconds(F.least(F.min("due"), F.min("delivered_at"))).alias("first"),
-        F.unix_seconds(F.greatest(F.max("due"), F.max("delivered_at"))).alias("last"),
-        F.date_format("hour", "yyyy-MM-dd'T'HH:mm'Z'").alias("hour_text"),
-        *(F.count_if(name).alias(name) for name in names),
-    )
-    levels: dict[int, list[Row]] = {_IN_ALL: [], _BY_ENDPOINT: [], _BY_DESTINATION: [], _BY_HOUR: []}
-    # The rows are sorted here. To sort a few rows on a cluster takes two more stages, for each of three queries.
-    for row in sorted(grouped.collect(), key=lambda row: [(row[name] is not None, row[name]) for name in groups]):
-        levels[row["level"]].append(row)
-    total = levels[_IN_ALL][0] if levels[_IN_ALL] else None
-    return Summary(
-        total=AuditRow("all", AuditCounts(), Lateness()) if total is None else _audit_row(total, "all", names),
-        by_endpoint=tuple(_audit_row(row, row["endpoint"], names) for row in levels[_BY_ENDPOINT]),
-        by_destination=tuple(_audit_row(row, row["destination"], names) for row in levels[_BY_DESTINATION]),
-        by_hour=tuple(_audit_row(row, row["hour_text"] or "(never due)", names) for row in levels[_BY_HOUR]),
-        span_seconds=0 if total is None else (total["last"] or 0) - (total["first"] or 0),
-    )
-
-
-def _audit_row(row: Row, key: str | None, names: Sequence[str]) -> AuditRow:
-    percentiles = row["percentiles"]
-    lateness = Lateness() if percentiles is None else Lateness(*(microseconds / 1e6 for microseconds in percentiles))
-    return AuditRow(key or "(unknown)", AuditCounts(**{name: row[name] for name in names}), lateness)
-
-
-# --- findings ---------------------------------------------------------------------------------------------------------
-
-
-def findings_of(verdicts: DataFrame, counts: AuditCounts) -> tuple[Finding, ...]:
+def findings_of(verdicts: DataFrame) -> tuple[Finding, ...]:
     """Return a finding for each line of :data:`FINDINGS` that is not 0, with a sample of ids."""
-    named_counts = [(name, count) for name in FINDINGS if (count := getattr(counts, name))]
+    counts = verdicts.agg(*(F.count_if(name).alias(name) for name in FINDINGS)).collect()[0]
+    named_counts = [(name, counts[name]) for name in FINDINGS if counts[name]]
     ids = (
         (name, count, verdicts.where(name).select("message_id").orderBy("message_id")) for name, count in named_counts
     )
     return tuple(Finding(name, count, tuple(row[0] for row in frame.take(SAMPLE_SIZE))) for name, count, frame in ids)
 
 
-def check_findings_folder(path: Path | None) -> None:
-    """Raise PipelineError if the folder for findings exists, or if its parent does not exist."""
+def check_new_folder(path: Path | None, content: str) -> None:
+    """Raise PipelineError if the folder for the content exists, or if its parent does not exist."""
     if path is not None and path.exists():
-        raise PipelineError(f"there is something at {path} already; findings are written to a new folder")
+        raise PipelineError(f"there is something at {path} already; {content} are written to a new folder")
     if path is not None and not path.absolute().parent.is_dir():
-        raise PipelineError(f"there is no folder {path.absolute().parent} for the findings")
+        raise PipelineError(f"there is no folder {path.absolute().parent} for the {content}")
 
 
 def write_findings(verdicts: DataFrame, path: Path) -> None:
@@ -237,43 +270,9 @@ def write_findings(verdicts: DataFrame, path: Path) -> None:
         .select("found.finding", "message_id", "destination", "due", "found.detail", "endpoint")
         .orderBy("finding", "message_id")
     )
-    rows.write.format("json" if path.suffix == ".json" else "parquet").save(str(path.absolute()))
+    write_folder(rows, path)
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
-def curve_of(verdicts: DataFrame, width: int) -> tuple[CurvePoint, ...]:
-    """Count due and delivered messages in each interval of ``width`` seconds. Empty intervals are left out."""
-
-    def event_struct(column: str, due: int, delivered: int) -> Column:
-        second = F.unix_seconds(column).alias("second")
-        return F.struct(second, F.lit(due).alias("due"), F.lit(delivered).alias("delivered"))
-
-    event = F.explode(F.array(event_struct("due", 1, 0), event_struct("delivered_at", 0, 1)))
-    start = F.floor(F.col("event.second") / width) * width
-    point_counts = (
-        verdicts.select(event.alias("event"))
-        .where("event.second IS NOT NULL")
-        .groupBy(start.alias("start"))
-        .agg(F.sum("event.due").alias("due"), F.sum("event.delivered").alias("delivered"))
-    )
-    return tuple(
-        CurvePoint(from_microseconds(row["start"] * 1_000_000), row["due"], row["delivered"])
-        for row in sorted(point_counts.collect())
-    )
-
-
-def lateness_bins_of(verdicts: DataFrame) -> tuple[LatenessBin, ...]:
-    """Count deliveries in bins of a logarithmic scale from one microsecond.
-
-    Early deliveries are findings, not lateness.
-    """
-    number = F.floor(F.log10(F.greatest("late_microseconds", F.lit(1))) * _BINS_A_DECADE)
-    rows = verdicts.where("late_microseconds >= 0").groupBy(number.alias("bin")).count().collect()
-    return tuple(
-        LatenessBin(
-            10 ** (row["bin"] / _BINS_A_DECADE) / 1e6, 10 ** ((row["bin"] + 1) / _BINS_A_DECADE) / 1e6, row["count"]
-        )
-        for row in sorted(rows)
-    )
+def write_folder(frame: DataFrame, path: Path) -> None:
+    """Write a frame to a new folder that executors can reach: JSON lines if its name ends in .json, else Parquet."""
+    frame.write.format("json" if path.suffix == ".json" else "parquet").save(str(path.absolute()))

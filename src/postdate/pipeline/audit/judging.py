@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from postdate.pipeline.audit.reading import checkpoint_frame
 from postdate.pipeline.audit.results import FINDINGS
 
 _COUNTED = (
@@ -19,52 +23,108 @@ _KEY = ("endpoint", "message_id")
 
 def group_by_message(events: DataFrame) -> DataFrame:
     """Return one row of counts and times for each message in the events that was known when the audit began."""
+    return describe_messages(collect_facts(events))
+
+
+# --- facts: what the events of a message add up to --------------------------------------------------------------------
+
+
+_OF_STORE = ("delivered", "expired", "cancelled")
+_OF_RECEIVER = ("handled", "discarded", "failed", "returned", "retried", "sent_again")
+_BEFORE = {
+    "scheduled_before": ("scheduled",),
+    "delivered_before": ("delivered",),
+    "ended_by_store_before": _OF_STORE,
+    "ended_before": _ENDS,
+    "received_before": _OF_RECEIVER,
+}
+_SUMS = (*_COUNTED, *_BEFORE)
+_LARGEST = (
+    "last_delivery", "last_event", "last_due", "pending_due", "pending_destination", "scheduled_destination",
+    "any_destination", "late_microseconds", "recorded_here", "is_present",
+)  # fmt: skip
+_SMALLEST = ("delivered_at", "earliest_microseconds", "handled_microseconds", "archived")
+FACTS = (*_SUMS, *_LARGEST, *_SMALLEST)
+"""Columns of facts. Each is a sum, a largest or a smallest value, so facts from two times can be merged."""
+
+
+def collect_facts(events: DataFrame, *, present: bool = False) -> DataFrame:
+    """Return the facts of each message in the events: endpoint, message_id and :data:`FACTS`.
+
+    ``present``: the events hold only now, and a later audit must not add them up with others.
+    """
 
     def sum_of_kinds(column: str, *kinds: str) -> Column:
         return F.coalesce(F.sum(F.when(F.col("kind").isin(*kinds), F.col(column))), F.lit(0))
 
     of_delivery, of_handling = F.col("kind") == "delivered", F.col("kind") == "handled"
-    is_stored = (F.col("kind") == "scheduled") & (F.col("times") > 0)
+    of_pending, of_scheduling = F.col("kind") == "pending", F.col("kind") == "scheduled"
     after_due = F.unix_micros("at") - F.unix_micros("due")
-    grouped = events.groupBy(*_KEY).agg(
-        # The queue where the message was delivered or waits: a message that replaces it may be for another queue.
-        F.coalesce(
-            F.max_by(F.when(of_delivery, F.col("destination")), F.when(of_delivery, F.col("at"))),
-            F.max(F.when(F.col("kind") == "pending", F.col("destination"))),
-            F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))),
-            F.max("destination"),
-        ).alias("destination"),
-        # The due time of the delivery, else the latest due time: a rescheduled message has had several.
-        F.coalesce(
-            F.max_by(F.when(of_delivery, F.col("due")), F.when(of_delivery, F.col("at"))),
-            F.max(F.when(F.col("kind") == "pending", F.col("due"))),
-            F.max_by("due", "at"),
-        ).alias("due"),
-        F.max("due").isNull().alias("never_due"),
-        F.min(F.when(of_delivery, F.col("at"))).alias("delivered_at"),
+    return events.groupBy(*_KEY).agg(
+        *(sum_of_kinds("times", kind).alias(kind) for kind in _COUNTED),
+        *(sum_of_kinds("before", *kinds).alias(name) for name, kinds in _BEFORE.items()),
+        F.max(F.when(of_delivery, F.struct("at", "destination", "due"))).alias("last_delivery"),
+        F.max(F.when(F.col("at").isNotNull(), F.struct("at", "due"))).alias("last_event"),
+        F.max("due").alias("last_due"),
+        F.max(F.when(of_pending, F.col("due"))).alias("pending_due"),
+        F.max(F.when(of_pending, F.col("destination"))).alias("pending_destination"),
+        F.max(F.when(of_scheduling, F.col("destination"))).alias("scheduled_destination"),
+        F.max("destination").alias("any_destination"),
         # Each delivery is measured against its own due time: a message that came back was due more than once.
         F.max(F.when(of_delivery, after_due)).alias("late_microseconds"),
-        F.min(F.when(of_delivery, after_due)).alias("earliest_microseconds"),
-        F.min(F.when(of_handling, after_due)).alias("handled_microseconds"),
-        *(sum_of_kinds("times", kind).alias(kind) for kind in _COUNTED),
-        sum_of_kinds("times", *_ENDS).alias("ended"),
-        sum_of_kinds("before", "scheduled").alias("scheduled_before"),
-        sum_of_kinds("before", "delivered").alias("delivered_before"),
-        sum_of_kinds("before", "delivered", "expired", "cancelled").alias("ended_by_store_before"),
-        sum_of_kinds("before", *_ENDS).alias("ended_before"),
-        sum_of_kinds("before", "handled", "discarded", "failed", "returned", "retried", "sent_again").alias(
-            "received_before"
-        ),
-        F.coalesce(F.min(F.when(is_stored, F.col("archived"))), F.lit(False)).alias("archived"),
         # A receiver that does not record handling may still record discarding, so only handling counts here.
         F.coalesce(F.max(F.when(of_handling, F.col("native"))), F.lit(False)).alias("recorded_here"),
+        F.lit(present).alias("is_present"),
+        F.min(F.when(of_delivery, F.col("at"))).alias("delivered_at"),
+        F.min(F.when(of_delivery, after_due)).alias("earliest_microseconds"),
+        F.min(F.when(of_handling, after_due)).alias("handled_microseconds"),
+        F.min(F.when(of_scheduling & (F.col("times") > 0), F.col("archived"))).alias("archived"),
+    )
+
+
+def merge_facts(facts: DataFrame) -> DataFrame:
+    """Return one row for each message of facts that have several."""
+    return facts.groupBy(*_KEY).agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
+        *(F.max(name).alias(name) for name in _LARGEST),
+        *(F.min(name).alias(name) for name in _SMALLEST),
+    )
+
+
+def describe_messages(facts: DataFrame) -> DataFrame:
+    """Return the facts of each message that was known when the audit began, with its destination and due time."""
+    described = facts.withColumns(
+        {
+            # The queue where the message was delivered or waits: a message that replaces it may be for another queue.
+            "destination": F.coalesce(
+                "last_delivery.destination", "pending_destination", "scheduled_destination", "any_destination"
+            ),
+            # The due time of the delivery, else the latest due time: a rescheduled message has had several.
+            "due": F.coalesce("last_delivery.due", "pending_due", "last_event.due"),
+            "never_due": F.col("last_due").isNull(),
+            "ended": reduce(operator.add, (F.col(name) for name in _ENDS)),
+            "archived": F.coalesce("archived", F.lit(False)),
+        }
     )
     is_in_store = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
-    return grouped.where(is_in_store | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
+    return described.where(is_in_store | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+_MOST_BROADCAST = 100_000
+"""Up to this number of destinations, each executor gets all of them; Spark distributes more."""
 
 
 def judge_messages(
-    messages: DataFrame, as_of: datetime, late_after: timedelta, pruned_before: datetime | None
+    messages: DataFrame,
+    as_of: datetime,
+    late_after: timedelta,
+    pruned_before: datetime | None,
+    *,
+    places: DataFrame | None = None,
+    keep: Sequence[str] = (),
 ) -> DataFrame:
     """Decide for each message which lines of :class:`postdate.pipeline.audit.AuditCounts` apply to it.
 
@@ -74,16 +134,21 @@ def judge_messages(
     Retention may have removed records of a message that was due before ``pruned_before``. So a missing record of such a
     message proves nothing.
 
-    Reads ``messages`` twice. Returns endpoint, message_id, destination, due, delivered_at, late_microseconds, a column
+    ``places`` are those of :func:`find_places`, by default of these messages; then ``messages`` are read twice.
+    ``keep`` are further columns to return.
+
+    Returns endpoint, message_id, destination, due, delivered_at, late_microseconds, a column
     for each line, and for each of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` with details, else null.
     """
-    located_messages = messages.join(F.broadcast(_destinations(messages)), ["endpoint", "destination"], "left")
+    all_places = checkpoint_frame(find_places(messages) if places is None else places)
+    if all_places.limit(_MOST_BROADCAST + 1).count() <= _MOST_BROADCAST:
+        all_places = F.broadcast(all_places)
+    located_messages = messages.join(all_places, ["endpoint", "destination"], "left")
     recording, fed = (F.coalesce(name, F.lit(False)) for name in ("recording", "fed"))
 
     is_in_store = (F.col("scheduled") > 0) | (F.col("pending") > 0)
     # Records beside a queue prove nothing alone, because another store may send to that queue. But a queue to which
-    # this
-    # store also delivers counts as its own.
+    # this store also delivers counts as its own.
     from_nowhere = (F.col("ended_by_store_before") > 0) | ((F.col("received_before") > 0) & fed)
     # Discarding is also recorded for messages sent without a delay, for which the store promised nothing.
     undelayed = ~is_in_store & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
@@ -149,12 +214,13 @@ def judge_messages(
         "due",
         "delivered_at",
         "late_microseconds",
+        *keep,
         *(F.coalesce(column, F.lit(False)).alias(name) for name, column in conditions.items()),
         *(F.when(conditions[name], details[name]).alias(f"about_{name}") for name in FINDINGS),
     )
 
 
-def _destinations(messages: DataFrame) -> DataFrame:
+def find_places(messages: DataFrame) -> DataFrame:
     """Return for each destination whether handling there is recorded, and whether this store delivers to it.
 
     Only some receivers record handling. One handled message shows that the receivers of its destination do. Without

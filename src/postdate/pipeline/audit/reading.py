@@ -21,7 +21,7 @@ are older.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -32,13 +32,22 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import StructType
 
 from postdate.errors import PipelineError
+from postdate.messages import OWN_PREFIX
 from postdate.pipeline.failures import shorten_errors
-from postdate.pipeline.frames import STORAGE, open_snapshot, scan_frame, scan_parts
-from postdate.pipeline.rows import LEDGER_ARROW, spark_schema, spark_types
-from postdate.pipeline.stores import StoreSpec, open_spec
+from postdate.pipeline.frames import STORAGE, open_snapshot, part_frame, scan_frame, scan_parts
+from postdate.pipeline.rows import LEDGER_ARROW, Batches, spark_schema, spark_types, to_batch
+from postdate.pipeline.source.streaming import open_stream, split_range, wait_for_safe_end
+from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, open_spec
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import RETURNED_BY_MIGRATION
-from postdate.ports.scanning import ARCHIVED, PRUNED_ID, ArchivableStore, PrunedCounts, pruned_details
+from postdate.ports.scanning import (
+    ARCHIVED,
+    PRUNED_ID,
+    ArchivableStore,
+    PrunedCounts,
+    RecordStreamStore,
+    pruned_details,
+)
 
 _CAME_BACK = "came back from the error queue"
 """Detail of the *rescheduled* record of a message that was stored again after it had failed."""
@@ -160,7 +169,7 @@ class _StoreReading:
     def _read_by_number(self) -> list[DataFrame]:
         seen_parts = self._parts("records")
         seen_end = seen_parts[-1].end if seen_parts else 0
-        waiting = self._read_waiting()
+        waiting = self.read_waiting()
         new_parts = [part for part in self._parts("records") if part.end > seen_end]
         new_parts = [ScanPart(max(part.first, seen_end), part.end) for part in new_parts]
         return [self._records(seen_parts, before=1, times=1), self._records(new_parts, before=0, times=1), *waiting]
@@ -168,9 +177,9 @@ class _StoreReading:
     def _read_twice(self) -> list[DataFrame]:
         """Read records before and after. The first reading only shows which records existed when the audit began."""
         first = checkpoint_frame(self._records(self._parts("records"), before=1, times=0))
-        return [first, *self._read_waiting(), self._records(self._parts("records"), before=0, times=1)]
+        return [first, *self.read_waiting(), self._records(self._parts("records"), before=0, times=1)]
 
-    def _read_waiting(self) -> list[DataFrame]:
+    def read_waiting(self) -> list[DataFrame]:
         return [checkpoint_frame(each) for each in self._plan_waiting()]
 
     def _parts(self, table: str) -> list[ScanPart]:
@@ -216,9 +225,10 @@ def is_sent_again() -> Column:
 
 
 def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) -> DataFrame:
+    """Return the events of records, without those of messages that a store keeps for itself."""
     has_return_detail = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(RETURNED_BY_MIGRATION)
     is_back = (F.col("kind") == "rescheduled") & has_return_detail
-    return records.select(
+    return records.where(~F.col("message_id").startswith(OWN_PREFIX)).select(
         endpoint.alias("endpoint"),
         F.when(is_back, F.lit("came_back"))
         .when(is_sent_again(), F.lit("sent_again"))
@@ -245,6 +255,74 @@ def read_pruned_counts(endpoints: Sequence[AuditedStore]) -> PrunedCounts:
         with open_spec(endpoint.store) as store:
             markers += pruned_details(store.call(lambda itself: itself.history(PRUNED_ID)))
     return PrunedCounts.of(markers)
+
+
+# --- a store since a position; source: ADR 0062 -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventsSince:
+    """The events of one store since a position.
+
+    Args:
+        final: events of the records from the position to ``end``. No later reading adds any to them.
+        present: pending and queued messages, and events of the records from ``end`` on: true now, and read again by
+            the next audit.
+        end: the next position.
+    """
+
+    final: DataFrame
+    present: DataFrame
+    end: int
+
+
+def read_events_since(
+    stack: ExitStack, spark: SparkSession, endpoint: AuditedStore, stream: RecordStreamStore, position: int, tasks: int
+) -> EventsSince:
+    """Read a store since a position in the order of a store without snapshots: position, waiting messages, records.
+
+    The events may be used until ``stack`` is closed.
+    """
+    end = max(wait_for_safe_end(stream), position)
+    name = F.lit(endpoint.name)
+    if (end - position) * _SCANNED_SHARE > end:
+        final = _scan_records(stack, spark, endpoint.store, position, end, tasks)
+    else:
+        final = _stream_records(spark, endpoint.store, split_range(position, end, tasks))
+    waiting = _StoreReading(spark, endpoint, None, tasks).read_waiting()
+    newest = _stream_records(spark, endpoint.store, split_range(end, stream.next_number(), tasks))
+    present = [*waiting, checkpoint_frame(_events(newest, name, before=0, times=1))]
+    return EventsSince(
+        _events(final, name, before=1, times=1), reduce(lambda one, other: one.unionByName(other), present), end
+    )
+
+
+_SCANNED_SHARE = 4
+"""If more than one in so many records is new, the whole table is read, which is faster than reading by number."""
+
+
+def _scan_records(
+    stack: ExitStack, spark: SparkSession, store: StoreSpec, first: int, end: int, tasks: int
+) -> DataFrame:
+    snapshot = stack.enter_context(open_snapshot(store))
+    parts = scan_parts(store, "records", tasks)
+    records = scan_frame(spark, store, "records", ("number", *LEDGER_ARROW.names), parts, snapshot=snapshot)
+    return records.where((F.col("number") >= first) & (F.col("number") < end)).drop("number")
+
+
+def _stream_records(spark: SparkSession, store: StoreSpec, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+    """Return the records of ranges of numbers, one task a range."""
+    schema = LEDGER_ARROW
+
+    def read_all(batches: Batches) -> Batches:
+        for batch in batches:
+            for share in batch.to_pylist():
+                with closing(open_stream(store)) as stream:
+                    for page in stream.read_records(share["first"], share["end"], schema.names, PAGE_ROWS):
+                        yield to_batch(page, schema)
+
+    parts = [ScanPart(first, end) for first, end in ranges]
+    return part_frame(spark, parts).mapInArrow(read_all, spark_schema(schema))
 
 
 # --- several sources --------------------------------------------------------------------------------------------------
@@ -380,7 +458,8 @@ def exclude_pruned(
         _find_pruned(spark, suspects.where(F.col("endpoint") == e.name), e, partitions) for e in without_snapshot
     ]
     pruned = reduce(lambda one, other: one.unionByName(other), pruned_frames)
-    return None if pruned.isEmpty() else verdicts.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
+    # Spark chooses the kind of join by the size of the ids, of which there may be as many as messages.
+    return None if pruned.isEmpty() else verdicts.join(pruned, ["endpoint", "message_id"], "left_anti")
 
 
 def _find_pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:

@@ -65,7 +65,10 @@ class AuditCounts:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Time from due to delivered, in seconds; ``None`` without any delivery."""
+    """Time from due to delivered, in seconds; ``None`` without any delivery.
+
+    A percentile is at most 1 % too high, and never too low; the maximum is exact.
+    """
 
     p50_seconds: float | None = None
     p95_seconds: float | None = None
@@ -125,15 +128,25 @@ class AuditResult:
         late_after_seconds: a delivery that is later than this counts as late.
         counts: of all messages.
         lateness: of all deliveries.
-        by_destination: in order of the name.
-        by_hour: by hour of the due time, in order.
-        findings: in the order of :data:`FINDINGS`, without empty ones.
+        by_destination: destinations with most faults (:data:`BROKEN_PROMISES`), then with most messages; at most
+            :data:`postdate.pipeline.audit.totals.MOST_DESTINATIONS`.
+        number_of_destinations: number of all destinations.
+        other_destinations: counts of the destinations that are not in ``by_destination``; ``None`` if there are none.
+        by_hour: hours of due times, in order; at most :data:`postdate.pipeline.audit.totals.MOST_HOURS`, chosen as
+            destinations are.
+        number_of_hours: number of all hours.
+        other_hours: counts of the hours that are not in ``by_hour``; ``None`` if there are none.
+        findings: in the order of :data:`FINDINGS`, without empty ones. With a state: only of messages that have records
+            since the last audit, or had not ended then.
         curve: due and delivered messages over time.
         curve_seconds: length of one interval of the curve.
         lateness_bins: distribution of the lateness, in bins of equal width on a logarithmic scale.
         by_endpoint: in order of the name; an endpoint is a store.
         records: folders that were read besides the stores.
         findings_to: folder of all findings.
+        destinations_to: folder of the table of all destinations.
+        state: folder with what one audit leaves to the next; then all counts are since the state began.
+        since: instant of the last audit with this state; ``None`` for the first.
         pruned: number of records, not messages, that stores have removed because of their age, by kind.
         pruned_before: no message that was due before this instant is reported as lost, duplicated or orphaned.
     """
@@ -153,13 +166,20 @@ class AuditResult:
     by_endpoint: tuple[AuditRow, ...] = ()
     records: tuple[str, ...] = ()
     findings_to: str | None = None
+    destinations_to: str | None = None
+    state: str | None = None
+    since: datetime | None = None
+    number_of_destinations: int = 0
+    other_destinations: AuditRow | None = None
+    number_of_hours: int = 0
+    other_hours: AuditRow | None = None
     pruned: Mapping[str, int] = field(default_factory=dict[str, int])
     pruned_before: datetime | None = None
 
     @property
     def is_clean(self) -> bool:
-        """Whether no message was lost, duplicated, early or orphaned."""
-        return not any(getattr(self.counts, name) for name in BROKEN_PROMISES)
+        """Whether no message was lost, duplicated, early or orphaned; with a state: since the last audit."""
+        return not any(finding.name in BROKEN_PROMISES for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {"clean": self.is_clean, **to_plain(self)}
