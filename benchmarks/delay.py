@@ -22,8 +22,9 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +33,18 @@ import pyarrow.parquet as pq
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
-from postdate.pipeline.delay.operator import delay, delay_conf
+from postdate.pipeline.delay.operator import delay, delay_conf, reopen_last_batch
 from postdate.pipeline.files import read_directory
 from postdate.pipeline.rows import INSTANT
 from postdate.pipeline.session import spark_session
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 _FILES = 20
 _BODY_BYTES = 100
 _SCHEMA = "id string, due timestamp, body string"
+_TIMES = ("due", "emitted")
 _LATEST = timedelta(minutes=10)
 
 
@@ -58,6 +63,11 @@ class Places:
     def delivered(self) -> Path:
         """What goes out."""
         return self.base / "delivered"
+
+    @property
+    def batches(self) -> Path:
+        """What goes out to a sink that keeps the ids of its micro-batches: a file for each."""
+        return self.base / "batches"
 
     @property
     def checkpoint(self) -> Path:
@@ -95,6 +105,85 @@ def measure_delay(
             run_killed(killed, n, kills, spread_seconds, cores)
             result["killed"] = {"kills": kills, **asdict(accounted(killed, n))}
     return result
+
+
+def measure_recovery(
+    n: int = 1_000_000, spread_seconds: float = 60, lead_seconds: float | None = None, cores: int = 2
+) -> dict[str, Any]:
+    """Kill the driver with SIGKILL while all of ``n`` rows wait, and once more while they come out.
+
+    The sink is a ``foreachBatch`` that takes each batch id once. It starts again when the first rows are due.
+
+    Returns:
+        Plain values for JSON. Of each start after a kill: seconds until Spark has started, and until the first rows are
+        in the sink. Of the sink: micro-batches that Spark repeated, and how many of them had other rows. What became of
+        the rows; their lateness includes the time without a driver. ``settled_p99_seconds`` is the lateness of rows
+        that were due at least ten seconds after the sink got rows again.
+    """
+    lead = 40 + n / 12_000 if lead_seconds is None else lead_seconds
+    with tempfile.TemporaryDirectory(prefix="postdate-delay-") as directory:
+        places = Places(Path(directory))
+        places.batches.mkdir()
+        (places.base / "repeated").touch()
+        first_due_us = write_messages(places.messages, range(n), lead, spread_seconds, _file_rows(n))
+        arrived, cpu_seconds = 0, 0.0
+        loading_started = time.monotonic()
+        with driver(places, n, cores, keeps_ids=True) as loading:
+            for progress in loading.progress():
+                arrived += progress["rows"]
+                if arrived >= n:
+                    break
+            load_seconds = time.monotonic() - loading_started
+            cpu_seconds += loading.kill()
+        waiting_seconds = first_due_us / 1e6 - to_microseconds(SystemClock().now()) / 1e6
+        if waiting_seconds < 0:
+            raise PipelineError(f"the first rows were due before all had arrived; give more than lead_seconds={lead}")
+        checkpoint_bytes = sum(file.stat().st_size for file in places.checkpoint.rglob("*") if file.is_file())
+        time.sleep(waiting_seconds)
+        starts: list[dict[str, float]] = []
+        settled_us = 0
+        for is_last in (False, True):
+            files = set(places.batches.glob("*.parquet"))
+            started = time.monotonic()
+            with driver(places, n, cores, keeps_ids=True) as running:
+                running.ready()
+                session_seconds = time.monotonic() - started
+                while not set(places.batches.glob("*.parquet")) - files:
+                    if running.process.poll() is not None:
+                        raise PipelineError("the driver ended before rows went on")
+                    time.sleep(0.05)
+                starts.append(
+                    {
+                        "session_seconds": round(session_seconds, 3),
+                        "first_rows_seconds": round(time.monotonic() - started, 3),
+                    }
+                )
+                settled_us = to_microseconds(SystemClock().now()) + 10_000_000
+                if is_last:
+                    running.finished()
+                    cpu_seconds += running.cpu_seconds
+                else:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        running.process.wait(timeout=2)
+                        raise PipelineError(f"no row waits for the second kill; give more than {spread_seconds=}")
+                    cpu_seconds += running.kill()
+        rows = pa.concat_tables(map(pq.read_table, places.batches.glob("*.parquet")))
+        repeated = [json.loads(line) for line in (places.base / "repeated").read_text().splitlines()]
+        due, emitted = (rows.column(name).cast(pa.int64()).to_numpy() for name in ("due", "emitted"))
+        settled = (emitted - due)[due >= settled_us] / 1e6
+        return {
+            "n": n,
+            "cores": cores,
+            "load_seconds": round(load_seconds, 1),
+            "checkpoint_bytes": checkpoint_bytes,
+            "starts_after_a_kill": starts,
+            "repeated_micro_batches": len(repeated),
+            "repeated_with_other_rows": sum(not each["same"] for each in repeated),
+            **asdict(accounted(places, n, rows)),
+            "settled_rows": len(settled),
+            "settled_p99_seconds": round(float(np.percentile(settled, 99)), 3) if len(settled) else None,
+            "cpu_seconds": round(cpu_seconds, 1),
+        }
 
 
 # --- messages and what became of them --------------------------------------------------------------------------------
@@ -190,9 +279,9 @@ class Delivered:
         return rows.cast(pa.schema(instants))
 
 
-def accounted(places: Places, n: int) -> Account:
-    """Compare what was delivered with what was written."""
-    rows = Delivered(places.delivered).table()
+def accounted(places: Places, n: int, rows: pa.Table | None = None) -> Account:
+    """Compare what was delivered with what was written; ``rows`` are those that a sink has, by default its files."""
+    rows = Delivered(places.delivered).table() if rows is None else rows
     ids = rows.column("id").cast(pa.int64()).to_numpy()
     times = np.bincount(ids, minlength=n)
     emitted = rows.column("emitted").cast(pa.int64()).to_numpy()
@@ -287,6 +376,8 @@ class Driver:
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
         self._log = log
+        self.cpu_seconds = 0.0
+        """Of the process group when it was last looked at."""
 
     def lines(self) -> Iterator[str]:
         """Return what it writes; blocks for each line.
@@ -318,20 +409,34 @@ class Driver:
         """
         deadline = time.monotonic() + _LATEST.total_seconds()
         for _ in self.lines():
+            self.cpu_seconds = max(self.cpu_seconds, group_cpu_seconds(self.process.pid))
             if time.monotonic() > deadline:
                 raise PipelineError(f"not all rows were delivered within {_LATEST}")
 
-    def kill(self) -> None:
-        """Kill the process and its Java machine, at once and without a chance to clean up."""
+    def kill(self) -> float:
+        """Kill the process and its Java machine, at once and without a chance to clean up. Return its CPU seconds."""
+        self.cpu_seconds = max(self.cpu_seconds, group_cpu_seconds(self.process.pid))
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        return self.cpu_seconds
+
+
+def group_cpu_seconds(group: int) -> float:
+    """Return the CPU seconds of all processes of a group that are alive, with those of their ended children."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # It has ended.
+            fields = file.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def driver(places: Places, n: int, cores: int) -> Generator[Driver]:
+def driver(places: Places, n: int, cores: int, *, keeps_ids: bool = False) -> Generator[Driver]:
     """Start a driver in a process group of its own; nothing of it is left after the block."""
     command = [sys.executable, __file__, "--driver", str(places.base)]
-    command += ["--n", str(n), "--cores", str(cores)]
+    command += ["--n", str(n), "--cores", str(cores), *(["--keep-ids"] if keeps_ids else [])]
     log = places.base / "driver.log"
     with log.open("a", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
@@ -348,15 +453,20 @@ def driver(places: Places, n: int, cores: int) -> Generator[Driver]:
 # --- the driver: in a process of its own -----------------------------------------------------------------------------
 
 
-def run_driver(places: Places, n: int, cores: int) -> None:
+def run_driver(places: Places, n: int, cores: int, *, keeps_ids: bool = False) -> None:
     """Run the query until ``n`` rows are delivered, and write what each micro-batch did."""
     with spark_session("postdate-delay", cores=cores, conf=delay_conf()) as spark:
         _write({"ready": True})
         messages = read_directory(spark, str(places.messages), _SCHEMA, "parquet", files_at_once=2 * cores)
         rows = delay(messages).mapInArrow(_stamped, f"{_SCHEMA}, emitted timestamp")
-        writer = rows.writeStream.format("parquet").option("checkpointLocation", str(places.checkpoint))
-        query = writer.trigger(processingTime="500 milliseconds").start(str(places.delivered))
-        delivered, shown = Delivered(places.delivered), -1
+        writer = rows.writeStream.trigger(processingTime="500 milliseconds")
+        writer = writer.option("checkpointLocation", str(places.checkpoint))
+        if keeps_ids:
+            reopen_last_batch(spark, str(places.checkpoint))
+            query, delivered = writer.foreachBatch(partial(_write_once, places)).start(), BatchFiles(places.batches)
+        else:
+            query, delivered = writer.format("parquet").start(str(places.delivered)), Delivered(places.delivered)
+        shown = -1
         while True:
             done = delivered.rows() >= n
             if query.awaitTermination(1):
@@ -368,6 +478,42 @@ def run_driver(places: Places, n: int, cores: int) -> None:
             if done and shown >= 0:
                 break
         query.stop()
+
+
+class BatchFiles:
+    """What a sink has that takes each batch id once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._rows: dict[Path, int] = {}
+
+    def rows(self) -> int:
+        """Return how many rows there are; quick when asked again."""
+        for file in self._directory.glob("*.parquet"):
+            if file not in self._rows:
+                self._rows[file] = pq.read_metadata(file).num_rows
+        return sum(self._rows.values())
+
+
+def _write_once(places: Places, frame: DataFrame, batch_id: int) -> None:
+    """Write a micro-batch under its id, unless it is there; then note whether it had the same rows.
+
+    The frame is read in any case: the state changes while it is read.
+    """
+    rows = frame.toArrow()
+    rows = rows.cast(pa.schema([pa.field(f.name, INSTANT) if f.name in _TIMES else f for f in rows.schema]))
+    file, unfinished = places.batches / f"{batch_id}.parquet", places.batches / ".unfinished"
+    empty = places.base / f"empty-{batch_id}"
+    if file.exists() or empty.exists():
+        before = pq.read_table(file) if file.exists() else rows.slice(0, 0)
+        same = before.column("id").sort().equals(rows.column("id").sort())
+        with (places.base / "repeated").open("a") as log:
+            log.write(json.dumps({"batch": batch_id, "rows": rows.num_rows, "same": same}) + "\n")
+    elif rows.num_rows:
+        pq.write_table(rows, unfinished)
+        unfinished.rename(file)
+    else:
+        empty.touch()
 
 
 def _stamped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -404,12 +550,17 @@ def main() -> None:
     arguments.add_argument("--lead-seconds", type=float)
     arguments.add_argument("--cores", type=int, default=2)
     arguments.add_argument("--json", action="store_true", help="one line of JSON")
+    arguments.add_argument("--recovery", action="store_true", help="only kill and restart, with a sink of batch ids")
+    arguments.add_argument("--keep-ids", action="store_true", help=argparse.SUPPRESS)
     arguments.add_argument("--driver", type=Path, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.driver:
-        run_driver(Places(given.driver), given.n, given.cores)
+        run_driver(Places(given.driver), given.n, given.cores, keeps_ids=given.keep_ids)
         return
-    result = measure_delay(given.n, given.spread_seconds, given.kills, given.lead_seconds, given.cores)
+    if given.recovery:
+        result = measure_recovery(given.n, given.spread_seconds, given.lead_seconds, given.cores)
+    else:
+        result = measure_delay(given.n, given.spread_seconds, given.kills, given.lead_seconds, given.cores)
     sys.stdout.write(json.dumps(result, indent=None if given.json else 2) + "\n")
 
 

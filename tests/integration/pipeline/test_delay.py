@@ -1,5 +1,6 @@
 """The delay operator as real queries on Spark's own state, and what it refuses before a query starts."""
 
+import base64
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +16,21 @@ from tests.waiting import Eventually
 
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
-from postdate.pipeline.delay import DelayOptions, DelayTarget, delay, delay_conf, read_directory, run_delay
+from postdate.pipeline.delay import (
+    DelayOptions,
+    DelayTarget,
+    delay,
+    delay_conf,
+    read_directory,
+    read_waiting,
+    reopen_last_batch,
+    run_delay,
+    split_rejected,
+    summarize_waiting,
+    write_rejected,
+)
 from postdate.pipeline.delay import operator as operator_module
+from postdate.pipeline.delay import rejecting as rejecting_module
 
 COLUMNS = "id string, due timestamp"
 TRIGGER = timedelta(seconds=2)
@@ -184,12 +198,18 @@ def test_a_query_goes_on_only_with_the_options_its_rows_wait_with(
     eventually(lambda: has_taken(query, 1) or failed(query), "the row is taken")
     query.stop()
     put(place / "rows", [{"id": "more", "due": in_seconds(3600)}])
-    query = started(delaying, place, DelayOptions(slots=3, resolution=timedelta(seconds=1)))
-    with pytest.raises(StreamingQueryException, match=r"resolution_ms was 250 and is 1000; slots was 2 and is 3"):
-        query.awaitTermination()
-    query = started(delaying, place, schema="id string, due timestamp, more int")
-    with pytest.raises(StreamingQueryException, match=r"columns was 'struct<id:string,due:timestamp>' and is"):
-        query.awaitTermination()
+    message = "resolution_ms was 250 and is 1000; slots was 2 and is 3"
+    with pytest.raises(PipelineError, match=message):
+        started(delaying, place, DelayOptions(slots=3, resolution=timedelta(seconds=1)))
+    for schema, change in (("due timestamp", "'id' is missing"), ("id int, due timestamp", "'id' was string and is")):
+        with pytest.raises(PipelineError, match=change):
+            started(delaying, place, schema=schema)
+    # A query of the user's own, which does not name its checkpoint to delay(), fails in its first micro-batch.
+    source = read_directory(delaying, str(place / "rows"), COLUMNS)
+    rows = delay(source, options=DelayOptions(slots=2, resolution=timedelta(seconds=1)))
+    writer = rows.writeStream.option("checkpointLocation", str(place / "state")).format("parquet")
+    with pytest.raises(StreamingQueryException, match="resolution_ms was 250 and is 1000"):
+        writer.start(str(place / "out")).awaitTermination()
 
 
 def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(
@@ -205,6 +225,198 @@ def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(
     eventually(lambda: delivered(delaying, place) or failed(query), "a row is delivered")
     query.stop()
     assert delivered(delaying, place) == ["due"]
+
+
+def test_a_query_goes_on_with_more_columns_and_another_order_and_its_rows_can_be_read_while_they_wait(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
+    put(place / "rows", [{"id": name, "due": in_seconds(3600)} for name in ("waits", "cancelled")])
+    put(place / "rows", [{"id": "soon", "due": in_seconds(20)}])
+    put(place / "cancels", [{"id": "other"}])
+
+    def start(schema: str) -> StreamingQuery:
+        cancels = read_directory(delaying, str(place / "cancels"), "id string")
+        return started(delaying, place, schema=schema, id="id", cancel=cancels)
+
+    with pytest.raises(PipelineError, match="nothing waits in"):
+        read_waiting(delaying, str(place / "state"))
+    query = start(COLUMNS)
+    eventually(lambda: has_taken(query, 4) or failed(query), "the rows are taken")
+    query.stop()
+    assert read_waiting(delaying, str(place / "state")).rows.columns == ["id", "due"]
+    put(place / "cancels", [{"id": "cancelled"}])
+    put(place / "rows", [{"id": "new", "due": in_seconds(3600), "text": "text of new"}])
+    query = start("text string, due timestamp, id string")
+    eventually(lambda: has_taken(query, 2) or failed(query), "the rows are taken")
+    out = delaying.read.schema("text string, due timestamp, id string")
+    eventually(lambda: out.parquet(str(place / "out")).count() or failed(query), "a row is due")
+    assert [tuple(row) for row in out.parquet(str(place / "out")).select("id", "text").collect()] == [("soon", None)]
+    waiting = read_waiting(delaying, str(place / "state"))
+    query.stop()
+    assert (waiting.due, waiting.id, waiting.rows.columns) == ("due", "id", ["text", "due", "id"])
+    rows = waiting.rows.select("id", "text").collect()
+    assert sorted(map(tuple, rows)) == [("new", "text of new"), ("waits", None)]
+    summary = summarize_waiting(waiting, SystemClock().now(), by="text", first=1)
+    assert (summary.total["rows"], summary.total["overdue"]) == (2, 0)
+    assert sorted((group["value"] or "", group["rows"]) for group in summary.groups) == [("", 1), ("text of new", 1)]
+    assert [row["id"] for row in summary.rows] == ["waits"]
+    later = SystemClock().now() + timedelta(days=1)
+    assert summarize_waiting(waiting, later).total["overdue"] == 2
+    with pytest.raises(PipelineError, match="have no column 'queue'; they have text, due, id"):
+        summarize_waiting(waiting, later, by="queue")
+
+
+def test_a_checkpoint_that_is_none_or_of_another_query_cannot_be_read(delaying: SparkSession, place: Path) -> None:
+    with pytest.raises(PipelineError, match="nothing waits in"):
+        read_waiting(delaying, str(place / "missing"))
+
+
+MALFORMED_JSON = b"""\
+{"id": "good", "due": "2020-01-01T00:00:00Z", "number": 1}
+nonsense
+{"id": "wrong value", "due": "2020-01-01T00:00:00Z", "number": "one"}
+{"id": "wrong time", "due": "tomorrow"}
+{"id": "no time"}
+{"id": "far", "due": "+20000-01-01T00:00:00Z"}
+{"id": "\xff", "due": "2020-01-01T00:00:00Z"}
+
+{"id": "twice", "id": "x", "due": "2020-01-01T00:00:00Z"}
+{"id": "last", "due": "2020-01-01T00:00:00Z"}
+"""
+MALFORMED_CSV = b"""\
+id,due,number
+good,2020-01-01T00:00:00Z,1
+wrong value,2020-01-01T00:00:00Z,one
+few,cells
+"quote" inside",2020-01-01T00:00:00Z,1
+"two
+lines",2020-01-01T00:00:00Z,
+no time,,1
+last,2020-01-01T00:00:00Z,
+"never closed,2020-01-01T00:00:00Z,1
+more,2020-01-01T00:00:00Z,1
+"""
+OTHER_CSV = b"id,number,due\nx,1,2020-01-01T00:00:00Z\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "good", "rejected"),
+    [
+        (
+            "json",
+            [MALFORMED_JSON],
+            ["good", "last"],
+            [
+                ("malformed_row", "nonsense"),
+                ("malformed_row", '{"id": "twice", "id": "x", "due": "2020-01-01T00:00:00Z"}'),
+                ("malformed_value", '{"id": "wrong time", "due": "tomorrow"}'),
+                ("malformed_value", '{"id": "wrong value", "due": "2020-01-01T00:00:00Z", "number": "one"}'),
+                ("missing_due", '{"id": "no time"}'),
+                ("not_utf8", '{"id": "\\xff", "due": "2020-01-01T00:00:00Z"}'),
+                ("time_out_of_range", '{"id": "far", "due": "+20000-01-01T00:00:00Z"}'),
+            ],
+        ),
+        (
+            "csv",
+            [MALFORMED_CSV, OTHER_CSV],
+            ["good", "last", "two\nlines"],
+            [
+                ("malformed_row", '"quote" inside",2020-01-01T00:00:00Z,1'),
+                ("malformed_row", "few,cells"),
+                ("malformed_value", "wrong value,2020-01-01T00:00:00Z,one"),
+                ("missing_due", "no time,,1"),
+                ("unclosed_quote", '"never closed,2020-01-01T00:00:00Z,1\nmore,2020-01-01T00:00:00Z,1'),
+                ("wrong_header", "id,number,due"),
+                ("wrong_header", "x,1,2020-01-01T00:00:00Z"),
+            ],
+        ),
+    ],
+)
+def test_malformed_rows_are_written_with_their_reason_once_and_the_others_go(
+    delaying: SparkSession, place: Path, name: str, contents: list[bytes], good: list[str], rejected: list[Any]
+) -> None:
+    for number, content in enumerate(contents):
+        (place / "rows" / str(number)).write_bytes(content)
+
+    def run() -> None:
+        source = read_directory(delaying, str(place / "rows"), f"{COLUMNS}, number int", name, malformed="keep")
+        rows, bad_rows = split_rejected(source)
+        assert rows.columns == ["id", "due", "number"]
+        for frame, folder in ((rows, "out"), (bad_rows, "rejected")):
+            writer = frame.writeStream.format("json").option("checkpointLocation", str(place / f"state of {folder}"))
+            writer.trigger(availableNow=True).start(str(place / folder)).awaitTermination()
+
+    run()
+    # The last micro-batch is repeated, as after a kill before its commit.
+    reopen_last_batch(delaying, str(place / "state of rejected"))
+    run()
+    assert sorted(row.id for row in delaying.read.json(str(place / "out")).collect()) == good
+    read = delaying.read.schema(
+        "reason string, detail string, file string, line long, row string, bytes map<string,string>"
+    )
+    rows = read.json(str(place / "rejected")).collect()
+    assert sorted((row.reason, row.row) for row in rows) == rejected
+    files = {(place / "rows" / str(number)).as_uri() for number in range(len(contents))}
+    assert all(row.detail and row.file.replace("file:/", "file:///") in files for row in rows)
+    for row in rows:
+        lines = (place / "rows" / row.file.rpartition("/")[2]).read_bytes().split(b"\n")
+        assert row.row.startswith(lines[row.line - 1].decode("utf-8", "backslashreplace"))
+    assert [base64.b64decode(row.bytes["row"]) for row in rows if row.bytes] == (
+        [b'{"id": "\xff", "due": "2020-01-01T00:00:00Z"}'] if name == "json" else []
+    )
+
+
+def test_rows_of_any_stream_that_cannot_wait_are_rejected(
+    delaying: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejecting_module, "MOST_ROW_BYTES", 100)
+    put(place / "rows", [{"id": "good", "due": in_seconds(0)}, {"id": "null"}, {"id": "x" * 101, "due": in_seconds(0)}])
+    put(place / "rows", [{"id": "list", "due": in_seconds(0), "list": ["y" * 100]}])
+    source = read_directory(delaying, str(place / "rows"), f"{COLUMNS}, list array<string>")
+    for null_due, good, reasons in (
+        ("fail", ["good"], ["missing_due", "row_too_large", "row_too_large"]),
+        ("now", ["good", "null"], ["row_too_large", "row_too_large"]),
+    ):
+        seen = []
+        for number, frame in enumerate(split_rejected(source, null_due=null_due)):
+            name = f"{null_due}_{number}"
+            query = frame.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+            query.awaitTermination()
+            seen.append(delaying.table(name).collect())
+        assert sorted(row.id for row in seen[0]) == good
+        assert sorted(row.reason for row in seen[1]) == reasons
+        assert all(row.file is None for row in seen[1])
+    with pytest.raises(PipelineError, match="no column 'at' to tell the due time; there are id, due, list"):
+        split_rejected(source, "at")
+
+
+def test_a_query_of_rejected_rows_runs_beside_the_delay_and_goes_on_after_a_restart(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
+    def start() -> tuple[StreamingQuery, StreamingQuery]:
+        source = read_directory(delaying, str(place / "rows"), COLUMNS, malformed="keep")
+        rows, rejected = split_rejected(source)
+        target = DelayTarget(str(place / "out"), str(place / "state"), trigger=TRIGGER)
+        query = run_delay(rows, target, options=DelayOptions(slots=2))
+        return query, write_rejected(rejected, str(place / "rejected"), str(place / "state"))
+
+    def rejected_rows() -> list[str]:
+        read = delaying.read.schema("row string")
+        return [row.row for row in read.json(str(place / "rejected")).collect()]
+
+    def run_until_a_row_of_each_is_written(name: str, number: int) -> None:
+        put(place / "rows", [{"id": name, "due": in_seconds(0)}, {"id": f"no time {name}"}])
+        queries = start()
+        eventually(lambda: any(map(failed, queries)) or len(rejected_rows()) == number, "a row is rejected")
+        eventually(lambda: any(map(failed, queries)) or len(delivered(delaying, place)) == number, "a row is due")
+        for query in queries:
+            query.stop()
+
+    names = ["good", "later"]
+    for number, name in enumerate(names, start=1):
+        run_until_a_row_of_each_is_written(name, number)
+    assert delivered(delaying, place) == names
+    assert sorted(json.loads(row)["id"] for row in rejected_rows()) == ["no time good", "no time later"]
 
 
 # --- what is refused before a query starts ---------------------------------------------------------------------------

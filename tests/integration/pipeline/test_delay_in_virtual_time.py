@@ -1,6 +1,9 @@
 """The delay operator in virtual time: where rows wait, and one slot of it against a state in memory."""
 
+import base64
+import json
 import pickle
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,14 +16,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from postdate.clock import to_microseconds
+from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
 from postdate.pipeline.delay import packing
 from postdate.pipeline.delay import packing as packing_module
 from postdate.pipeline.delay import processor as processor_module
+from postdate.pipeline.delay.layout import split_package
 from postdate.pipeline.delay.packing import CANCELS, OVERDUE, PackOptions, Wheel, to_content
 from postdate.pipeline.delay.processor import DelayProcessor
 from postdate.pipeline.delay.slot import CancelOptions
@@ -108,16 +113,31 @@ class VirtualStream:
     executor_ahead_ms: int = 0
     """How far the clock of executors, which pack the rows, is ahead of the time of the micro-batch."""
 
+    shuffled: random.Random | None = None
+    """Decides in which order packages arrive: a shuffle has no order. Unchanged by default."""
+
     gone: list[tuple[str, int, int]] = field(default_factory=list)
     """Id, due time in microseconds, and the micro-batch in which the row went."""
 
+    texts: dict[str, str | None] = field(default_factory=dict)
+    """The text of each row that went, by its id."""
+
     def __post_init__(self) -> None:
-        self.packing = PackOptions(Wheel(self.resolution_ms), ROWS, "due", (0,), "fail", self.keep_ms is not None)
         self.cancelling = None if self.keep_ms is None else CancelOptions("id", self.keep_ms)
+        self.start_again(ROWS)
         self.handle = TwsTester(self.processor(), timeMode="ProcessingTime").handle
 
+    def start_again(self, schema: pa.Schema) -> None:
+        """Let the query start again with other columns."""
+        self.packing = PackOptions(Wheel(self.resolution_ms), schema, "due", (0,), "fail", self.keep_ms is not None)
+
     def processor(self) -> DelayProcessor:
-        return pickle.loads(pickle.dumps(DelayProcessor(self.packing, {"slots": 1}, self.cancelling)))
+        options = {"cancel": self.cancelling is not None, "due": "due", "id": self.cancelling and "id", "slots": 1}
+        columns = ",".join(
+            f"{field.name}:{from_arrow_type(field.type).simpleString()}" for field in self.packing.schema
+        )
+        options |= {"resolution_ms": self.resolution_ms, "columns": f"struct<{columns}>"}
+        return pickle.loads(pickle.dumps(DelayProcessor(self.packing, options, self.cancelling)))
 
     def batch(self, rows: list[tuple[str, int]] | None = None, cancel: list[str] | None = None) -> list[str]:
         """Let some rows (id, due in microseconds) and cancels arrive; return the ids that go."""
@@ -126,22 +146,30 @@ class VirtualStream:
         self.handle.setGroupingKey(0)
         frames: list[pd.DataFrame] = []
         if rows or cancel:
-            arrived = pd.DataFrame([*self.rows(rows or []), *self.cancels(cancel or [])])
+            packages = [*self.rows(rows or []), *self.cancels(cancel or [])]
+            if self.shuffled is not None:
+                self.shuffled.shuffle(packages)
+            arrived = pd.DataFrame(packages)
             frames += list(processor.handleInputRows((0,), iter([arrived]), times))
         for timer in [at for at in self.handle.listTimers() if at < self.now_ms]:  # what is due at Spark's own "before"
             frames += list(processor.handleExpiredTimer((0,), times, ExpiredTimerInfo(timer)))
             self.handle.deleteTimer(timer)
         gone = [row for frame in frames for content in frame["content"] for row in self.opened(content)]
         self.gone += [(row["id"], to_microseconds(row["due"]), self.now_ms) for row in gone]
+        self.texts |= {row["id"]: row.get("text") for row in gone}
         return [row["id"] for row in gone]
 
     def rows(self, rows: list[tuple[str, int]]) -> Iterator[tuple[Any, ...]]:
         if rows:
             ids, due = zip(*rows, strict=True)
-            arrays: list[pa.Array] = [pa.array(ids, pa.string()), pa.array(due, pa.int64()).cast(INSTANT)]
+            values: dict[str, pa.Array] = {
+                "id": pa.array(ids, pa.string()),
+                "due": pa.array(due, pa.int64()).cast(INSTANT),
+                "text": pa.array([f"text of {row}" for row in ids], pa.string()),
+            }
+            batch = pa.RecordBatch.from_pydict({name: values[name] for name in self.packing.schema.names})
             if self.cancelling:
-                arrays.append(pa.array([0] * len(rows), pa.int32()))
-            batch = pa.RecordBatch.from_arrays(arrays, names=[*ROWS.names, packing_module.SLOT][: len(arrays)])
+                batch = batch.append_column(packing_module.SLOT, pa.array([0] * len(rows), pa.int32()))
             yield from packing_module._pack_batch(self.packing, batch, 0, self.now_ms + self.executor_ahead_ms)
 
     def cancels(self, ids: list[str]) -> Iterator[tuple[Any, ...]]:
@@ -257,6 +285,36 @@ def test_each_micro_batch_gives_the_same_rows_whatever_the_executors_clocks_show
     for stream in (first, again):
         stream.run()
     assert Counter(first.gone) == Counter(again.gone)
+
+
+@settings(max_examples=25, deadline=None)
+@given(arrivals, st.randoms(use_true_random=False), st.sampled_from([None, 0, HOUR]))
+def test_each_micro_batch_gives_the_same_rows_in_whatever_order_packages_arrive(
+    arriving: list[Arrival], order: random.Random, keep_ms: int | None
+) -> None:
+    """Spark sorts packages by slot after a shuffle, so an attempt may see those of one slot in any order."""
+    first, again = VirtualStream(keep_ms=keep_ms), VirtualStream(keep_ms=keep_ms, shuffled=order)
+    for arrival in arriving:
+        for stream in (first, again):
+            rows = [(row, stream.now_ms * 1_000 + delay_ms * 1_000) for row, delay_ms in arrival.rows]
+            stream.batch(rows, arrival.cancels if keep_ms is not None else [])
+            stream.now_ms += arrival.pause_ms
+    for stream in (first, again):
+        stream.run()
+    assert Counter(first.gone) == Counter(again.gone)
+
+
+def test_nothing_in_a_processor_reads_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the micro-batch is the only one: any other would differ when the micro-batch is repeated."""
+
+    def refuse(_self: SystemClock) -> datetime:
+        raise AssertionError("a processor has read the clock")
+
+    monkeypatch.setattr(SystemClock, "now", refuse)
+    for stream in (VirtualStream(), VirtualStream(keep_ms=HOUR)):
+        stream.batch([("a", due_in(-1)), ("b", due_in(DAY)), ("c", due_in(100 * DAY))], ["a"] if stream.keep_ms else [])
+        stream.run()
+        assert {row for row, _, _ in stream.gone} == ({"b", "c"} if stream.keep_ms else {"a", "b", "c"})
 
 
 def test_a_row_that_is_due_by_the_executors_clock_only_waits_for_the_drivers() -> None:
@@ -415,3 +473,123 @@ def test_a_part_of_a_task_that_keeps_nothing_makes_no_packages(monkeypatch: pyte
     ]
     first, second = packing.pack_cancels([7], iter(batches))
     assert (first.num_rows, second.num_rows) == (2, 0)
+
+
+# --- other columns while rows wait -----------------------------------------------------------------------------------
+
+WITH_TEXT = ROWS.append(pa.field("text", pa.string()))
+OTHER_ORDER = pa.schema([WITH_TEXT.field("text"), ROWS.field("due"), ROWS.field("id")])
+
+
+def write_first_format(stream: VirtualStream) -> None:
+    """Change the state into that of commit d39629d4, which had one set of columns, and packages without a number."""
+    slot, packages = stream.handle.value_states["slot"], stream.handle.map_states["packages"]
+    row = slot.get()
+    assert row is not None
+    text, *others = row
+    content = json.loads(text)
+    (encoded,) = content.pop("schemas")
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
+    columns = ",".join(f"{field.name}:{from_arrow_type(field.type).simpleString()}" for field in schema)
+    first = {name: content[name] for name in ("cancel", "due", "id", "resolution_ms", "slots")}
+    slot.update((json.dumps({**first, "columns": f"struct<{columns}>"}), *others))
+    for key, (package,) in list(packages.iterator()):
+        packages.updateValue(key, (split_package(package)[1],))
+
+
+@pytest.mark.parametrize("first_format", [False, True])
+@pytest.mark.parametrize("keep_ms", [None, HOUR])
+def test_rows_that_wait_go_with_nulls_in_a_column_that_was_added(keep_ms: int | None, *, first_format: bool) -> None:
+    stream = VirtualStream(keep_ms=keep_ms)
+    stream.batch([("old", due_in(MINUTE)), ("far", due_in(400 * DAY)), ("gone", due_in(DAY))])
+    if first_format:
+        write_first_format(stream)
+    stream.start_again(WITH_TEXT)
+    stream.now_ms += SECOND
+    stream.batch([("new", due_in(MINUTE))], cancel=["gone"] if keep_ms else None)
+    stream.run()
+    assert sorted(stream.gone) == sorted(
+        [
+            ("old", due_in(MINUTE), START_MS + MINUTE + 1),
+            ("new", due_in(MINUTE), START_MS + MINUTE + 1),
+            ("far", due_in(400 * DAY), START_MS + 400 * DAY + 1),
+            *([] if keep_ms else [("gone", due_in(DAY), START_MS + DAY + 1)]),
+        ]
+    )
+    assert stream.texts == {"old": None, "new": "text of new", "far": None} | ({} if keep_ms else {"gone": None})
+
+
+@pytest.mark.parametrize("first_format", [False, True])
+def test_rows_that_wait_go_with_columns_in_another_order(*, first_format: bool) -> None:
+    stream = VirtualStream()
+    stream.start_again(WITH_TEXT)
+    stream.batch([("old", due_in(MINUTE)), ("far", due_in(400 * DAY))])
+    if first_format:
+        write_first_format(stream)
+    stream.start_again(OTHER_ORDER)
+    stream.batch([("new", due_in(DAY))])
+    stream.start_again(WITH_TEXT)
+    stream.run()
+    assert [row for row, _, _ in stream.gone] == ["old", "new", "far"]
+    assert stream.texts == {name: f"text of {name}" for name in ("old", "new", "far")}
+
+
+def test_packages_of_different_columns_are_merged_in_one_bucket() -> None:
+    stream = VirtualStream()
+    for n in range(640):
+        stream.now_ms += 1
+        stream.start_again(WITH_TEXT if n >= 100 else ROWS)
+        stream.batch([(f"m{n}", due_in(100 * DAY + n))])
+    assert stream.size("packages") <= 10 + 64
+    stream.run()
+    assert stream.texts == {f"m{n}": f"text of m{n}" if n >= 100 else None for n in range(640)}
+    assert len(stream.gone) == 640
+
+
+@pytest.mark.parametrize("first_format", [False, True])
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (ROWS, "'text'|columns was 'struct<id:string,due:timestamp,text:string>' and is 'struct<id:string,due:times"),
+        (pa.schema([*ROWS, pa.field("text", pa.int64())]), "'text' was string and is int64|columns was .*text:bigint"),
+    ],
+)
+def test_a_column_that_was_removed_or_has_another_type_is_refused_and_loses_nothing(
+    schema: pa.Schema, message: str, *, first_format: bool
+) -> None:
+    stream = VirtualStream()
+    stream.start_again(WITH_TEXT)
+    stream.batch([("old", due_in(MINUTE))])
+    if first_format:
+        write_first_format(stream)
+    stream.start_again(schema)
+    stream.now_ms += HOUR
+    with pytest.raises(PipelineError, match=message):
+        stream.batch()
+    stream.start_again(WITH_TEXT)
+    assert stream.batch() == ["old"]
+    assert stream.texts == {"old": "text of old"}
+
+
+def test_a_column_that_cannot_be_null_is_not_added_and_none_becomes_so() -> None:
+    stream = VirtualStream()
+    stream.batch([("old", due_in(MINUTE))])
+    for schema, message in (
+        (ROWS.append(pa.field("text", pa.string(), nullable=False)), "new column 'text' cannot be null"),
+        (pa.schema([pa.field("id", pa.string(), nullable=False), ROWS.field("due")]), "'id' could be null"),
+    ):
+        stream.start_again(schema)
+        with pytest.raises(PipelineError, match=message):
+            stream.batch([("new", due_in(MINUTE))])
+
+
+def test_state_of_a_newer_version_is_refused() -> None:
+    stream = VirtualStream()
+    stream.batch([("old", due_in(MINUTE))])
+    slot = stream.handle.value_states["slot"]
+    row = slot.get()
+    assert row is not None
+    text, *others = row
+    slot.update((json.dumps({**json.loads(text), "format": 3}), *others))
+    with pytest.raises(PipelineError, match=r"newer version of Postdate \(format 3\)"):
+        stream.batch([("new", due_in(MINUTE))])

@@ -11,10 +11,28 @@
         delay(orders, due="due").writeStream.option("checkpointLocation", "state").start("due-orders", "parquet")
 
 ``packing`` maps due times to buckets and packs rows of one bucket, ``processor`` keeps packages in Spark's state,
-``slot`` keeps cancelled ids, and ``operator`` joins them, and runs between two directories.
+``layout`` says how they were written, ``slot`` keeps that and cancelled ids, and ``operator`` joins them, and runs
+between two directories. ``rejecting`` splits off rows that cannot be delayed, and ``waiting`` reads what waits.
 """
 
 from postdate.pipeline.delay.operator import DelayOptions, DelayTarget, delay, delay_conf, reopen_last_batch, run_delay
+from postdate.pipeline.delay.rejecting import SplitRows, split_rejected, write_rejected
+from postdate.pipeline.delay.waiting import WaitingRows, WaitingSummary, read_waiting, summarize_waiting
 from postdate.pipeline.files import read_directory
 
-__all__ = ["DelayOptions", "DelayTarget", "delay", "delay_conf", "read_directory", "reopen_last_batch", "run_delay"]
+__all__ = [
+    "DelayOptions",
+    "DelayTarget",
+    "SplitRows",
+    "WaitingRows",
+    "WaitingSummary",
+    "delay",
+    "delay_conf",
+    "read_directory",
+    "read_waiting",
+    "reopen_last_batch",
+    "run_delay",
+    "split_rejected",
+    "summarize_waiting",
+    "write_rejected",
+]

@@ -30,6 +30,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.delay.packing import PACKED, SLOT, PackOptions, Wheel, pack_cancels, pack_rows, unpack_rows
 from postdate.pipeline.delay.processor import EMITTED, DelayProcessor
 from postdate.pipeline.delay.slot import CancelOptions
+from postdate.pipeline.delay.waiting import check_waiting
 from postdate.pipeline.failures import shorten_errors
 from postdate.pipeline.rows import quote_name
 from postdate.pipeline.session import check_utc
@@ -97,6 +98,7 @@ def delay(
     id: str | None = None,  # noqa: A002 - the word for it
     cancel: DataFrame | None = None,
     options: DelayOptions | None = None,
+    checkpoint: str | None = None,
 ) -> DataFrame:
     """Return the rows of a stream when they are due: never early, each once, unchanged, in no particular order.
 
@@ -116,6 +118,8 @@ def delay(
             this id that wait when it arrives, or that arrive within ``keep_cancels`` after it. It has no effect on
             released rows. If a row and its cancel are in one micro-batch, the row is cancelled. Null cancels nothing.
         options: see :class:`DelayOptions`.
+        checkpoint: the checkpoint directory of the query, which need not exist yet. If rows wait in it that this query
+            could not release, this call refuses, instead of the first micro-batch.
 
     Returns:
         A streaming data frame with exactly the columns of ``df``, without watermarks.
@@ -154,6 +158,9 @@ def delay(
         "resolution_ms": options.resolution_ms,
         "slots": len(slots),
     }
+    if checkpoint is not None:
+        query = {name: value for name, value in parameters.items() if name != "columns"}
+        check_waiting(spark, checkpoint, query, packing.schema, cancel_options and cancel_options.keep_ms)
     return (
         packed.groupBy("slot")
         .transformWithStateInPandas(
@@ -289,7 +296,7 @@ def run_delay(
     Raises:
         PipelineError: the arguments do not fit together; nothing was started.
     """
-    rows = delay(source, due, id, cancel, options)
+    rows = delay(source, due, id, cancel, options, target.checkpoint)
     reopen_last_batch(source.sparkSession, target.checkpoint)
     trigger_text = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
     writer = rows.writeStream.outputMode("append").trigger(processingTime=trigger_text).format(target.format)

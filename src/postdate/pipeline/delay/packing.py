@@ -30,6 +30,7 @@ from pyspark import TaskContext
 
 from postdate.clock import SystemClock, to_microseconds
 from postdate.errors import PipelineError
+from postdate.pipeline.delay.layout import add_arrival
 from postdate.pipeline.rows import Batches, spark_schema, to_batch
 
 # --- where a row waits ------------------------------------------------------------------------------------------------
@@ -144,12 +145,8 @@ PACKED = spark_schema(_PACKED_ARROW)
 CANCELS, HELLO = -2, -3
 """Places of packages without rows: ids to cancel, and empty packages that make every slot compare its options."""
 
-SLOT, ARRIVED = "postdate_slot", "postdate_arrived_ms"
-"""Columns that are added to the rows, only in jobs with cancels.
-
-The first is the slot, until the rows are packed. The second is the time of the micro-batch that brought the rows, while
-they wait.
-"""
+SLOT = "postdate_slot"
+"""A column that is added to the rows, only in jobs with cancels: the slot, until the rows are packed."""
 
 PACKAGE_BYTES = 1 << 20
 _GATHERED_ROWS, _GATHERED_BYTES = 500_000, 32 << 20
@@ -175,8 +172,8 @@ class PackOptions:
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The columns of a package in the state, and of a released package. Packages that arrive have ``schema``."""
-        return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.has_cancels else self.schema
+        """The columns of rows that wait, and of a released package. Packages that arrive have ``schema``."""
+        return add_arrival(self.schema) if self.has_cancels else self.schema
 
 
 def pack_rows(packing: PackOptions, batches: Batches) -> Batches:

@@ -29,8 +29,8 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import BinaryType, LongType
 
+from postdate.pipeline.delay.layout import ARRIVED
 from postdate.pipeline.delay.packing import (
-    ARRIVED,
     CANCELS,
     HELLO,
     OVERDUE,
@@ -69,7 +69,7 @@ class _Index:
 
 
 class DelayProcessor(StatefulProcessor):
-    """Keeps packages until they are due. ``options`` must stay the same as long as rows wait."""
+    """Keeps packages until they are due. ``options`` must stay the same as long as rows wait, except columns."""
 
     def __init__(self, packing: PackOptions, options: Mapping[str, Any], cancel_options: CancelOptions | None) -> None:
         self._packing, self._wheel = packing, packing.wheel
@@ -114,7 +114,7 @@ class DelayProcessor(StatefulProcessor):
         if self._wheel.level(place):
             yield from self._emit_frames(slot, self._split_bucket(slot, place, now_ms))
         else:
-            yield from self._emit_frames(slot, self._remove_packages(place, self._load_index(place)))
+            yield from self._emit_frames(slot, self._remove_packages(slot, place, self._load_index(place)))
             self._indexes.removeKey((place,))
 
     def close(self) -> None:
@@ -135,8 +135,8 @@ class DelayProcessor(StatefulProcessor):
                     if row_place == OVERDUE:
                         yield part
                     else:
-                        self._add_package(indexes, row_place, part)
-        self._save_indexes(indexes)
+                        self._add_package(slot, indexes, row_place, part)
+        self._save_indexes(slot, indexes)
 
     def _split_by_place(self, content: bytes, place: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
         """Yield the rows of a package that arrives, by their place at the time of the micro-batch.
@@ -160,7 +160,7 @@ class DelayProcessor(StatefulProcessor):
         """Return the slot, loaded once in a micro-batch."""
         if number not in self._slots:
             slot = Slot(self._values, self._cancelled, self._packing, self._cancel_options)
-            slot.check_options(self._options)
+            slot.continue_layout(self._options)
             slot.remove_expired_cancels(now_ms)
             self._slots[number] = slot
         return self._slots[number]
@@ -186,24 +186,24 @@ class DelayProcessor(StatefulProcessor):
         row = self._indexes.getValue((place,))
         return _Index() if row is None else _Index(*row)
 
-    def _add_package(self, indexes: dict[int, _Index], place: int, content: bytes) -> None:
+    def _add_package(self, slot: Slot, indexes: dict[int, _Index], place: int, content: bytes) -> None:
         """Add a package to a place; :meth:`_save_indexes` writes the indexes."""
         if place not in indexes:
             indexes[place] = self._load_index(place)
             if not indexes[place].next:
                 self._handle.registerTimer(self._wheel.timer_ms(place))
         index = indexes[place]
-        self._packages.updateValue((place, index.next), (content,))
+        self._packages.updateValue((place, index.next), (slot.to_package(content),))
         index.next += 1
         index.fresh_bytes += len(content)
 
-    def _save_indexes(self, indexes: Mapping[int, _Index]) -> None:
+    def _save_indexes(self, slot: Slot, indexes: Mapping[int, _Index]) -> None:
         for place, index in indexes.items():
             if self._wheel.level(place) and index.next - index.fresh >= _MERGED_PACKAGES:
-                self._merge_packages(place, index)
+                self._merge_packages(slot, place, index)
             self._indexes.updateValue((place,), astuple(index))
 
-    def _merge_packages(self, place: int, index: _Index) -> None:
+    def _merge_packages(self, slot: Slot, place: int, index: _Index) -> None:
         """Merge the fresh packages if they are small.
 
         Otherwise rows that arrive one by one would each stay a package.
@@ -212,21 +212,21 @@ class DelayProcessor(StatefulProcessor):
             start = index.fresh
             batches = [
                 self._open_package(content)
-                for content in self._remove_packages(place, _Index(first=start, next=index.next))
+                for content in self._remove_packages(slot, place, _Index(first=start, next=index.next))
             ]
-            self._packages.updateValue((place, start), (to_content(concat_batches(batches)),))
+            self._packages.updateValue((place, start), (slot.to_package(to_content(concat_batches(batches))),))
             index.next = start + 1
         index.fresh, index.fresh_bytes = index.next, 0
 
-    def _remove_packages(self, place: int, index: _Index) -> Iterator[bytes]:
-        """Remove the packages of a place, and yield them."""
+    def _remove_packages(self, slot: Slot, place: int, index: _Index) -> Iterator[bytes]:
+        """Remove the packages of a place, and yield their record batches."""
         while index.first < index.next:
             key = (place, index.first)
             row = self._packages.getValue(key)
             assert row is not None, f"package {key} is in the index, so it is in the state"
             self._packages.removeKey(key)
             index.first += 1
-            yield bytes(row[0])
+            yield slot.from_package(bytes(row[0]))
 
     def _split_bucket(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
         """Spread the rows of a wide bucket over narrower ones. Yield the rows that are due by now.
@@ -237,7 +237,7 @@ class DelayProcessor(StatefulProcessor):
         index = self._load_index(place)
         later_timer = self._wheel.later_timer_ms(place, now_ms)
         narrower_indexes: dict[int, _Index] = {}
-        for content in self._remove_packages(place, index):
+        for content in self._remove_packages(slot, place, index):
             remaining = slot.filter_cancelled(content)
             if remaining is not None:
                 rows = self._open_package(remaining)
@@ -247,10 +247,10 @@ class DelayProcessor(StatefulProcessor):
                     if narrower_place == OVERDUE:
                         yield to_content(part)
                     else:
-                        self._add_package(narrower_indexes, narrower_place, to_content(part))
+                        self._add_package(slot, narrower_indexes, narrower_place, to_content(part))
             if self._rows_spread >= ROWS_SPREAD and later_timer is not None:
                 break
-        self._save_indexes(narrower_indexes)
+        self._save_indexes(slot, narrower_indexes)
         if later_timer is not None and index.first < index.next:
             index.fresh = max(index.fresh, index.first)
             self._indexes.updateValue((place,), astuple(index))

@@ -1,4 +1,4 @@
-"""One slot of the state without its packages: the options with which it was written, and the cancelled ids.
+"""One slot of the state without its packages: how they were written, and the cancelled ids.
 
 A cancel removes rows that wait when it arrives, and rows that arrive within ``keep_ms`` after it. So it is kept until
 that time is over and every row that had arrived by then has been due. All times are times of micro-batches.
@@ -6,12 +6,10 @@ that time is over and every row that had arrived by then has been due. All times
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # The stubs of Arrow make schemas, fields and arrays generic in a type that is known only at run time, and Spark does
-# not
-# declare the types of its state.
+# not declare the types of its state.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +21,8 @@ from pyarrow.lib import concat_batches
 from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
-from postdate.errors import PipelineError
-from postdate.pipeline.delay.packing import ARRIVED, PackOptions, from_content, to_content
+from postdate.pipeline.delay.layout import ARRIVED, Layout, begin_package, conform, match_columns, split_package
+from postdate.pipeline.delay.packing import PackOptions, from_content, to_content
 
 CHUNK_IDS = 4_096
 """Approximate number of ids in one value. A value is rewritten in each micro-batch with cancels until it is full."""
@@ -74,36 +72,54 @@ class Slot:
         self._value, self._packing, self._cancels = value, packing, cancel_options
         row = value.get()
         self._saved_row = None if row is None else tuple(row)
-        self._options, self.latest_due_us, self._first, self._next = self._saved_row or (None, 0, 0, 0)
+        self._layout_text, self.latest_due_us, self._first, self._next = self._saved_row or (None, 0, 0, 0)
+        self._layout = Layout({}, ())
+        self._schema_number = 0
         self._chunk_states = chunks
         self._chunk_cache: dict[int, Chunk] | None = None
         self._ids: pa.Table | None = None
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Store the query's options in a new state.
+    def continue_layout(self, query: Mapping[str, Any]) -> None:
+        """Store the query's options and columns in a new state, or new columns in an old state.
 
-        Raise PipelineError if an old state was written with other options.
+        ``query`` has the options of the layout, and ``columns`` as the first format wrote them. Call this before
+        packages are read or written.
+
+        Raise PipelineError if the rows that wait cannot be released by this query.
         """
-        if self._options is None:
-            self._options = json.dumps(dict(options))
-            return
-        stored_options = json.loads(self._options)
-        if stored_options != options:
-            differing = [
-                f"{name} was {stored_options.get(name)!r} and is {options.get(name)!r}"
-                for name in sorted({*stored_options, *options})
-                if stored_options.get(name) != options.get(name)
-            ]
-            raise PipelineError(
-                f"the rows that wait in this checkpoint were stored with other options: {'; '.join(differing)}. Start "
-                f"with those options again, or with a new checkpoint once nothing waits in this one"
-            )
+        schema, columns = self._packing.schema, query.get("columns")
+        options = {name: value for name, value in query.items() if name != "columns"}
+        keep_ms = None if self._cancels is None else self._cancels.keep_ms
+        if self._layout_text is None:
+            self._layout = Layout(options, (schema,), keep_ms)
+        else:
+            match = match_columns(schema)
+            # Spark's name of a type may say more than Arrow's type does, so equal texts need no comparison.
+            written = Layout.from_text(self._layout_text, lambda text: schema if text == columns else match(text))
+            self._layout = written.continue_with(options, schema, keep_ms)
+        self._schema_number = self._layout.number_of(schema)
+        self._layout_text = self._layout.to_text()
+        self.save()
 
     def save(self) -> None:
-        row = (self._options, self.latest_due_us, self._first, self._next)
+        row = (self._layout_text, self.latest_due_us, self._first, self._next)
         if row != self._saved_row:
             self._value.update(row)
             self._saved_row = row
+
+    # --- packages --------------------------------------------------------------------------------------------------
+
+    def to_package(self, content: bytes) -> bytes:
+        """Return what the state keeps of a record batch with the query's columns."""
+        return begin_package(self._schema_number) + content
+
+    def from_package(self, package: bytes) -> bytes:
+        """Return the record batch of a package, with the query's columns."""
+        number, content = split_package(package)
+        if number == self._schema_number:
+            return content
+        rows = from_content(content, self._layout.stored_schema(number))
+        return to_content(conform(rows, self._packing.stored_schema))
 
     # --- cancelled ids ---------------------------------------------------------------------------------------------
 
